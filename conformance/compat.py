@@ -1,0 +1,58 @@
+"""Every private name of torch that the project touches, once.
+
+Supported: torch 2.11 to 2.15. A name that moved is looked for where each version keeps it; one that is gone raises
+:class:`TorchMovedError`, which says which name, for what, and in which version it was last seen. A test holds this list against
+the installed version.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class TorchMovedError(ImportError):
+    """A private name of torch is not where any supported version keeps it."""
+
+
+def private(purpose: str, *places: str) -> Any:
+    """The first of ``places`` (``module:attribute.attribute``) that exists. Raises :class:`TorchMovedError`."""
+    for place in places:
+        module, _, path = place.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for name in filter(None, path.split(".")):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            continue
+        return found
+    import torch
+
+    raise TorchMovedError(f"torch {torch.__version__} has none of {', '.join(places)}: needed to {purpose}")
+
+
+# what is touched: name -> (purpose, places, newest first)
+NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "StridedShard": ("place strided shards", ("torch.distributed.tensor.placement_types:_StridedShard",)),
+    "MaskPartial": (
+        "recognise masked partials",
+        (
+            "torch.distributed.tensor._ops._embedding_ops:_MaskPartial",
+            "torch.distributed.tensor.placement_types:_MaskPartial",
+        ),
+    ),
+    "local_shape_and_offset": (
+        "ask for the local shape and offset",
+        (
+            "torch.distributed.tensor._utils:compute_local_shape_and_global_offset",
+        ),
+    ),
+    "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
+    "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
+}
+
+
+def name(key: str) -> Any:
+    """The object behind a key of :data:`NAMES`."""
+    purpose, places = NAMES[key]
+    return private(purpose, *places)

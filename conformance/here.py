@@ -1,0 +1,279 @@
+"""Where a law stands: one rank of a live world, and how the law says what it found.
+
+A law builds its inputs from the case alone, asks torch to do something, and compares what this rank holds with what the
+reference says it must hold. It reports through :class:`Here` and goes on; nothing here communicates, except the first use
+of a mesh (its groups must be made) and what torch itself does for the law.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from conformance import compat
+from conformance.target import Target
+from conformance.verdict import Answer, Deposit, Deviation, Kind, Raised
+from reference import simulate
+from reference.layout import Layout, LayoutError
+from reference.mesh import Coord, Mesh
+from reference.notation import format_shape
+from reference.placement import Partial as RefPartial
+from reference.placement import MaskPartial as RefMask
+from reference.placement import Placement, Placements, format_placements
+from reference.placement import Replicate as RefReplicate
+from reference.placement import Shard as RefShard
+from reference.placement import StridedShard as RefStrided
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.tensor.placement_types import Placement as TorchPlacement
+
+SHOWN_ELEMENTS = 64
+CACHED_MESHES = 64
+
+
+class Rejected(Exception):
+    """The case means nothing (the plain run fails too): it is counted as rejected, never as held."""
+
+
+class Here:
+    """One rank of a world, for the length of one case. ``rank`` and ``world`` are global, ``stage`` counts a law's worlds."""
+
+    def __init__(self, rank: int, world: int, target: Target, folder: str, meshes: dict[Mesh, DeviceMesh]) -> None:
+        self.rank = rank
+        self.world = world
+        self.target = target
+        self.device = torch.device(target.device)
+        self.stage = 0
+        self._folder = folder
+        self._meshes = meshes
+        self._deviations: list[Deviation] = []
+        self._deposits: list[Deposit] = []
+        self._features: set[str] = set()
+
+    # What a law stands on
+
+    def mesh(self, mesh: Mesh, *, fresh: bool = False, names: tuple[str, ...] | None = None) -> DeviceMesh:
+        """The live mesh: from the world's cache, or made anew (by all ranks of the world) when ``fresh`` or named."""
+        if not fresh and names is None and mesh in self._meshes:
+            return self._meshes[mesh]
+        table = torch.tensor(mesh.ranks).reshape(mesh.shape)
+        made = DeviceMesh(self.target.device, table, mesh_dim_names=names)
+        if not fresh and names is None:
+            if len(self._meshes) >= CACHED_MESHES:
+                self._meshes.pop(next(iter(self._meshes)))
+            self._meshes[mesh] = made
+        return made
+
+    def coord(self, mesh: Mesh) -> Coord | None:
+        """Where this rank sits in ``mesh``, or ``None`` when it takes no part."""
+        return mesh.coord(self.rank)
+
+    def folder(self) -> str:
+        """A folder that all ranks, and all stages, of this case share."""
+        os.makedirs(self._folder, exist_ok=True)
+        return self._folder
+
+    def tensor(self, dense: torch.Tensor) -> torch.Tensor:
+        """A dense CPU tensor on the device under test."""
+        return dense.to(self.device)
+
+    def placements(self, placements: Placements) -> list[TorchPlacement]:
+        """Reference placements as torch's."""
+        return [to_torch(placement) for placement in placements]
+
+    def local(self, full: torch.Tensor, layout: Layout, seed: int = 0) -> torch.Tensor:
+        """What this rank must hold of ``full`` (with unequal contributions where a reduction is pending), on the device.
+
+        A rank outside the mesh holds an empty tensor of shape ``(0,)``.
+        """
+        coord = self.coord(layout.mesh)
+        if coord is None:
+            return torch.empty(0, dtype=full.dtype, device=self.device)
+        if layout.has_partial():
+            return self.tensor(simulate.distribute(full, layout, seed)[coord])
+        return self.tensor(simulate.take(full, layout, coord))
+
+    def dtensor(
+        self, full: torch.Tensor, layout: Layout, *, seed: int = 0, requires_grad: bool = False, mesh: DeviceMesh | None = None
+    ) -> DTensor:
+        """``full`` as a DTensor of ``layout``, put together from local tensors without any communication."""
+        local = self.local(full, layout, seed).requires_grad_(requires_grad)
+        contiguous = full.contiguous().stride()
+        return DTensor.from_local(
+            local, mesh or self.mesh(layout.mesh), self.placements(layout.placements), run_check=False, shape=full.shape, stride=contiguous
+        )
+
+    # What a law says
+
+    def deviates(self, kind: Kind, check: str, message: str, expected: object = "", got: object = "") -> None:
+        """Record that something is not as it must be."""
+        self._deviations.append(Deviation(kind, check, message, show(expected), show(got)))
+
+    def require(self, held: bool, kind: Kind, check: str, message: str, expected: object = "", got: object = "") -> bool:
+        """Record a deviation unless ``held``; returns ``held``."""
+        if not held:
+            self.deviates(kind, check, message, expected, got)
+        return held
+
+    def reject(self, reason: str) -> None:
+        """Give the case up as meaningless. Only what all ranks decide alike, before any communication, may do so."""
+        raise Rejected(reason)
+
+    def reached(self, feature: str) -> None:
+        """Count a feature that only the run can tell, such as ``op:aten.mean.dim``."""
+        self._features.add(feature)
+
+    def same(self, got: torch.Tensor, want: torch.Tensor, check: str, *, exact: bool = True, what: str = "local tensor") -> bool:
+        """Compare a local tensor with its expected value: shape, then dtype, then elements. NaN equals NaN."""
+        got = got.detach()
+        if tuple(got.shape) != tuple(want.shape):
+            message = f"{what} has shape {format_shape(tuple(got.shape))}, must have {format_shape(tuple(want.shape))}"
+            self.deviates("wrong-layout", check, message, want, got)
+        elif got.dtype != want.dtype:
+            self.deviates("wrong-metadata", check, f"{what} has dtype {got.dtype}, must have {want.dtype}", want, got)
+        elif not close(got.cpu(), want.cpu(), None if exact else self.target.tolerance):
+            self.deviates("wrong-value", check, f"{what} holds other elements than it must", want, got)
+        else:
+            return True
+        return False
+
+    def same_dtensor(
+        self, got: Any, want: torch.Tensor, check: str, *, exact: bool = True, mesh: Mesh | None = None, placements: Placements | None = None
+    ) -> bool:
+        """Judge a DTensor by its own claims: its global shape and dtype are those of ``want``, its placements (``placements``,
+        where the law knows them) are true of what this rank holds. Contributions are deposited for the driver.
+
+        ``mesh`` is the mesh that it must live on; a rank outside it must hold nothing.
+        """
+        if not isinstance(got, DTensor):
+            return self.require(False, "wrong-metadata", check, f"result is a {type(got).__name__}, must be a DTensor")
+        if tuple(got.shape) != tuple(want.shape):
+            return self.require(False, "wrong-metadata", check, f"global shape is {tuple(got.shape)}, must be {tuple(want.shape)}",
+                                tuple(want.shape), tuple(got.shape))  # fmt: skip
+        if got.dtype != want.dtype:
+            return self.require(False, "wrong-metadata", check, f"dtype is {got.dtype}, must be {want.dtype}", want.dtype, got.dtype)
+        live = read_mesh(got.device_mesh)
+        if mesh is not None and live != mesh:
+            return self.require(False, "wrong-metadata", check, f"result lives on mesh {live}, must live on {mesh}", mesh, live)
+        claimed = read_placements(got.placements)
+        try:
+            layout = Layout(tuple(want.shape), live, claimed)
+        except LayoutError as error:
+            return self.require(False, "wrong-metadata", check, f"claimed placements mean nothing: {error}", "", format_placements(claimed))
+        if placements is not None and layout.placements != Layout(tuple(want.shape), live, placements).placements:
+            return self.require(False, "wrong-metadata", check,
+                                f"placements are {format_placements(claimed)}, must be {format_placements(placements)}",
+                                format_placements(placements), format_placements(claimed))  # fmt: skip
+        local = got.to_local().detach()
+        coord = live.coord(self.rank)
+        if coord is None:
+            return self.require(local.numel() == 0, "wrong-layout", check, "a rank outside the mesh holds elements", "nothing", local)
+        what = f"local tensor under {format_placements(claimed)}"
+        if not layout.has_partial():
+            return self.same(local, simulate.take(want, layout, coord), check, exact=exact, what=what)
+        due = layout.local_shape(coord)
+        if tuple(local.shape) != due:
+            return self.require(False, "wrong-layout", check, f"{what} has shape {format_shape(tuple(local.shape))}, must have {format_shape(due)}",
+                                due, local)  # fmt: skip
+        full = want if self.rank == min(live.ranks) else None
+        self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), local.cpu(), full, exact))
+        return True
+
+    def refused(self, attempt: Callable[[], object], check: str, message: str, *, errors: tuple[type[BaseException], ...] = (Exception,)) -> bool:
+        """Whether ``attempt`` raises one of ``errors``, as it must; records ``wrong-error`` when it does not."""
+        try:
+            got = attempt()
+        except errors as error:
+            text = str(error)
+            return self.require(bool(text.strip()), "wrong-error", check, f"{message}: refused by {type(error).__name__} without a word")
+        except Exception as error:
+            names = " or ".join(kind.__name__ for kind in errors)
+            return self.require(False, "wrong-error", check, f"{message}: must be refused by {names}, raised {type(error).__name__}: {error}")
+        return self.require(False, "wrong-error", check, f"{message}: must be refused, was accepted", "an error", repr(got)[:200])
+
+    @contextmanager
+    def restoring_rng(self) -> Iterator[None]:
+        """Leave the global generator as it was."""
+        state = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
+
+    # What the runner makes of it
+
+    def answer(self, raised: Raised | None = None, rejected: str = "") -> Answer:
+        """All that was recorded, as this rank's answer."""
+        outcome = "rejected" if rejected else "raised" if raised else "deviates" if self._deviations else "held"
+        return Answer(self.rank, outcome, tuple(self._deviations), raised, tuple(self._deposits), tuple(sorted(self._features)), reason=rejected)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, float] | None) -> bool:
+    """Whether two tensors of one shape and dtype agree: exactly, or within the dtype's tolerance of the largest element."""
+    if got.numel() == 0 or torch.equal(got, want):
+        return True
+    if not (got.dtype.is_floating_point or got.dtype.is_complex):
+        return False
+    same = (got == want) | (got.isnan() & want.isnan())
+    if tolerance is None:
+        return bool(same.all())
+    finite = want.isfinite() & got.isfinite()
+    scale = want[finite].abs().max().item() if finite.any() else 0.0
+    step = tolerance.get(str(want.dtype).removeprefix("torch."), 0.0)
+    near = (got.to(torch.complex128) - want.to(torch.complex128)).abs() <= 16 * step * max(scale, 1.0)
+    return bool((same | near & finite).all())
+
+
+def to_torch(placement: Placement) -> TorchPlacement:
+    """A reference placement as torch's."""
+    match placement:
+        case RefShard(dim):
+            return Shard(dim)
+        case RefStrided(dim, factor):
+            return compat.name("StridedShard")(dim, split_factor=factor)
+        case RefPartial(op):
+            return Partial(op)
+        case RefReplicate():
+            return Replicate()
+    raise NotImplementedError(f"{placement} is made by operators only")
+
+
+def read_placements(placements: Sequence[Any]) -> Placements:
+    """Torch's placements as the reference's. Raises ``NotImplementedError`` for one that the reference does not know."""
+    return tuple(map(_read_placement, placements))
+
+
+def _read_placement(placement: Any) -> Placement:
+    if isinstance(placement, compat.name("StridedShard")):
+        return RefStrided(placement.dim, placement.split_factor)
+    if isinstance(placement, compat.name("MaskPartial")):
+        return RefMask(placement.offset_dim)
+    if isinstance(placement, Shard):
+        return RefShard(placement.dim)
+    if isinstance(placement, Replicate):
+        return RefReplicate()
+    if isinstance(placement, Partial):
+        return RefPartial(placement.reduce_op)
+    raise NotImplementedError(f"the reference knows no placement {placement!r}")
+
+
+def read_mesh(mesh: DeviceMesh) -> Mesh:
+    """A live mesh as the reference's."""
+    return Mesh(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+
+
+def show(value: object) -> str:
+    """A value as text for people, at most a screenful."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu()
+        text = f"{flat.tolist()}" if flat.numel() <= SHOWN_ELEMENTS else f"{flat.flatten()[:SHOWN_ELEMENTS].tolist()} ..."
+        return f"{text} {str(flat.dtype).removeprefix('torch.')} {format_shape(tuple(flat.shape))}"
+    return str(value)[:2000]

@@ -1,0 +1,46 @@
+"""A target is data: everything a world needs to know to start ranks on somebody's backend, and to judge them fairly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# What a target may declare that it cannot do, and a law may need.
+CAPABILITIES = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "checkpoint",
+    "object_collectives",
+    "p2p",
+    "reduce_scatter",
+    "scatter",
+    "subgroups",
+)
+
+# Relative error that a dtype may show per step of a reduction; integers and bools are exact.
+TOLERANCE = {
+    "float16": 2e-3,
+    "bfloat16": 1.6e-2,
+    "float32": 2e-6,
+    "complex64": 4e-6,
+    "float64": 1e-14,
+    "complex128": 1e-14,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """``setup`` is ``module:function``, called in every rank before the process group starts; times are in seconds."""
+
+    name: str = "gloo"
+    device: str = "cpu"
+    backend: str = "gloo"
+    setup: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    cannot: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
+    timeout: float = 10.0
+    startup_timeout: float = 60.0
+    storage: str = "filesystem"
+    tolerance: dict[str, float] = field(default_factory=lambda: dict(TOLERANCE), hash=False)

@@ -1,0 +1,87 @@
+"""Boxes: rectangles of global indices, and what it takes for them to tile a tensor.
+
+A box is an offset and a size for each tensor dim, in elements. Checkpoints speak of nothing else: a chunk that was saved
+is a box, a shard that wants to be filled is a box, and what must be read is where they meet.
+
+Source: SPEC sections 3.6 and 3.8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from reference.notation import Shape
+
+
+@dataclass(frozen=True)
+class Box:
+    """The half-open rectangle ``offset[d] <= index < offset[d] + size[d]`` along every dim ``d``."""
+
+    offset: Shape
+    size: Shape
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.size):
+            raise ValueError(f"box offset {self.offset} and size {self.size} have different numbers of dims")
+
+    @property
+    def volume(self) -> int:
+        """How many elements the box holds; 1 for a 0-d box."""
+        return math.prod(self.size)
+
+    @property
+    def end(self) -> Shape:
+        """One past the last index of every dim."""
+        return tuple(offset + size for offset, size in zip(self.offset, self.size, strict=True))
+
+    def contains(self, other: Box) -> bool:
+        """Whether every index of ``other`` lies in this box. An empty box lies in every box."""
+        return other.volume == 0 or all(
+            start <= other_start and other_end <= end
+            for start, other_start, other_end, end in zip(self.offset, other.offset, other.end, self.end, strict=True)
+        )
+
+    def slices(self, origin: Shape | None = None) -> tuple[slice, ...]:
+        """Slices that cut this box out of a tensor whose first element has the global index ``origin`` (default 0)."""
+        origin = origin or (0,) * len(self.offset)
+        return tuple(
+            slice(start - base, end - base) for start, end, base in zip(self.offset, self.end, origin, strict=True)
+        )
+
+
+def intersect(a: Box, b: Box) -> Box | None:
+    """Where two boxes of the same number of dims meet, or ``None`` when they share no element."""
+    offset = tuple(map(max, a.offset, b.offset))
+    size = tuple(min(x, y) - start for x, y, start in zip(a.end, b.end, offset, strict=True))
+    return Box(offset, size) if all(extent > 0 for extent in size) else None
+
+
+def tiling_errors(shape: Shape, boxes: Iterable[Box]) -> list[str]:
+    """What keeps ``boxes`` from tiling a tensor of ``shape`` exactly; an empty list when they do.
+
+    Boxes without elements cover nothing and disturb nothing, wherever they lie. In bounds, pairwise disjoint and of the
+    right total volume is the same as an exact cover, for every number of dims, 0 included.
+    """
+    whole = Box((0,) * len(shape), shape)
+    errors: list[str] = []
+    full: list[Box] = []
+    for box in boxes:
+        if len(box.size) != len(shape):
+            errors.append(f"{box} has {len(box.size)} dims, the tensor {len(shape)}")
+        elif not whole.contains(box):
+            errors.append(f"{box} lies outside the tensor of shape {shape}")
+        elif box.volume:
+            full.append(box)
+    for i, box in enumerate(full):
+        errors += [f"{box} and {other} overlap" for other in full[:i] if intersect(box, other)]
+    covered = sum(box.volume for box in full)
+    if not errors and covered != whole.volume:
+        errors.append(f"{covered} of {whole.volume} elements are covered")
+    return errors
+
+
+def tiles_exactly(shape: Shape, boxes: Sequence[Box]) -> bool:
+    """Whether every element of a tensor of ``shape`` lies in exactly one of ``boxes``."""
+    return not tiling_errors(shape, boxes)

@@ -1,0 +1,200 @@
+"""Who owns which element of a sharded tensor.
+
+The one idea
+    Along each tensor dim a rank owns an *ordered list of global indices*. At first every rank owns all of them, in
+    order. Then the placements are applied from the left mesh dim to the right, and each is a rule that hands every list
+    on to the ranks along its mesh dim:
+
+    ``R``       every rank keeps the list.
+    ``P(op)``   every rank keeps the list: it holds a contribution to each of these elements.
+    ``S(d)``    the list of tensor dim ``d`` is cut into consecutive runs of ``ceil(n / m)`` indices, ``n`` being the
+                length of the list and ``m`` the size of the mesh dim; rank ``i`` along the mesh dim gets run ``i``. The
+                last runs may be short, and those after them empty: 5 indices over 4 ranks are 2, 2, 1, 0, never
+                2, 1, 1, 1.
+    ``_S(d,f)`` the list of tensor dim ``d`` is cut into ``f`` runs by the same rule; then each run is cut among the
+                ranks, and rank ``i`` gets the ``i``-th part of every run, one behind the other.
+
+    The local tensor of a rank is the full tensor at its lists: ``full[lists[0]][:, lists[1]]...``.
+
+Reading it off
+    *Local shape*: how long the lists are. *Offset*: the first index of each list, and the tensor's extent where the list
+    is empty. *Coverage*: the lists of all ranks together hold every element, each as often as the mesh has cells that
+    do not differ in a sharding mesh dim. *Box*: a rank's elements form a rectangle when each list is a run.
+
+An example
+    What does ``[S(0), _S(0,2)]`` mean on a 2x3 mesh for a dim of 7?  Mesh dim 0 has two ranks, so row 0 gets
+    ``0 1 2 3`` and row 1 gets ``4 5 6``. Mesh dim 1 has three ranks and cuts each of these lists into 2 runs first: row 0
+    into ``0 1 | 2 3``, row 1 into ``4 5 | 6``. Each run goes over the three ranks, in parts of ``ceil(2/3) = 1``:
+
+    ========  =========  =========  =======
+    row       column 0   column 1   column 2
+    ========  =========  =========  =======
+    0         ``0 2``    ``1 3``    (empty)
+    1         ``4 6``    ``5``      (empty)
+    ========  =========  =========  =======
+
+Source: the documentation of ``torch.distributed.tensor`` (``Shard`` follows ``torch.chunk``; placements apply in the order
+of the mesh dims); SPEC sections 1.2 to 1.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from reference.box import Box
+from reference.mesh import Coord, Mesh
+from reference.notation import Shape, format_shape
+from reference.placement import (
+    MaskPartial,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    StridedShard,
+    format_placements,
+    is_reduction,
+    shard_dim,
+)
+
+Indices = tuple[int, ...]
+
+
+class LayoutError(ValueError):
+    """Placements that mean nothing for a shape on a mesh. ``kind`` is ``arity``, ``dim`` or ``mixed-partial``."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def chunk(indices: Indices, parts: int) -> list[Indices]:
+    """Cut a list into ``parts`` consecutive runs of ``ceil(len / parts)``; the last ones may be short or empty."""
+    run = -(-len(indices) // parts)
+    return [indices[i * run : (i + 1) * run] for i in range(parts)]
+
+
+def strided(indices: Indices, parts: int, split_factor: int) -> list[Indices]:
+    """Cut a list into ``split_factor`` runs, each run into ``parts``; part ``i`` joins the ``i``-th parts of all runs."""
+    runs = [chunk(run, parts) for run in chunk(indices, split_factor)]
+    return [tuple(index for run in runs for index in run[i]) for i in range(parts)]
+
+
+def split(indices: Indices, parts: int, placement: Placement) -> list[Indices]:
+    """What each of ``parts`` ranks gets of a list that ``placement`` is applied to."""
+    if isinstance(placement, Shard):
+        return chunk(indices, parts)
+    if isinstance(placement, StridedShard):
+        return strided(indices, parts, placement.split_factor)
+    return [indices] * parts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor of global ``shape`` on ``mesh`` with one placement a mesh dim. Raises :class:`LayoutError`.
+
+    Negative dims are normalised (``S(-1)`` of a 2-D tensor is ``S(1)``), so that equal layouts compare equal.
+    """
+
+    shape: Shape
+    mesh: Mesh
+    placements: Placements
+
+    def __post_init__(self) -> None:
+        if len(self.placements) != self.mesh.ndim:
+            raise LayoutError(
+                "arity",
+                f"{len(self.placements)} placements ({format_placements(self.placements)}) on mesh {self.mesh}: want one "
+                f"for each of its {self.mesh.ndim} mesh dims",
+            )
+        object.__setattr__(self, "placements", tuple(map(self._normalise, self.placements)))
+        ops = {p.op for p in self.placements if isinstance(p, Partial)}
+        if len(ops) > 1 and not ops <= {"sum", "avg"}:
+            raise LayoutError("mixed-partial", f"{format_placements(self.placements)} mixes the reductions {sorted(ops)}")
+
+    def _normalise(self, placement: Placement) -> Placement:
+        dim = shard_dim(placement)
+        if dim is None:
+            return placement
+        if not -len(self.shape) <= dim < len(self.shape):
+            raise LayoutError("dim", f"{placement} on shape {format_shape(self.shape)}: it has {len(self.shape)} dims")
+        dim %= len(self.shape)
+        return Shard(dim) if isinstance(placement, Shard) else StridedShard(dim, placement.split_factor)
+
+    def __str__(self) -> str:
+        return f"{format_shape(self.shape)} on {self.mesh} as {format_placements(self.placements)}"
+
+    @cached_property
+    def _lists(self) -> dict[Coord, tuple[Indices, ...]]:
+        lists: dict[Coord, tuple[Indices, ...]] = {(): tuple(tuple(range(size)) for size in self.shape)}
+        for size, placement in zip(self.mesh.shape, self.placements, strict=True):
+            dim, handed = shard_dim(placement), {}
+            for coord, owned in lists.items():
+                if dim is None:
+                    handed.update({(*coord, i): owned for i in range(size)})
+                    continue
+                for i, part in enumerate(split(owned[dim], size, placement)):
+                    handed[*coord, i] = (*owned[:dim], part, *owned[dim + 1 :])
+            lists = handed
+        return lists
+
+    def owned(self, coord: Coord) -> tuple[Indices, ...]:
+        """For each tensor dim the ordered global indices that the rank at ``coord`` holds."""
+        return self._lists[coord]
+
+    def local_shape(self, coord: Coord) -> Shape:
+        """The shape of the local tensor at ``coord``, in elements."""
+        return tuple(map(len, self.owned(coord)))
+
+    def offset(self, coord: Coord) -> Shape:
+        """The first global index along each dim; the global extent of a dim of which the rank holds nothing."""
+        return tuple(owned[0] if owned else size for owned, size in zip(self.owned(coord), self.shape, strict=True))
+
+    def box(self, coord: Coord) -> Box | None:
+        """The rectangle that the rank at ``coord`` holds, or ``None`` when its lists are not all runs."""
+        runs = all(not owned or owned[-1] - owned[0] + 1 == len(owned) for owned in self.owned(coord))
+        return Box(self.offset(coord), self.local_shape(coord)) if runs else None
+
+    def is_even(self) -> bool:
+        """Whether all ranks hold local tensors of one shape."""
+        return len({self.local_shape(coord) for coord in self.mesh.coords()}) == 1
+
+    def empty_coords(self) -> list[Coord]:
+        """The coordinates whose local tensor has no elements."""
+        return [coord for coord in self.mesh.coords() if 0 in self.local_shape(coord)]
+
+    def has_partial(self) -> bool:
+        """Whether any mesh dim holds contributions instead of elements."""
+        return any(map(is_reduction, self.placements))
+
+    def is_strided(self) -> bool:
+        """Whether any placement is a strided shard."""
+        return any(isinstance(placement, StridedShard) for placement in self.placements)
+
+    def replicas(self) -> int:
+        """How many ranks hold each element: the product of the mesh dims that do not shard."""
+        count = 1
+        for size, placement in zip(self.mesh.shape, self.placements, strict=True):
+            count *= 1 if shard_dim(placement) is not None else size
+        return count
+
+    def replace(self, placements: Sequence[Placement]) -> Layout:
+        """The same tensor on the same mesh, placed otherwise."""
+        return Layout(self.shape, self.mesh, tuple(placements))
+
+
+__all__ = [
+    "Indices",
+    "Layout",
+    "LayoutError",
+    "MaskPartial",
+    "Partial",
+    "Replicate",
+    "Shard",
+    "StridedShard",
+    "chunk",
+    "split",
+    "strided",
+]

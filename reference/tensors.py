@@ -1,0 +1,152 @@
+"""Dense tensors that leave no room for a wrong element to look right.
+
+A tensor is described by one line, ``SHAPE[:PLACEMENTS[:DTYPE[:FILL[:MEMORY]]]]``, such as ``5x6:S(0),R:int64`` or
+``4x3:R:float32:small:transposed``; what is left out is the default. The description and a seed determine every element, on
+every machine and every version of torch: the values are a pure function of the position, no generator is involved. All
+values are integers, or sums of a few powers of two, that the dtype holds exactly, so that sums and products of a test's size
+are exact too and a rounding difference cannot be mistaken for a fault.
+
+==============  ===========================================================================================================
+fill            elements
+==============  ===========================================================================================================
+``distinct``    no two alike where the dtype has room, both signs, no zero for floats; alternating runs of ``bool``
+``small``       integers from -3 to 3: products and long sums stay exact
+``positive``    integers from 1 up, no two alike
+``unit``        multiples of 1/64 strictly between 0 and 1
+``ties``        integers from 0 to 2: maxima, sorts and modes meet equals
+``index<N>``    integers from 0 to N-1, such as ``index5``
+``zeros``       nothing but zeros
+==============  ===========================================================================================================
+
+==============  ===========================================================================================================
+memory          how the elements lie
+==============  ===========================================================================================================
+``plain``       contiguous
+``transposed``  the reverse order of dims in memory
+``sliced``      every second element of a larger buffer along the last dim, behind an offset
+``expanded``    the first dim has stride 0: all its rows are the first one
+==============  ===========================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+import torch
+
+from reference.notation import NotationError, Shape, format_shape, parse_shape, split_outside
+from reference.placement import Placements, format_placements, parse_placements
+
+FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros")
+MEMORIES = ("plain", "transposed", "sliced", "expanded")
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128".split()
+    )
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a case. ``placements`` is ``None`` for a plain tensor that every rank holds whole."""
+
+    shape: Shape
+    placements: Placements | None = None
+    dtype: str = "float32"
+    fill: str = "distinct"
+    memory: str = "plain"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """The inverse of ``str``. Raises :class:`NotationError`, which names the part that is wrong."""
+        shape, placements, dtype, fill, memory = [*split_outside(text, ":"), "", "", "", "", ""][:5]
+        dtype, fill, memory = dtype or "float32", fill or "distinct", memory or "plain"
+        if text.count(":") > 4:
+            raise NotationError(f"tensor {text!r}: want SHAPE:PLACEMENTS:DTYPE:FILL:MEMORY")
+        if dtype not in DTYPES:
+            raise NotationError(f"tensor {text!r}: dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        if fill not in FILLS and not re.fullmatch(r"index[1-9]\d*", fill):
+            raise NotationError(f"tensor {text!r}: fill {fill!r} is none of {', '.join(FILLS)}, index<N>")
+        if memory not in MEMORIES:
+            raise NotationError(f"tensor {text!r}: memory {memory!r} is none of {', '.join(MEMORIES)}")
+        placed = None if placements in ("", "-") else parse_placements(placements)
+        return cls(parse_shape(shape), placed, dtype, fill, memory)
+
+    def __str__(self) -> str:
+        placed = "-" if self.placements is None else format_placements(self.placements)
+        parts = [format_shape(self.shape), placed, self.dtype, self.fill, self.memory]
+        for default in ("plain", "distinct", "float32", "-"):
+            if parts[-1] != default:
+                break
+            parts.pop()
+        return ":".join(parts)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def placed(self, placements: Placements | None) -> TensorSpec:
+        """The same tensor with other placements."""
+        return replace(self, placements=placements)
+
+    def build(self, seed: int) -> torch.Tensor:
+        """The dense global tensor, on the CPU. Tensors of one case take different seeds."""
+        return lay_out(dense(self.shape, self.torch_dtype, self.fill, seed), self.memory)
+
+
+def scatter_bits(seed: int, position: int) -> int:
+    """A well-mixed 32-bit integer from a seed and a position (the finaliser of MurmurHash3)."""
+    x = (seed * 0x9E3779B1 + position * 0x85EBCA6B + 0x27220A95) & 0xFFFFFFFF
+    x = ((x ^ x >> 16) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ x >> 13) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def dense(shape: Shape, dtype: torch.dtype, fill: str = "distinct", seed: int = 0) -> torch.Tensor:
+    """A contiguous CPU tensor of ``shape`` with the elements that ``fill`` and ``seed`` name."""
+    count = math.prod(shape)
+    values: list[float]
+    if fill.startswith("index"):
+        values = [scatter_bits(seed, i) % int(fill[5:]) for i in range(count)]
+    elif fill == "zeros":
+        values = [0] * count
+    elif fill == "ties":
+        values = [scatter_bits(seed, i) % 3 for i in range(count)]
+    elif fill == "unit":
+        values = [(scatter_bits(seed, i) % 63 + 1) / 64 for i in range(count)]
+    elif dtype == torch.bool:
+        values = [scatter_bits(seed, i) % 2 for i in range(count)]
+    elif fill == "small":
+        values = [scatter_bits(seed, i) % 7 - 3 for i in range(count)]
+    else:
+        order = _shuffled(count, seed)
+        room = {torch.int8: 127, torch.uint8: 127, torch.bfloat16: 255}.get(dtype, max(count, 1))
+        values = [i % room + 1 for i in order]
+        if fill == "distinct" and dtype != torch.uint8:
+            values = [-v if scatter_bits(seed + 1, i) % 2 else v for i, v in enumerate(values)]
+    if dtype.is_complex:
+        return torch.tensor([complex(v, -2 * v) for v in values], dtype=dtype).reshape(shape)
+    return torch.tensor(values, dtype=dtype).reshape(shape)
+
+
+def _shuffled(count: int, seed: int) -> list[int]:
+    """``0..count-1`` in an order that depends on the seed."""
+    return sorted(range(count), key=lambda i: (scatter_bits(seed, i), i))
+
+
+def lay_out(tensor: torch.Tensor, memory: str) -> torch.Tensor:
+    """The same values (for ``expanded``: the first row repeated) in another arrangement of memory."""
+    if memory == "transposed" and tensor.ndim > 1:
+        dims = tuple(reversed(range(tensor.ndim)))
+        return tensor.permute(dims).contiguous().permute(dims)
+    if memory == "sliced" and tensor.ndim:
+        wide = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), dtype=tensor.dtype)
+        view = wide[..., 1::2]
+        view.copy_(tensor)
+        return view
+    if memory == "expanded" and tensor.ndim and tensor.shape[0]:
+        return tensor[:1].clone().expand(tensor.shape)
+    return tensor
