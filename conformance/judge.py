@@ -57,7 +57,8 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
     worst = _worst(answers)
     if worst is not None:
         rank, deviation = worst
-        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}")
+        error = deviation.message if deviation.kind == "wrong-error" else ""
+        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", error)
     for at in range(len(max((answer.deposits for answer in answers), key=len))):
         found = _judge_deposits([answer.deposits[at : at + 1] for answer in answers], target)
         if found is not None:

@@ -46,9 +46,7 @@ class Box:
     def slices(self, origin: Shape | None = None) -> tuple[slice, ...]:
         """Slices that cut this box out of a tensor whose first element has the global index ``origin`` (default 0)."""
         origin = origin or (0,) * len(self.offset)
-        return tuple(
-            slice(start - base, end - base) for start, end, base in zip(self.offset, self.end, origin, strict=True)
-        )
+        return tuple(slice(start - base, end - base) for start, end, base in zip(self.offset, self.end, origin, strict=True))
 
 
 def intersect(a: Box, b: Box) -> Box | None:

@@ -121,7 +121,7 @@ class Layout:
         if not -len(self.shape) <= dim < len(self.shape):
             raise LayoutError("dim", f"{placement} on shape {format_shape(self.shape)}: it has {len(self.shape)} dims")
         dim %= len(self.shape)
-        return Shard(dim) if isinstance(placement, Shard) else StridedShard(dim, placement.split_factor)
+        return StridedShard(dim, placement.split_factor) if isinstance(placement, StridedShard) else Shard(dim)
 
     def __str__(self) -> str:
         return f"{format_shape(self.shape)} on {self.mesh} as {format_placements(self.placements)}"

@@ -35,9 +35,7 @@ class Mesh:
         if not self.shape or any(size < 1 for size in self.shape):
             raise MeshError(f"mesh {format_shape(self.shape)}: want at least one mesh dim, each of size 1 or more")
         if len(self.ranks) != math.prod(self.shape):
-            raise MeshError(
-                f"mesh {format_shape(self.shape)} has {math.prod(self.shape)} cells, but {len(self.ranks)} ranks"
-            )
+            raise MeshError(f"mesh {format_shape(self.shape)} has {math.prod(self.shape)} cells, but {len(self.ranks)} ranks")
         if len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
             raise MeshError(f"mesh ranks {list(self.ranks)}: want distinct ranks, 0 or more")
 

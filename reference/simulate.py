@@ -8,25 +8,26 @@ A layout with pending reductions has no one right world: any contributions that 
 :func:`contributions` picks some that are hard to get right by accident: unequal, of both signs, with large losers for ``min``
 and ``max``.
 
-Source: SPEC sections 1.4, 2.1 and 2.2; LAWS P1, P12 and P15.
+Source: the documentation of ``torch.distributed.tensor`` (a DTensor denotes one full tensor; ``Partial`` names the reduction that
+is pending).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 
 import torch
 
 from reference.layout import Layout
 from reference.mesh import Coord
 from reference.notation import Shape
-from reference.placement import Partial, is_reduction
+from reference.placement import Partial, Replicate, is_reduction
 from reference.tensors import dense
 
 World = dict[Coord, torch.Tensor]
 
-COMBINE = {
+COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,
     "min": torch.minimum,
@@ -47,43 +48,88 @@ def take(full: torch.Tensor, layout: Layout, coord: Coord) -> torch.Tensor:
     return local.clone(memory_format=torch.contiguous_format)
 
 
-def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> list[torch.Tensor]:
-    """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for integer values of moderate size.
+def can_reduce(dtype: torch.dtype, op: str) -> bool:
+    """Whether elements of ``dtype`` have a reduction by ``op``: integers have no average, complex numbers no order, floats no
+    bits."""
+    floating = dtype.is_floating_point or dtype.is_complex
+    if op == "avg":
+        return floating
+    if op in ("min", "max"):
+        return not dtype.is_complex
+    return op in ("sum", "product") or not floating
 
-    Raises ``ValueError`` for an average of integers and for bitwise reductions of floats: they have none.
+
+def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> list[torch.Tensor]:
+    """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for the integer fills of :mod:`reference.tensors`.
+
+    Each element has one part, the *winner*, that sees to it that the value comes out; which one differs from element to
+    element, so that no single rank holds the answer. Raises ``ValueError`` where the dtype has no such reduction.
     """
+    if not can_reduce(full.dtype, op):
+        raise ValueError(f"no contributions of {full.dtype} reduce by {op}")
     if parts == 1:
         return [full.clone()]
-    floating = full.dtype.is_floating_point or full.dtype.is_complex
-    if op == "avg" and not floating or op in ("band", "bor", "bxor") and floating:
-        raise ValueError(f"no contributions of {full.dtype} reduce by {op}")
-    shape, dtype = tuple(full.shape), full.dtype
-    noise = [dense(shape, dtype, "small", seed + 17 * i + 1) for i in range(parts)]
-    winner = dense(shape, torch.int64, f"index{parts}", seed + 5)
-    if op in ("sum", "avg"):
-        total = full * parts if op == "avg" else full
-        rest = noise[:-1]
-        return [*rest, total - sum(rest[1:], rest[0])] if dtype != torch.bool else _disjunction(full, noise)
-    if op == "product":
-        signs = [torch.where(n >= 0, 1, -1).to(dtype) if dtype != torch.uint8 else torch.ones_like(full) for n in noise]
-        return [*signs[:-1], full * reduce(torch.mul, signs[:-1])]
-    if op in ("min", "max"):
-        loss = [torch.full_like(full, 3) * (n.abs() + 9) for n in noise] if dtype != torch.bool else None
-        if loss is None:
-            losers = [full | n if op == "min" else full & n for n in noise]
-        else:
-            losers = [full + extra if op == "min" else full - extra for extra in loss]
-        return [torch.where(winner == i, full, losers[i]) for i in range(parts)]
-    if op == "band":
-        return [torch.where(winner == i, full, full | n) for i, n in enumerate(noise)]
-    if op == "bor":
-        return [torch.where(winner == i, full, full & n) for i, n in enumerate(noise)]
-    return [*noise[:-1], full ^ reduce(torch.bitwise_xor, noise[:-1])]
+    noise = [dense(tuple(full.shape), full.dtype, "small", seed + 17 * i + 1) for i in range(parts)]
+    won, lost = _SPLITS[BOOLEAN.get(op, op) if full.dtype == torch.bool else op](full, noise)
+    winner = dense(tuple(full.shape), torch.int64, f"index{parts}", seed + 5)
+    return [torch.where(winner == i, won[i], lost[i]) for i in range(parts)]
 
 
-def _disjunction(full: torch.Tensor, noise: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A sum of bools is a disjunction: the last contribution is the value, the others imply it."""
-    return [*(full & extra for extra in noise[:-1]), full.clone()]
+# what a reduction of bools amounts to
+BOOLEAN = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
+Split = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+def _split_sum(full: torch.Tensor, noise: list[torch.Tensor]) -> Split:
+    if not full.dtype.is_signed:
+        share = full // len(noise)
+        return [full - share * (len(noise) - 1)] * len(noise), [share] * len(noise)
+    total = sum(noise[1:], noise[0])
+    return [full - (total - n) for n in noise], noise
+
+
+def _split_avg(full: torch.Tensor, noise: list[torch.Tensor]) -> Split:
+    total = sum(noise[1:], noise[0])
+    return [full - (total - n) for n in noise], [full + n for n in noise]
+
+
+def _split_product(full: torch.Tensor, noise: list[torch.Tensor]) -> Split:
+    one = torch.ones_like(full)
+    if not full.dtype.is_signed:
+        return [full] * len(noise), [one] * len(noise)
+    if full.dtype.is_complex or full.dtype.is_floating_point:
+        factors = [torch.where(n.real < 0, -one, one) * torch.where(n.real == 1, one * 2, one) for n in noise]
+    else:
+        factors = [torch.where(n < 0, -one, one) for n in noise]
+    # every factor is plus or minus a power of two: dividing by it is exact
+    total = reduce(torch.mul, factors)
+    won = [full / total * f if full.dtype.is_floating_point or full.dtype.is_complex else full * total * f for f in factors]
+    return won, factors
+
+
+def _split_extreme(sign: int, full: torch.Tensor, noise: list[torch.Tensor]) -> Split:
+    if full.dtype.is_floating_point:
+        return [full] * len(noise), [full + sign * 3 * (n.abs() + 9) for n in noise]
+    range_ = torch.iinfo(full.dtype)
+    losers = [full.to(torch.int64) + sign * 3 * (n.to(torch.int64).abs() + 9) for n in noise]
+    return [full] * len(noise), [loser.clamp(range_.min, range_.max).to(full.dtype) for loser in losers]
+
+
+def _split_bxor(full: torch.Tensor, noise: list[torch.Tensor]) -> Split:
+    total = reduce(torch.bitwise_xor, noise)
+    return [full ^ total ^ n for n in noise], noise
+
+
+_SPLITS: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], Split]] = {
+    "sum": _split_sum,
+    "avg": _split_avg,
+    "product": _split_product,
+    "min": partial(_split_extreme, 1),
+    "max": partial(_split_extreme, -1),
+    "band": lambda full, noise: ([full] * len(noise), [full | n for n in noise]),
+    "bor": lambda full, noise: ([full] * len(noise), [full & n for n in noise]),
+    "bxor": _split_bxor,
+}
 
 
 def distribute(full: torch.Tensor, layout: Layout, seed: int = 0) -> World:
@@ -105,23 +151,33 @@ def distribute(full: torch.Tensor, layout: Layout, seed: int = 0) -> World:
 def assemble(world: Mapping[Coord, torch.Tensor], layout: Layout) -> torch.Tensor:
     """The full tensor that a world of local tensors denotes: pending reductions done, every shard in its place.
 
-    Replicas are taken from the first rank that holds them. Raises ``ValueError`` where a local tensor has not the shape
-    that its layout names.
+    Where ranks are replicas of one another, the first ones along each mesh dim are read; :func:`assemble_replicas` reads all.
+    Raises ``ValueError`` where a local tensor has not the shape that its layout names.
+    """
+    return next(iter(assemble_replicas(world, layout).values()))
+
+
+def assemble_replicas(world: Mapping[Coord, torch.Tensor], layout: Layout) -> dict[Coord, torch.Tensor]:
+    """The full tensor as each set of replicas denotes it, by the coordinate along the replicating mesh dims (0 elsewhere).
+
+    A world is sound when all of them are alike. Raises ``ValueError`` as :func:`assemble` does.
     """
     partial_dims = [dim for dim, placement in enumerate(layout.placements) if is_reduction(placement)]
+    replica_dims = [dim for dim, placement in enumerate(layout.placements) if isinstance(placement, Replicate)]
     groups: dict[Coord, dict[Coord, torch.Tensor]] = {}
-    for coord, local in world.items():
-        want = layout.local_shape(coord)
+    for coord in layout.mesh.coords():
+        local, want = world[coord], layout.local_shape(coord)
         if tuple(local.shape) != want:
             raise ValueError(f"local tensor at {coord} has shape {tuple(local.shape)}, its layout says {want}")
         key = tuple(0 if dim in partial_dims else position for dim, position in enumerate(coord))
         groups.setdefault(key, {})[coord] = local
-    first = next(iter(world.values()))
-    full = torch.zeros(layout.shape, dtype=first.dtype)
+    found: dict[Coord, torch.Tensor] = {}
     for coord, members in groups.items():
+        replica = tuple(position if dim in replica_dims else 0 for dim, position in enumerate(coord))
         value = _reduce(members, layout, partial_dims)
+        full = found.setdefault(replica, torch.zeros(layout.shape, dtype=value.dtype))
         full[_grid(layout.owned(coord), layout.shape)] = value
-    return full
+    return found
 
 
 def _reduce(members: dict[Coord, torch.Tensor], layout: Layout, dims: list[int]) -> torch.Tensor:
@@ -156,5 +212,3 @@ def _grid(owned: tuple[tuple[int, ...], ...], shape: Shape) -> tuple[torch.Tenso
 def redistribute(world: Mapping[Coord, torch.Tensor], source: Layout, target: Layout, seed: int = 0) -> World:
     """The world of ``target`` that denotes the same full tensor as ``world`` does under ``source``."""
     return distribute(assemble(world, source), target, seed)
-
-

@@ -10,7 +10,7 @@ are exact too and a rounding difference cannot be mistaken for a fault.
 fill            elements
 ==============  ===========================================================================================================
 ``distinct``    no two alike where the dtype has room, both signs, no zero for floats; alternating runs of ``bool``
-``small``       integers from -3 to 3: products and long sums stay exact
+``small``       integers from -3 to 3 (``uint8``: 0 to 6): products and long sums stay exact
 ``positive``    integers from 1 up, no two alike
 ``unit``        multiples of 1/64 strictly between 0 and 1
 ``ties``        integers from 0 to 2: maxima, sorts and modes meet equals
@@ -41,12 +41,16 @@ from reference.placement import Placements, format_placements, parse_placements
 
 FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros")
 MEMORIES = ("plain", "transposed", "sliced", "expanded")
-DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128".split()
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        *(torch.complex64, torch.complex128),
     )
 }
+# Values repeat after this many: sums over four ranks, averages included, then stay within what the dtype holds exactly.
+ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,11 @@ def dense(shape: Shape, dtype: torch.dtype, fill: str = "distinct", seed: int = 
     elif dtype == torch.bool:
         values = [scatter_bits(seed, i) % 2 for i in range(count)]
     elif fill == "small":
-        values = [scatter_bits(seed, i) % 7 - 3 for i in range(count)]
+        lowest = 0 if dtype == torch.uint8 else -3
+        values = [scatter_bits(seed, i) % 7 + lowest for i in range(count)]
     else:
         order = _shuffled(count, seed)
-        room = {torch.int8: 127, torch.uint8: 127, torch.bfloat16: 255}.get(dtype, max(count, 1))
+        room = ROOM.get(dtype, max(count, 1))
         values = [i % room + 1 for i in order]
         if fill == "distinct" and dtype != torch.uint8:
             values = [-v if scatter_bits(seed + 1, i) % 2 else v for i, v in enumerate(values)]

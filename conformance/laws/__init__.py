@@ -12,7 +12,19 @@ from functools import cache
 
 from conformance.law import Law
 
-MODULES = ("mesh", "layout", "redistribute", "op", "roundtrip")
+MODULES = (
+    "mesh",
+    "mesh_views",
+    "mesh_groups",
+    "layout",
+    "layout_local",
+    "redistribute",
+    "redistribute_partial",
+    "redistribute_history",
+    "gradient",
+    "op",
+    "roundtrip",
+)
 
 
 def modules() -> tuple[str, ...]:

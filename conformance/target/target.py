@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 # What a target may declare that it cannot do, and a law may need.
 CAPABILITIES = (
@@ -31,7 +32,11 @@ TOLERANCE = {
 
 @dataclass(frozen=True)
 class Target:
-    """``setup`` is ``module:function``, called in every rank before the process group starts; times are in seconds."""
+    """``setup`` is ``module:function``, called in every rank before the process group starts; times are in seconds.
+
+    ``storage`` is a name; ``writer``, ``reader`` (``module:Class``) and ``options`` are set where a config file says what stands behind it.
+    ``expect`` names the target's own files of expectations.
+    """
 
     name: str = "gloo"
     device: str = "cpu"
@@ -44,3 +49,8 @@ class Target:
     startup_timeout: float = 60.0
     storage: str = "filesystem"
     tolerance: dict[str, float] = field(default_factory=lambda: dict(TOLERANCE), hash=False)
+    init_method: str = ""
+    writer: str = ""
+    reader: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
+    expect: tuple[str, ...] = ()

@@ -1,0 +1,363 @@
+"""A run: the laws that were asked for, tried one after the other on one target, with everything that is found written down.
+
+pytest is the runner. :func:`run` starts it on the folder of laws under an ini, a rootdir and a plugin set of its own, so that
+nothing of the folder that it is started in leaks in; each item calls :meth:`Run.law`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance import __version__
+from conformance.errors import UsageError
+from conformance.request import RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.case import Case
+    from conformance.expectations import Entry
+    from conformance.findings import Finding
+    from conformance.law import Law
+    from conformance.verdict import Verdict
+
+SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
+FINDINGS_A_LAW = 6
+INI = Path(__file__).parent / "run.ini"
+
+
+@dataclass
+class LawResult:
+    """What a run says of one law."""
+
+    law: Law
+    outcome: str = "untested"
+    cases: int = 0
+    rejected: int = 0
+    refused: int = 0
+    skipped_expected: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Pass:
+    """The first pass over one law: what deviated, by signature, the first case of each kept."""
+
+    result: LawResult
+    memory: dict[Case, Verdict] = field(default_factory=dict)
+    new: dict[str, tuple[Verdict, bool]] = field(default_factory=dict)
+    stop: bool = False
+
+
+class Run:
+    """One run, from its request to its exit code. Made by :meth:`start`; :meth:`finish` and :meth:`close` end it."""
+
+    @classmethod
+    def start(cls, request: RunRequest) -> Run:
+        """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`."""
+        from conformance.report.run_report import ReportWriter
+        from conformance.target.config import find_target
+
+        target = find_target(request)
+        writer = ReportWriter(request.report)
+        from conformance.world import Pool, WorldError
+
+        try:
+            pool = Pool(target, worlds=request.worlds)
+        except WorldError as error:
+            raise UsageError(str(error)) from None
+        try:
+            return cls(request, target, writer, pool)
+        except BaseException:
+            pool.close()
+            raise
+
+    def __init__(self, request: RunRequest, target: Any, writer: Any, pool: Any) -> None:
+        import torch
+
+        from conformance import expectations
+        from conformance.law import Limits
+        from conformance.laws import catalogue
+        from conformance.report.terminal import Terminal
+        from conformance.selection import select
+
+        self.request = request
+        self.target = target
+        self.writer = writer
+        self.pool = pool
+        self.laws = select(list(catalogue().values()), request.laws, request.ops)
+        files = [] if request.no_expect else expectations.shipped(torch.__version__) + list(request.expect)
+        self.expectations = expectations.load(files, list(catalogue().values()), torch.__version__)
+        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
+        self.results: dict[str, LawResult] = {law.id: LawResult(law) for law in self.laws}
+        self.findings: list[Finding] = []
+        self.unconfirmed: list[Verdict] = []
+        self.features: Counter[str] = Counter()
+        self.judged = 0
+        self.drawn = 0
+        self.distinct: set[Case] = set()
+        self.started = datetime.now(UTC)
+        self.clock = time.monotonic()
+        self.stopped_by: str | None = None
+        self.shrinking = SHRINK_TOTAL_SECONDS[request.profile]
+        self.terminal = Terminal(len(self.laws))
+        self.known = _known(request.known, {law.id for law in self.laws})
+        self._last_write = 0.0
+
+    # One law
+
+    def law(self, law: Law) -> LawResult:
+        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new."""
+        result = self.results[law.id]
+        result.reason = self._why_untested(law)
+        if result.reason is None:
+            self.terminal.law(law.id)
+            began = time.monotonic()
+            self._try(law, result, began)
+            result.seconds = time.monotonic() - began
+            result.outcome = self._outcome(law, result)
+        self.terminal.done(result)
+        if time.monotonic() - self._last_write > 1.0:
+            self.write()
+        return result
+
+    def _why_untested(self, law: Law) -> str | None:
+        missing = sorted(set(law.needs) & self.limits.cannot)
+        if missing:
+            return f"the target declares that it cannot do {', '.join(missing)}"
+        if law.smallest > self.request.world_size:
+            return f"needs {law.smallest} ranks, the largest world has {self.request.world_size}"
+        if self.stopped_by:
+            return f"the run was ended before it, by {self.stopped_by}"
+        return None
+
+    def _try(self, law: Law, result: LawResult, began: float) -> None:
+        from conformance.search import Enough, Plan
+
+        request = self.request
+        plan = Plan.of(law, self.limits, request.seed, request.profile, request.shard)
+        tried = _Pass(result)
+        deadline = began + self._share(law) if request.budget else float("inf")
+
+        def take(case: Case, drawn: bool) -> None:
+            if tried.stop or time.monotonic() > deadline:
+                raise Enough
+            self._feed(law, tried, case, drawn)
+
+        try:
+            for case in self.known.get(law.id, ()):
+                self._feed(law, tried, case, False)
+            plan.feed(take)
+        except Enough:
+            if not tried.stop:
+                self.stopped_by = self.stopped_by or ("budget" if self._spent() else None)
+        self.pool.flush()
+        self._confirm(law, plan, tried)
+
+    def _feed(self, law: Law, tried: _Pass, case: Case, drawn: bool) -> None:
+        from conformance.features import features_of
+
+        features = features_of(case, law)
+        if self.expectations.avoid(law.id, features) is not None:
+            tried.result.skipped_expected += 1
+            return
+        self.pool.feed(law, case, lambda verdict: self._take_in(law, tried, verdict, features, drawn))
+
+    def _take_in(self, law: Law, tried: _Pass, verdict: Verdict, features: frozenset[str], drawn: bool) -> None:
+        result = tried.result
+        tried.memory[verdict.case] = verdict
+        self.writer.case(verdict, drawn)
+        self.terminal.case()
+        if verdict.status == "rejected":
+            result.rejected += 1
+            return
+        result.cases += 1
+        self.judged += 1
+        self.drawn += drawn
+        self.distinct.add(verdict.case)
+        reached = features | set(verdict.features)
+        self.features.update(reached)
+        self.expectations.judged(law.id, reached)
+        if verdict.status == "refused":
+            result.refused += 1
+        elif verdict.status == "deviates":
+            entry = self.expectations.match(law.id, verdict.kind or "", reached, verdict.error)
+            if entry is not None:
+                self._expected(law, verdict, entry)
+            elif verdict.signature not in tried.new:
+                tried.new[verdict.signature] = (verdict, drawn)
+                tried.stop = tried.stop or self.request.exitfirst
+
+    def _expected(self, law: Law, verdict: Verdict, entry: Entry) -> None:
+        """An expected finding stands once for its entry, with the first case met, unshrunk."""
+        from conformance.findings import Finding
+
+        if entry.hits == 1:
+            from dataclasses import replace
+
+            found = Finding.of(law, verdict, verdict.case, "expected")
+            self._add(replace(found, id=entry.finding or found.id, note=entry.reason))
+
+    def _is_known(self, law: Law, verdict: Verdict) -> bool:
+        from conformance.features import features_of
+
+        features = features_of(verdict.case, law) | set(verdict.features)
+        return self.expectations.match(law.id, verdict.kind or "", features, verdict.error, count=False) is not None
+
+    def _confirm(self, law: Law, plan: Any, tried: _Pass) -> None:
+        from conformance.findings import Confirmer
+
+        for verdict, drawn in list(tried.new.values())[:FINDINGS_A_LAW]:
+            began = time.monotonic()
+            self.terminal.shrinking(law.id, verdict)
+            seconds = min(10.0, self.shrinking)
+            confirmer = Confirmer(plan, self.pool, tried.memory, seconds, lambda seen: self._is_known(law, seen))
+            found = confirmer.confirm(verdict, drawn)
+            self.shrinking = max(0.0, self.shrinking - (time.monotonic() - began))
+            if found is None:
+                self.unconfirmed.append(verdict)
+                continue
+            self._add(found)
+            tried.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
+            if self.request.exitfirst:
+                self.stopped_by = "-x"
+                break
+        left_over = len(tried.new) - FINDINGS_A_LAW
+        if left_over > 0:
+            tried.result.lines.append(f"and {left_over} further signatures, not shrunk")
+
+    def _add(self, found: Finding) -> None:
+        self.findings.append(found)
+        self.writer.finding(found, self)
+        self.terminal.finding(found)
+        self.write()
+
+    def _outcome(self, law: Law, result: LawResult) -> str:
+        if any(found.law == law.id and found.status == "new" for found in self.findings):
+            return "deviates"
+        if not result.cases:
+            result.reason = "no case was judged" if not result.skipped_expected else "every case is an expected hang or crash"
+            return "untested"
+        if any(found.law == law.id for found in self.findings):
+            return "expected"
+        return "stale" if self.expectations.stale(law.id) else "held"
+
+    # Budget
+
+    def _share(self, law: Law) -> float:
+        """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
+        assert self.request.budget is not None
+        left = max(0.0, self.request.budget - (time.monotonic() - self.clock))
+        at = self.laws.index(law)
+        return left * law.weight / sum(later.weight for later in self.laws[at:])
+
+    def _spent(self) -> bool:
+        return self.request.budget is not None
+
+    # The end
+
+    def exit_code(self) -> int:
+        """2 when no case was judged, 1 for a new finding (or, with ``--strict``, a stale expectation), else 0."""
+        if any(found.status == "new" for found in self.findings):
+            return 1
+        if not self.judged:
+            return 2
+        stale = any(result.outcome == "stale" for result in self.results.values())
+        return 1 if self.request.strict and stale else 0
+
+    def write(self, exit_code: int | None = None) -> None:
+        """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
+        self._last_write = time.monotonic()
+        self.writer.update(self, exit_code)
+
+    def close(self) -> None:
+        """End every process of the run."""
+        self.pool.close()
+
+
+def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
+    """The cases of stored findings, by law: they are tried before anything is drawn."""
+    from conformance.report.finding_file import read_folder
+
+    found: dict[str, list[Case]] = {}
+    for case in read_folder(folder) if folder is not None else ():
+        if case.law in laws:
+            found.setdefault(case.law, []).append(case)
+    return found
+
+
+def run(request: RunRequest) -> int:
+    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged."""
+    import pytest
+
+    from conformance.plugin import RUN, law_files
+
+    with _terminating() as signals:
+        live = Run.start(request)
+        code = 3
+        try:
+
+            class Here:
+                """Hands the run to the plugin."""
+
+                @staticmethod
+                def pytest_configure(config: pytest.Config) -> None:
+                    config.stash[RUN] = live
+
+            arguments = ["-c", str(INI), "--rootdir", str(INI.parent), "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
+            arguments += ["-p", "conformance.plugin", *(["-x"] if request.exitfirst else []), str(INI.parent / "laws"), *map(str, law_files())]
+            with _own_pytest():
+                status = pytest.main(arguments, plugins=[Here()])
+            if status == pytest.ExitCode.INTERRUPTED:
+                raise KeyboardInterrupt
+            if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+                code = live.exit_code()
+        except KeyboardInterrupt:
+            live.stopped_by, code = "interrupt", 128 + (signals[0] if signals else signal.SIGINT)
+        finally:
+            live.close()
+            live.write(code)
+            live.terminal.summary(live, code)
+        return code
+
+
+@contextmanager
+def _own_pytest() -> Iterator[None]:
+    """Keep the surroundings' pytest options and plugins out, while our items run."""
+    theirs = {name: os.environ.pop(name, None) for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
+    auto = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        for name, value in {**theirs, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": auto}.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _terminating() -> Iterator[list[int]]:
+    """SIGTERM ends a run as Ctrl-C does; gives the list of signals met."""
+    met: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        met.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield met
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,31 @@
+"""The one error that a person causes and can mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(Exception):
+    """What was asked for cannot be understood or cannot be done here.
+
+    The message is one line that names the offending text and says what would be right. The command line prints it as
+    ``shardlaw: ...`` and ends with exit code 2.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Up to ``count`` of the ``known`` words that look most like ``word``, the most alike first."""
+    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.4)
+
+
+def one_of(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest known ones, or all of them where there are few."""
+    names = sorted(known)
+    close = nearest(word, names)
+    if close:
+        return f"nearest: {', '.join(close)}"
+    return f"known: {', '.join(names)}" if 0 < len(names) <= 12 else f"{len(names)} are known"

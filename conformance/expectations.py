@@ -1,0 +1,311 @@
+"""Expectations: known findings, each written down with a reason, so that a run says what is new.
+
+They come in layers, each a list of TOML files: those shipped for the torch version (one file a chapter), the target's own, the user's. Where
+several entries match, the last layer's counts. An entry::
+
+    [[expect]]
+    law = "op.backward[amin]"          # as on the command line
+    kind = "wrong-value"
+    features = ["tie"]                 # all of them on the case
+    signature = "..."                  # required for raised, wrong-error and crash: part of the error text, with numbers and names struck out
+    torch = ">=2.11,<2.16"
+    target = "nccl"                    # where it is true of one target only
+    finding = "f3a9c1e0"
+    reason = "tie count is taken per shard"
+    issue = "https://..."
+
+Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more than 20 % of a
+law's cases hides too much: it is refused, and what it hid counts as new, unless it says ``wide = true``. An entry that
+never happened though its features were reached 20 times is stale.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.errors import UsageError, one_of
+from conformance.selection import glob, select_ids
+from conformance.verdict import KINDS, struck
+
+if TYPE_CHECKING:
+    from conformance.law import Law
+    from conformance.target import Target
+
+SHIPPED = Path(__file__).parent / "expectations"
+WIDEST_SHARE = 0.2
+SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
+AVOIDED_KINDS = frozenset({"hang", "crash"})
+HITS_BEFORE_AVOIDED = 3
+REACHED_TO_JUDGE = 20
+
+
+@dataclass(eq=False)
+class Entry:
+    """One known finding, where it is written, and what a run saw of it.
+
+    ``laws`` are the ids that ``law`` selects. ``hits`` counts the deviations that it accounts for, ``cases`` by law the cases that it would
+    match whatever their verdict; ``happened`` says whether any deviation matched, even one that a later layer's entry accounts for.
+    """
+
+    law: str
+    kind: str
+    reason: str
+    features: frozenset[str] = frozenset()
+    signature: str = ""
+    torch: str = ""
+    target: str = ""
+    finding: str = ""
+    issue: str = ""
+    wide: bool = False
+    file: Path = Path()
+    line: int = 0
+    laws: tuple[str, ...] = ()
+    hits: int = 0
+    happened: bool = False
+    cases: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def stale(self) -> bool:
+        """Whether it did not happen though its features were reached often enough to tell."""
+        return not self.happened and self.cases.total() >= REACHED_TO_JUDGE
+
+    @cached_property
+    def _error(self) -> re.Pattern[str]:
+        # a whole signature ("law | kind | check | error"), as a finding has it, means its error
+        error = self.signature.split(" | ", 3)[3] if self.signature.count(" | ") >= 3 else self.signature
+        return re.compile(glob(error).pattern)
+
+    def matches(self, kind: str, features: AbstractSet[str], error: str) -> bool:
+        """Whether it accounts for a deviation of one of its laws."""
+        return kind == self.kind and self.features <= features and (not self.signature or self._error.search(struck(error)) is not None)
+
+
+@dataclass(frozen=True)
+class TooWide:
+    """An entry that matches so many of a law's cases that it is refused."""
+
+    entry: Entry
+    law: str
+    share: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entry.where}: matches {self.share:.0%} of the cases of {self.law}, more than {WIDEST_SHARE:.0%}: "
+            "refused, name more features or say wide = true"
+        )
+
+
+class Expectations:
+    """The entries that hold for this torch and this target, and what a run counts of them."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries = tuple(entries)
+        self._of_law: dict[str, list[Entry]] = {}
+        self._judged: Counter[str] = Counter()
+        for entry in reversed(self.entries):
+            for law_id in entry.laws:
+                self._of_law.setdefault(law_id, []).append(entry)
+
+    def match(self, law_id: str, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
+        """The entry that accounts for a deviation, or ``None``. With ``count`` it is a hit."""
+        found = [entry for entry in self._of_law.get(law_id, ()) if entry.matches(kind, features, error)]
+        if count and found:
+            found[0].hits += 1
+            for entry in found:
+                entry.happened = True
+        return found[0] if found else None
+
+    def avoid(self, law_id: str, features: AbstractSet[str]) -> Entry | None:
+        """The expected hang or crash, met often enough, that a case would be; the case is then counted as one not judged."""
+        for entry in self._of_law.get(law_id, ()):
+            if entry.kind in AVOIDED_KINDS and entry.hits >= HITS_BEFORE_AVOIDED and entry.features <= features:
+                self.judged(law_id, features)
+                return entry
+        return None
+
+    def judged(self, law_id: str, features: AbstractSet[str]) -> None:
+        """Count one case of a law towards the share that entries would match."""
+        self._judged[law_id] += 1
+        for entry in self._of_law.get(law_id, ()):
+            if entry.features <= features:
+                entry.cases[law_id] += 1
+
+    def masked(self, entry: Entry) -> float:
+        """The largest share, from 0 to 1, of the cases of one of its laws that an entry would match."""
+        return max((count / self._judged[law_id] for law_id, count in entry.cases.items()), default=0.0)
+
+    def too_wide(self) -> list[TooWide]:
+        """The entries to refuse, each with the law of which it matches most. Laws with fewer than 20 cases say nothing."""
+        found = []
+        for entry in self.entries:
+            shares = {law_id: count / self._judged[law_id] for law_id, count in entry.cases.items() if self._judged[law_id] >= REACHED_TO_JUDGE}
+            law_id = max(shares, key=shares.__getitem__, default="")
+            if law_id and not entry.wide and shares[law_id] > WIDEST_SHARE:
+                found.append(TooWide(entry, law_id, shares[law_id]))
+        return found
+
+    def stale(self, law_id: str) -> bool:
+        """Whether an entry for this law is stale."""
+        return any(entry.stale and entry.cases[law_id] for entry in self._of_law.get(law_id, ()))
+
+
+def shipped(torch_version: str) -> list[Path]:
+    """The files shipped for a torch version: those of its own folder, else of the nearest older version, else of the oldest."""
+    from packaging.version import Version
+
+    version = Version(torch_version)
+    folders = {Version(folder.name.removeprefix("torch-")): folder for folder in SHIPPED.glob("torch-*")}
+    if not folders:
+        return []
+    fitting = [found for found in folders if found.release <= version.release[:2]]
+    return sorted(folders[max(fitting) if fitting else min(folders)].glob("*.toml"))
+
+
+def layers(torch_version: str, target: Target, extra: Sequence[Path] = ()) -> list[Path]:
+    """All files of a run, the first layer first: shipped, the target's, the user's."""
+    return [*shipped(torch_version), *map(Path, target.expect), *extra]
+
+
+def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo") -> Expectations:
+    """The entries of ``files`` that hold for this torch and target. Raises :class:`UsageError`, with file and line, for any that means nothing."""
+    ids = [law.id for law in laws]
+    aliases = {alias: law.id for law in laws for alias in law.aliases}
+    entries = [entry for file in files for entry in read(file, ids, aliases)]
+    return Expectations(entry for entry in entries if _holds(entry, torch_version, target))
+
+
+def _holds(entry: Entry, torch_version: str, target: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    if entry.target and not glob(entry.target).fullmatch(target):
+        return False
+    return not entry.torch or Version(Version(torch_version).base_version) in SpecifierSet(entry.torch, prereleases=True)
+
+
+def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[Entry]:
+    """The entries of one file, in order. Raises :class:`UsageError`."""
+    try:
+        text = file.read_text("utf-8")
+        data = tomllib.loads(text)
+    except UnicodeDecodeError:
+        raise UsageError(f"{file}: no file of expectations: not UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = f":{at[1]}" if at else ""
+        raise UsageError(f"{file}{line}: no TOML: {error}") from None
+    lines = _Lines(file, text)
+    for key in data:
+        if key != "expect":
+            raise UsageError(f"{lines.of_key(key)}: unknown {key!r}: a file of expectations holds [[expect]] tables only")
+    blocks = data.get("expect", [])
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise UsageError(f"{lines.of_key('expect')}: want [[expect]] tables")
+    return [_entry(block, at, lines, ids, dict(aliases or {})) for at, block in enumerate(blocks)]
+
+
+class _Lines:
+    """Where the tables and keys of a file stand; TOML itself does not tell."""
+
+    def __init__(self, file: Path, text: str) -> None:
+        self.file = file
+        self._lines = text.splitlines()
+        self.headers: list[int] = []
+        quote = ""
+        for number, line in enumerate(self._lines, 1):
+            if not quote and re.match(r"\s*\[\[\s*expect\s*\]\]", line):
+                self.headers.append(number)
+            for mark in re.findall(r'"""|\'\'\'', line):
+                quote = "" if mark == quote else quote or mark
+
+    def of_entry(self, at: int) -> int:
+        return self.headers[at] if at < len(self.headers) else 1
+
+    def of_key(self, key: str, at: int | None = None) -> str:
+        """``FILE:LINE`` of a key: of the table ``at``, or anywhere."""
+        first = 1 if at is None else self.of_entry(at)
+        last = len(self._lines) if at is None or at + 1 >= len(self.headers) else self.headers[at + 1] - 1
+        for number in range(first, last + 1):
+            if re.match(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]", self._lines[number - 1]):
+                return f"{self.file}:{number}"
+        return f"{self.file}:{first}"
+
+
+Refuse = Callable[[str, str], UsageError]
+TEXTS = ("law", "kind", "reason", "signature", "torch", "target", "finding", "issue")
+
+
+def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str], aliases: dict[str, str]) -> Entry:
+    from conformance.features import FEATURES, known
+
+    def refuse(key: str, message: str) -> UsageError:
+        return UsageError(f"{lines.of_key(key, at)}: {message}")
+
+    allowed = (*TEXTS, "features", "wide")
+    for key, value in block.items():
+        if key not in allowed:
+            raise refuse(key, f"unknown key {key!r} ({one_of(key, allowed)})")
+        if key in TEXTS and (not isinstance(value, str) or not value.strip()):
+            raise refuse(key, f"{key} = {value!r}: want a text that is not empty")
+    features = block.get("features", [])
+    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
+        raise refuse("features", f"features = {features!r}: want a list of texts")
+    if not isinstance(block.get("wide", False), bool):
+        raise refuse("wide", f"wide = {block['wide']!r}: want true or false")
+    for key in ("law", "kind", "reason"):
+        if key not in block:
+            raise refuse(key, f"an expectation without {key}")
+    for feature in features:
+        if not known(feature):
+            raise refuse("features", f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
+    if block["kind"] not in KINDS:
+        raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], KINDS)})")
+    _check_signature(block, refuse)
+    return Entry(
+        **{key: block[key] for key in TEXTS if key in block},
+        features=frozenset(features),
+        wide=block.get("wide", False),
+        file=lines.file,
+        line=lines.of_entry(at),
+        laws=_laws(block["law"], ids, aliases, refuse),
+    )
+
+
+def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    signature = block.get("signature", "")
+    if block["kind"] in SIGNED_KINDS and not signature:
+        raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
+    error = signature.split(" | ", 3)[3] if signature.count(" | ") >= 3 else signature
+    if error and struck(error) != error.strip():
+        raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
+    if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):
+        raise refuse("finding", f"finding = {block['finding']!r}: want the 8 hex digits of a finding's id")
+    try:
+        SpecifierSet(block.get("torch", ""))
+    except InvalidSpecifier:
+        raise refuse("torch", f"torch = {block['torch']!r}: want versions such as '>=2.11,<2.16'") from None
+
+
+def _laws(pattern: str, ids: Sequence[str], aliases: dict[str, str], refuse: Refuse) -> tuple[str, ...]:
+    if pattern.startswith("!"):
+        raise refuse("law", f"law = {pattern!r}: want what it is about, not what it is not")
+    try:
+        return tuple(select_ids(ids, [pattern], aliases))
+    except UsageError as error:
+        raise refuse("law", str(error)) from None

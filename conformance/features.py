@@ -1,0 +1,279 @@
+"""Features: the departures of a case from the plainest one.
+
+The plainest case is one float32 tensor, contiguous, of two elements on a 1-D mesh of two ranks, replicated or evenly sharded, used once
+by one call that goes forward. Everything else that a case has is a feature. A report counts the features that a run reached and
+lists those that it missed; a finding carries those of its smallest case; an expectation names those that it needs.
+
+The catalogue is closed: :data:`FEATURES` holds every name, and for a few families a pattern that ends in ``*``. The features of
+:func:`features_of` are read from the fields of the case alone; those marked *seen by a rank* only a run can tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from conformance.calls import of_steps
+from conformance.case import Case
+from conformance.departures import of_layout, of_mesh, of_operands, of_shape, of_state, of_tensor
+from reference.mesh import Mesh
+from reference.notation import NotationError, parse_shape
+from reference.placement import REDUCE_OPS
+from reference.tensors import DTYPES, MEMORIES, TensorSpec
+
+if TYPE_CHECKING:
+    from conformance.law import Law
+
+# The lines of the input space: what a generator must reach.
+LINES: dict[str, dict[str, str]] = {
+    "sizes": {
+        "uneven": "the ranks of a sharded tensor hold local tensors of different shapes",
+        "empty-shard": "a rank holds nothing of a tensor that has elements",
+        "size-0": "a tensor dim of extent 0",
+        "size-1": "a tensor dim of extent 1",
+        "0-d": "a tensor without dims",
+        "broadcast": "operands of different shapes that broadcast",
+        "extents-differ": "operands of different extents along a dim that both shard",
+    },
+    "what is judged": {
+        "several-outputs": "a call that gives several tensors, each of which is judged",
+        "view": "a call whose result shares memory with an operand, which is judged too",
+    },
+    "partial inputs": {
+        **{f"partial:{op}": f"contributions whose reduction by {op} is pending" for op in REDUCE_OPS},
+        "partial-twice": "reductions pending along two mesh dims",
+        "partial-mixed": "sum pending along one mesh dim, avg along another",
+        "masked": "the pending sum of masked row lookups",
+        "cancelling": "contributions that cancel to 0 everywhere",
+    },
+    "programs": {
+        "program": "more than one call",
+        "reused": "one tensor consumed twice",
+        "redistributed": "a redistribution between calls",
+        "op:*": "seen by a rank: an overload that ran",
+    },
+    "history": {
+        "history": "the world must have served other cases before",
+        "bystander": "something else is done first that must not matter: another mesh view, another op",
+        "repeated": "the same thing done twice on the same objects",
+    },
+    "arguments": {
+        "negative-dim": "a dim argument that counts from the end",
+        "dim-tuple": "several dims in one argument",
+        "dim-none": "None for a dim argument",
+        "keepdim": "a reduction that keeps its dims",
+        "scalar:int": "a Python int as operand",
+        "scalar:float": "a Python float as operand",
+        "scalar:bool": "a Python bool as operand",
+        "scalar:tensor": "a plain 0-d tensor as operand",
+        "plain-operand": "a plain tensor beside a sharded one",
+        "unlike-placements": "operands that are placed differently",
+        "tie": "elements that are equal, for ops that choose among them",
+        "option:*": "a keyword argument by name, other than dim and keepdim",
+    },
+    "in place": {
+        "in-place": "a call that changes an operand",
+        "write-through-view": "a call that changes an operand through a view of it",
+        "out-argument": "a result written into a given tensor",
+    },
+    "backward": {
+        "backward": "gradients are judged",
+        "incoming-elsewhere": "the incoming gradient has other placements than the output",
+    },
+    "meshes": {
+        "mesh-2d": "a mesh of two dims",
+        "mesh-3d": "a mesh of three dims or more",
+        "unit-mesh-dim": "a mesh dim of size 1",
+        "permuted": "a mesh whose table of ranks does not ascend",
+        "submesh": "ranks of the world that are outside the mesh",
+        "two-meshes": "two different meshes in one case",
+        "mesh-view": "a slice, a flattened or an unflattened part of a mesh",
+        "named-mesh": "mesh dims that have names",
+        "world:*": "a world of so many ranks, other than 2",
+        "nested": "two mesh dims shard the same tensor dim",
+    },
+    "strided shards": {
+        "strided": "a strided shard, as source or target",
+        "strided-lone": "a strided shard of a dim that no mesh dim to the right shards",
+        "strided-stacked": "two strided shards of one tensor dim",
+        "strided-uneven": "a strided shard whose runs are not all of one length",
+    },
+    "placements given oddly": {
+        "negative-shard": "a placement that counts its dim from the end",
+        "few-placements": "fewer placements than mesh dims",
+        "many-placements": "more placements than mesh dims",
+        "dim-out-of-range": "a placement of a dim that the tensor does not have",
+        "mixed-partials": "reductions that may not stand side by side",
+    },
+    "dtypes": {
+        **{f"dtype:{name}": f"a tensor of {name}" for name in DTYPES if name != "float32"},
+        "type-promotion": "operands of different dtypes",
+    },
+    "memory": {
+        "noncontiguous": "a tensor that is not contiguous",
+        **{f"memory:{memory}": f"a tensor whose memory is {memory}" for memory in MEMORIES if memory != "plain"},
+    },
+    "checkpoints": {
+        "reshard": "loaded with another layout than it was saved with",
+        "reworld": "loaded in a world of another size",
+        "plain-tensor": "a plain tensor in a checkpoint",
+        "kinds-crossed": "saved as a DTensor and loaded as a plain tensor, or the other way round",
+        "cast": "loaded into another dtype",
+        "several-tensors": "more than one tensor in a checkpoint",
+        "nested-state": "a state of dicts and lists",
+        "odd-keys": "keys that are numbers or hold dots",
+        "empty-container": "an empty dict, list or tuple in a state",
+        "other-values": "values that are no tensors in a state",
+        "stateful": "an object that hands out and takes back its state",
+        "alias": "one tensor under two keys",
+        "other-state": "loaded into another state than the one that was saved",
+        "storage-option": "an option of the writer or the planner",
+        "saved-twice": "a checkpoint that was saved before, or read before",
+    },
+    "outcomes": {
+        "must-refuse": "something without meaning, which every rank must refuse",
+    },
+}  # fmt: skip
+
+#: every feature or pattern, with its meaning and the line of the input space that it belongs to
+FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
+PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
+
+BYSTANDERS = frozenset({"bystander", "first", "before"})
+MESH_VIEWS = frozenset({"slice", "flatten", "of", "groups", "unflatten"})
+STORAGE_OPTIONS = frozenset({"threads", "files", "dedup", "cache", "overwrite", "plan", "async"})
+
+
+def known(feature: str) -> bool:
+    """Whether the catalogue has this feature, by its name or by the pattern of its family."""
+    return feature in FEATURES or (not feature.endswith("*") and any(feature.startswith(p) and feature != p for p in PATTERNS))
+
+
+def line_of(feature: str) -> str:
+    """The line of the input space that a known feature belongs to. Raises ``KeyError``."""
+    for line, names in LINES.items():
+        if feature in names or any(name.endswith("*") and feature.startswith(name[:-1]) for name in names):
+            return line
+    raise KeyError(feature)
+
+
+def missing(reached: Iterable[str]) -> list[str]:
+    """The features of the catalogue that are not among ``reached``, patterns included when nothing of their family is."""
+    seen = set(reached)
+    return [name for name in FEATURES if name not in seen and not (name.endswith("*") and any(s.startswith(name[:-1]) for s in seen))]
+
+
+def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
+    """The departures of a case from the plainest one, as far as its fields tell, with those that its law adds."""
+    found = set(_of_fields(case.fields))
+    if case.after:
+        found.add("history")
+    if "backward" in case.law or "grad" in case:
+        found.add("backward")
+    if law is not None and law.features is not None:
+        found |= law.features(case)
+    return frozenset(found)
+
+
+@lru_cache(8192)
+def _of_fields(fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    case = Case("", fields)
+    found: set[str] = set()
+    specs = dict(_tensors(case))
+    meshes = case.meshes
+    for name in (field for field, _ in fields if field == "mesh" or field.startswith("mesh.")):
+        mesh = case.mesh(name)
+        found |= of_mesh(mesh, _world(case, name, mesh))
+    if len(set(meshes)) > 1 and "mesh.load" not in case:
+        found.add("two-meshes")
+    if case.world != 2:
+        found.add(f"world:{case.world}")
+    on = str(meshes[0]) if meshes else ""
+    for spec in specs.values():
+        found |= of_tensor(spec, on)
+    for shape in (parse_shape(case.get("shape")),) if "shape" in case else ():
+        found |= of_shape(shape)
+        found |= set().union(*(of_layout(shape, on, text) for text in _targets(case, "")))
+    if "steps" in case:
+        found.update(of_operands(specs.values()))
+        found |= of_steps(case.get("steps"))
+    names = {name for name, _ in fields}
+    if names & BYSTANDERS:
+        found.add("bystander")
+    if names & MESH_VIEWS:
+        found.add("mesh-view")
+    if case.get("names", "none") != "none":
+        found.add("named-mesh")
+    if "attempt" in names:
+        found.add("must-refuse")
+    if "dtype" in case and case.get("dtype") != "float32" and f"dtype:{case.get('dtype')}" in FEATURES:
+        found.add(f"dtype:{case.get('dtype')}")
+    load_mesh = case.get("mesh.load", on)
+    for name, text in specs.items():
+        for target in _targets(case, name):
+            found |= of_layout(parse_shape(text.partition(":")[0]), load_mesh, target)
+    found.update(_of_checkpoint(case, specs))
+    return frozenset(found)
+
+
+def _tensors(case: Case) -> Iterator[tuple[str, str]]:
+    """The fields of a case that are tensors: one letter, or a letter and a digit, and the text of a tensor."""
+    for name, value in case.fields:
+        if re.fullmatch(r"[a-z]\d?", name) and _spec(value) is not None:
+            yield name, value
+
+
+@cache
+def _spec(text: str) -> TensorSpec | None:
+    try:
+        return TensorSpec.parse(text)
+    except NotationError:
+        return None
+
+
+def _world(case: Case, name: str, mesh: Mesh) -> int:
+    """How many ranks there are where a mesh is used: a save and a load have worlds of their own."""
+    if "mesh.load" in case or "world.save" in case or "world.load" in case:
+        return case.integer("world.load" if name == "mesh.load" else "world.save", max(mesh.ranks) + 1)
+    return case.world
+
+
+def _targets(case: Case, name: str) -> list[str]:
+    """Placements that the tensor ``name`` is to have later, or passes through."""
+    wanted = [f"to.{name}" if f"to.{name}" in case else "to", "via"]
+    return [case.get(field) for field in wanted if field in case]
+
+
+def _of_checkpoint(case: Case, specs: dict[str, str]) -> Iterator[str]:
+    """What a case of two ends, a save and a load, departs in."""
+    named = {name for name, _ in case.fields}
+    if named & STORAGE_OPTIONS:
+        yield "storage-option"
+    for field in ("state", "into"):
+        if field in case:
+            yield from of_state(case.get(field))
+    if "into" in case:
+        yield "other-state"
+    if not any(name == "mesh.load" or name.startswith(("to.", "world.")) for name in named):
+        return
+    if len(specs) > 1:
+        yield "several-tensors"
+    mesh, load_mesh = case.mesh(), Mesh.parse(case.get("mesh.load", case.get("mesh")))
+    saved_in, loaded_in = case.integer("world.save", max(mesh.ranks) + 1), case.integer("world.load", max(load_mesh.ranks) + 1)
+    if saved_in != loaded_in:
+        yield "reworld"
+    for name, text in specs.items():
+        spec = TensorSpec.parse(text)
+        saved = "-" if spec.placements is None else ",".join(map(str, spec.placements))
+        loaded = case.get(f"to.{name}", case.get("to", "same"))
+        loaded = saved if loaded == "same" else loaded
+        if "-" in (saved, loaded):
+            yield "plain-tensor"
+            if saved != loaded:
+                yield "kinds-crossed"
+        elif (saved, mesh) != (loaded, load_mesh):
+            yield "reshard"
+        if case.get("dtype", spec.dtype) != spec.dtype:
+            yield "cast"

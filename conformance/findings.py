@@ -1,0 +1,120 @@
+"""From a deviating verdict to a finding: confirmed in a fresh world, shrunk, with the history that it needs.
+
+A fault that a fresh world shows from its case alone is shrunk and confirmed again. One that it does not show gets the cases
+that its world had served before, cut down to those that matter. What does not repeat either way is unconfirmed: listed,
+never reported as a finding.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from conformance.case import Case
+from conformance.features import features_of
+from conformance.search import Plan, Shrinker, reduce_history
+from conformance.verdict import Verdict, finding_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conformance.law import Law
+    from conformance.world import Pool
+
+HISTORY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A deviation that repeats. ``case`` is the smallest one found, ``raw_case`` the first one met; ``confirmed`` is k of n
+    fresh worlds that showed it."""
+
+    id: str
+    law: str
+    kind: str
+    check: str
+    signature: str
+    status: Literal["new", "expected"]
+    message: str
+    case: Case
+    raw_case: Case
+    features: tuple[str, ...]
+    verdict: Verdict
+    minimal: bool = False
+    shrink_calls: int = 0
+    confirmed: tuple[int, int] = (0, 0)
+    note: str = ""
+
+    @classmethod
+    def of(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:
+        """The finding that ``verdict`` makes."""
+        features = tuple(sorted(features_of(verdict.case, law) | set(verdict.features)))
+        return cls(
+            id=finding_id(verdict.signature, features),
+            law=law.id,
+            kind=verdict.kind or "",
+            check=verdict.check,
+            signature=verdict.signature,
+            status=status,
+            message=verdict.message,
+            case=verdict.case,
+            raw_case=raw_case,
+            features=features,
+            verdict=verdict,
+        )
+
+
+@dataclass
+class Confirmer:
+    """Turns the first verdict of a new signature into a finding, or into nothing when it does not repeat."""
+
+    plan: Plan
+    pool: Pool
+    memory: dict[Case, Verdict]
+    shrink_seconds: float
+    known: Callable[[Verdict], bool]
+
+    def confirm(self, first: Verdict, drawn: bool) -> Finding | None:
+        """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history."""
+        law = self.plan.law
+        again = self.pool.fresh(law, first.case)
+        if again.signature != first.signature:
+            return self._with_history(first)
+        shrinker = Shrinker(self.plan, self.pool, self.memory, self.shrink_seconds, self.known)
+        shrunk = shrinker.shrink(first, drawn)
+        last = self.pool.fresh(law, shrunk.case) if shrunk.case != first.case else again
+        if last.signature != first.signature:
+            last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
+        seen = 2 if last is not again else 1
+        found = Finding.of(law, last, first.case)
+        note = "" if shrunk.minimal else "not minimal: no smaller case was found within the time for shrinking"
+        return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
+
+    def _with_history(self, first: Verdict) -> Finding | None:
+        law, tries = self.plan.law, 0
+
+        def verdict_after(history: tuple[Case, ...]) -> Verdict:
+            nonlocal tries
+            tries += 1
+            return self.pool.fresh(law, first.case.with_after(history))
+
+        if not first.history:
+            return None
+        shown = verdict_after(first.history)
+        if shown.signature != first.signature:
+            return None
+
+        def shows(history: tuple[Case, ...]) -> bool:
+            nonlocal shown
+            verdict = verdict_after(history)
+            if verdict.signature != first.signature:
+                return False
+            shown = verdict
+            return True
+
+        deadline = time.monotonic() + min(HISTORY_SECONDS, max(self.shrink_seconds, 1.0))
+        reduce_history(first.history, shows, deadline)
+        found = Finding.of(law, shown, first.case)
+        note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
+        return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)

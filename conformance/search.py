@@ -1,0 +1,218 @@
+"""The search: Hypothesis draws cases under a fixed seed, worlds judge them in batches, and each new signature is shrunk apart.
+
+Hypothesis never sees a failure that was not asked for. In the first pass nothing fails: cases are drawn, fed to the pool and
+remembered with their verdicts. Then, for one signature at a time, the same seed is replayed from memory and only that signature
+fails, so that only shrink candidates reach a world. What the enumerator found is shrunk in the same way, over the law's
+``narrow`` strategy: cases no larger than the one found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from conformance.case import Case
+from conformance.law import Law, Limits
+from conformance.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from conformance.world import Pool
+
+SHRINK_SECONDS = 10.0
+NARROW_DRAWS = 80
+SCALE = {"smoke": 1, "ci": 8, "nightly": 60}
+
+
+class Enough(BaseException):
+    """Ends a drawing early. No ``Exception``: Hypothesis would take one for a failing example."""
+
+
+def seed_of(seed: int, law_id: str) -> int:
+    """The seed of one law's draws: a function of the run's seed and the law alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {law_id}".encode()).digest()[:6], "big")
+
+
+def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[Case], None], *, shrink: bool = False) -> None:
+    """Give ``take`` up to ``count`` cases of ``strategy``: the same ones, in the same order, for the same arguments.
+
+    Whatever ``take`` raises comes out as it is; with ``shrink`` an ``Exception`` of it is shrunk first.
+    """
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, Verbosity
+
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+
+    @hypothesis.settings(
+        max_examples=count,
+        phases=phases,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    @hypothesis.seed(seed)
+    @hypothesis.given(strategy)
+    def drawn(case: Case) -> None:
+        take(case)
+
+    drawn()
+
+
+@dataclass
+class Plan:
+    """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them."""
+
+    law: Law
+    limits: Limits
+    seed: int
+    sweeps: int
+    draws: int
+    shard: tuple[int, int] = (1, 1)
+
+    @classmethod
+    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1)) -> Plan:
+        scale = SCALE[profile]
+        return cls(law, limits, seed_of(seed, law.id), law.sweeps * scale, law.draws * scale, shard)
+
+    def feed(self, take: Callable[[Case, bool], None]) -> None:
+        """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
+        number = 0
+        seen: set[Case] = set()
+
+        def offer(case: Case, drawn: bool) -> None:
+            nonlocal number
+            number += 1
+            mine = (number - 1) % self.shard[1] == self.shard[0] - 1
+            if case in seen or not mine:
+                return
+            seen.add(case)
+            if case.world <= self.limits.world_size:
+                take(case, drawn)
+
+        if self.law.sweep is not None and self.sweeps:
+            cases = self.law.sweep(self.limits)
+            for at in range(min(self.sweeps, len(cases))):
+                offer(cases[at], False)
+        if self.law.draw is not None and self.draws:
+            draw(self.law.draw(self.limits), self.seed, self.draws, lambda case: offer(case, True))
+
+
+@dataclass
+class Shrunk:
+    """The smallest case found that shows a signature. ``minimal`` says whether the search for a smaller one was finished."""
+
+    case: Case
+    verdict: Verdict
+    minimal: bool
+    calls: int
+
+
+class _Shown(Exception):
+    """The case at hand shows the signature that is being shrunk."""
+
+
+@dataclass
+class Shrinker:
+    """Shrinks one signature of one law, with the verdicts that the first pass remembered.
+
+    A verdict that is ``known`` (expected) does not show the signature: a new fault must not shrink into an old one.
+    """
+
+    plan: Plan
+    pool: Pool
+    memory: dict[Case, Verdict]
+    seconds: float = SHRINK_SECONDS
+    known: Callable[[Verdict], bool] = lambda verdict: False
+    calls: int = field(default=0, init=False)
+
+    def shrink(self, first: Verdict, drawn: bool) -> Shrunk:
+        """The smallest case with the signature of ``first``, which the drawing (or else the enumerator) came upon."""
+        law = self.plan.law
+        start = Shrunk(first.case, first, False, 0)
+        self._deadline = time.monotonic() + self.seconds
+        if drawn and law.draw is not None:
+            return self._replay(law.draw(self.plan.limits), self.plan.draws, first.signature) or start
+        if law.narrow is None:
+            return start
+        strategy = law.narrow(first.case)
+        near: list[Case] = []
+        draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
+        self._judge([case for case in dict.fromkeys(near) if case not in self.memory])
+        if not any(self._shows(self.memory[case], first.signature) for case in near):
+            return start
+        return self._replay(strategy, NARROW_DRAWS, first.signature) or start
+
+    def _shows(self, verdict: Verdict, signature: str) -> bool:
+        return verdict.signature == signature and not self.known(verdict)
+
+    def _judge(self, cases: Sequence[Case]) -> None:
+        self.calls += len(cases)
+        for case, verdict in zip(cases, self.pool.judge(self.plan.law, list(cases)), strict=True):
+            self.memory[case] = verdict
+
+    def _replay(self, strategy: SearchStrategy[Case], count: int, signature: str) -> Shrunk | None:
+        best: Verdict | None = None
+
+        def show(case: Case) -> None:
+            nonlocal best
+            if case not in self.memory:
+                if time.monotonic() > self._deadline:
+                    raise Enough
+                if case.world > self.plan.limits.world_size:
+                    return
+                self._judge([case])
+            verdict = self.memory[case]
+            if self._shows(verdict, signature):
+                best = verdict
+                raise _Shown
+
+        minimal = True
+        try:
+            draw(strategy, self.plan.seed, count, show, shrink=True)
+        except _Shown:
+            pass
+        except Enough:
+            minimal = False
+        except Exception:  # a verdict that did not repeat: Hypothesis calls it flaky
+            minimal = False
+        return None if best is None else Shrunk(best.case, best, minimal, self.calls)
+
+
+def reduce_history(history: Sequence[Case], shows: Callable[[tuple[Case, ...]], bool], deadline: float) -> tuple[Case, ...]:
+    """The cases of ``history`` that are needed for ``shows`` to hold, by delta debugging; the last ones tried first."""
+    kept, parts = tuple(history), 2
+    while len(kept) >= 1 and time.monotonic() < deadline:
+        size = max(1, -(-len(kept) // parts))
+        pieces = [kept[at : at + size] for at in range(0, len(kept), size)]
+        smaller = _first(pieces, kept, shows, deadline)
+        if smaller is not None:
+            kept, parts = smaller, max(2, min(parts, len(smaller)))
+        elif size == 1:
+            break
+        else:
+            parts = min(len(kept), parts * 2)
+    return kept
+
+
+def _first(
+    pieces: list[tuple[Case, ...]], kept: tuple[Case, ...], shows: Callable[[tuple[Case, ...]], bool], deadline: float
+) -> tuple[Case, ...] | None:
+    candidates: list[tuple[Case, ...]] = list(reversed(pieces))
+    if len(pieces) > 2:
+        candidates += [tuple(case for other in pieces if other is not piece for case in other) for piece in reversed(pieces)]
+    for candidate in candidates:
+        if time.monotonic() > deadline:
+            return None
+        if len(candidate) < len(kept) and shows(candidate):
+            return candidate
+    return None
+
+

@@ -1,0 +1,52 @@
+"""The targets that need no config file, and whether this machine has the devices that a target asks for."""
+
+from __future__ import annotations
+
+from conformance.errors import UsageError
+from conformance.target.target import Target
+
+GPU_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+
+BUILTIN = {
+    "gloo": Target(),
+    "nccl": Target(name="nccl", device="cuda", backend="nccl", dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0),
+    "cuda-gloo": Target(name="cuda-gloo", device="cuda", backend="gloo", dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0),
+}
+
+
+def devices_needed(target: Target, ranks: int) -> int:
+    """How many accelerators a world of ``ranks`` takes: NCCL wants one for each rank, other backends share them."""
+    if target.device == "cpu":
+        return 0
+    return ranks if "nccl" in target.backend else 1
+
+
+def devices_seen(target: Target) -> int:
+    """How many devices of the target's type this process sees; 0 where torch does not know the type."""
+    import torch
+
+    try:
+        return int(torch.get_device_module(target.device).device_count())
+    except (RuntimeError, AttributeError):
+        return 0
+
+
+def check_devices(target: Target, ranks: int) -> None:
+    """Raises :class:`UsageError`, which says how many devices are needed and seen, where there are too few.
+
+    A device type that its own ``setup`` has yet to register cannot be counted here: its ranks will tell.
+    """
+    needed = devices_needed(target, ranks)
+    if not needed or (target.setup and target.device != "cuda"):
+        return
+    seen = devices_seen(target)
+    if seen >= needed:
+        return
+    import torch
+
+    kind = "GPU" if target.device == "cuda" else f"{target.device} device"
+    why = "one for each rank" if needed > 1 else "shared by the ranks"
+    built = "" if torch.version.cuda or target.device != "cuda" else f"; torch {torch.__version__} is built without CUDA"
+    raise UsageError(
+        f"target {target.name} with {ranks} rank{'s' * (ranks != 1)} needs {needed} {kind}{'s' * (needed != 1)} ({why}), {seen} seen{built}"
+    )

@@ -1,0 +1,92 @@
+"""The checkpoint storage of a target: which writer and reader stand behind its name, so that no law has to know.
+
+A storage is a pair of classes, a ``StorageWriter`` and a ``StorageReader``, whose first argument says where the checkpoint lies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.target.target import Target
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import Metadata
+    from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+
+
+@dataclass(frozen=True)
+class Storage:
+    """``writer`` and ``reader`` are ``module:Class``; ``options`` are the writer's, before those that a case asks for.
+
+    ``files``: whether a checkpoint is a folder of files whose extents its metadata names.
+    """
+
+    writer: str
+    reader: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    files: bool = False
+
+
+# Syncing every file costs more than all the rest of a small checkpoint and says nothing about its content.
+STORAGES = {
+    "filesystem": Storage(
+        "torch.distributed.checkpoint:FileSystemWriter",
+        "torch.distributed.checkpoint:FileSystemReader",
+        {"sync_files": False},
+        files=True,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where one stored item lies: bytes ``[start, end)`` of ``file``, which is ``size`` bytes long."""
+
+    name: str
+    file: str
+    start: int
+    end: int
+    size: int
+
+
+def storage(target: Target) -> Storage:
+    """The storage that a target names. Raises ``KeyError``, which names those that there are."""
+    if target.writer:
+        return Storage(target.writer, target.reader, dict(target.options))
+    if target.storage not in STORAGES:
+        raise KeyError(f"storage {target.storage!r} is none of {', '.join(STORAGES)}")
+    return STORAGES[target.storage]
+
+
+def writer(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageWriter:
+    """A writer of the target's storage for the checkpoint in ``folder``; ``options`` are keyword arguments of its class."""
+    found = storage(target)
+    return _load(found.writer)(folder, **{**found.options, **options})  # type: ignore[no-any-return]
+
+
+def reader(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageReader:
+    """A reader of the target's storage for the checkpoint in ``folder``."""
+    return _load(storage(target).reader)(folder, **options)  # type: ignore[no-any-return]
+
+
+def extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) -> list[Extent] | None:
+    """Where every stored item of a checkpoint lies, or ``None`` for a storage that keeps no files."""
+    if not storage(target).files:
+        return None
+    found = []
+    for index, info in (metadata.storage_data or {}).items():
+        path = Path(folder) / info.relative_path
+        size = path.stat().st_size if path.exists() else 0
+        name = f"{index.fqn}@{'-' if index.offset is None else ','.join(map(str, index.offset))}"
+        found.append(Extent(name, info.relative_path, info.offset, info.offset + info.length, size))
+    return found
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

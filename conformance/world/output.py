@@ -1,0 +1,28 @@
+"""What a rank leaves in files: its prints and its stacks."""
+
+from __future__ import annotations
+
+import os
+
+SHOWN = 4096
+LONGEST = 1 << 16
+
+
+def tail(path: str, since: int = 0) -> str:
+    """The end of a text file, from byte ``since`` on; from its beginning if it has been cut since."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since if since <= size else 0, size - SHOWN))
+            return file.read(SHOWN).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def whole(path: str) -> str:
+    """A text file, up to a limit."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(LONGEST).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,302 @@
+"""One rank: a process forked from the warm server that joins its world's process group and serves batches of cases."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import random
+import resource
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import thread as executors
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from conformance import compat
+from conformance.case import Case
+from conformance.here import Here, Rejected
+from conformance.laws import find
+from conformance.target import Target
+from conformance.verdict import Answer, Raised
+from conformance.world import protocol
+from conformance.world.output import tail
+from conformance.world.progress import IDLE, PARKED, RUNNING, Page
+
+FLUSH_SECONDS = 0.03
+SHOWN_ERROR = 4000
+SHOWN_FRAMES = 40
+LEAVE_SECONDS = 0.2  # for threads that end by themselves
+LARGEST_MEMORY = 4 << 30  # bytes that a rank on the CPU may ask for
+
+
+class LeftBehindError(Exception):
+    """A check left the process in a state that no later case may start from."""
+
+
+@dataclass
+class Rank:
+    """A rank of a live world, serving its driver at the other end of ``stream``."""
+
+    rank: int
+    world: int
+    target: Target
+    stream: socket.socket
+    page: Page
+
+    def __post_init__(self) -> None:
+        self._frames = protocol.Frames(protocol.ToRank)
+        self._waiting: deque[protocol.ToRank] = deque()
+        self._unsent: list[protocol.Said] = []
+        self._sent = time.monotonic()
+        self._meshes: dict[Any, Any] = {}
+        self._groups: list[tuple[str, Any]] = []
+        self._rng = torch.get_rng_state()
+        self._threads = threading.active_count()
+        self._spoilt = False
+
+    def serve(self) -> None:
+        """Until the driver says stop, or is gone."""
+        while True:
+            message = self._next()
+            if isinstance(message, protocol.Stop):
+                return
+            if isinstance(message, protocol.Batch):
+                self._run(message)
+
+    def _run(self, batch: protocol.Batch) -> None:
+        self.page.begin(self.rank)
+        total = self._counts()
+        for index, task in enumerate(batch.tasks):
+            self.page.enter(self.rank, batch.serial, index, RUNNING)
+            printed = os.fstat(1).st_size
+            answer = self._answer(task)
+            self._restore()
+            before, total = total, self._counts()
+            ran = {name: count - before.get(name, 0) for name, count in total.items() if count != before.get(name, 0)}
+            if answer.outcome == "held":
+                self.page.hold(self.rank, index)
+            output = "" if answer.outcome == "held" else self._output(printed)
+            self._unsent.append(protocol.pack_answer(batch.serial, index, answer, output, ran))
+            if answer.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
+                self._flush()
+            if answer.outcome == "raised":
+                self.page.enter(self.rank, batch.serial, index, PARKED)
+                self._park(protocol.Parked(batch.serial, index, total, ran, self._spoilt))
+                total = self._counts()
+        self._flush()
+        self._send(protocol.Done(batch.serial, *burden()))
+        self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
+
+    def _answer(self, task: protocol.Task) -> Answer:
+        here = Here(self.rank, self.world, self.target, task.folder, self._meshes)
+        here.stage = task.stage
+        try:
+            find(task.law).check(Case.parse(task.text), here)
+            self._look_around()
+        except Rejected as rejected:
+            return here.answer(rejected=str(rejected) or "rejected")
+        except BaseException as error:
+            return here.answer(raised=describe(error))
+        return here.answer()
+
+    def _look_around(self) -> None:
+        """Raises :class:`LeftBehindError` for what a check must not leave behind, here or on any rank."""
+        if not dist.is_initialized():
+            self._spoilt = True
+            raise LeftBehindError("the default process group is gone")
+        if threading.active_count() <= self._threads:
+            return
+        until = time.monotonic() + LEAVE_SECONDS
+        while (left := list(filter(_is_busy, threading.enumerate()))) and time.monotonic() < until:
+            left[0].join(0.01)
+        self._threads = threading.active_count()
+        if left:
+            self._spoilt = True
+            raise LeftBehindError(f"a thread still runs: {left[0].name}")
+
+    def _restore(self) -> None:
+        """Undo what a law may have changed for the whole process."""
+        torch.set_rng_state(self._rng)
+        random.seed(0)
+        if torch.get_default_dtype() != torch.float32:
+            torch.set_default_dtype(torch.float32)
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+        if torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(False)
+
+    def _park(self, parked: protocol.Parked) -> None:
+        """Wait until the driver knows that all ranks are here; show that the groups that it names still add up."""
+        self._send(parked)
+        held_back: deque[protocol.ToRank] = deque()
+        while not isinstance(message := self._next(), protocol.Go):
+            if isinstance(message, protocol.Stop):
+                leave(0)
+            held_back.append(message)
+        self._waiting.extendleft(reversed(held_back))
+        try:
+            for name, group in self._live_groups():
+                if name in message.prove or protocol.EVERY_GROUP in message.prove:
+                    self._prove(group)
+        except Exception as error:
+            self._send(protocol.Failed(describe(error).text))
+            self._wait_for_the_end()
+
+    def _prove(self, group: Any) -> None:
+        ones = torch.ones(1, device=self.target.device)
+        dist.all_reduce(ones, group=group)
+        if ones.item() != dist.get_world_size(group):
+            raise RuntimeError("a group no longer adds up")
+
+    def _wait_for_the_end(self) -> NoReturn:
+        while not isinstance(self._next(), protocol.Stop):
+            pass
+        leave(0)
+
+    def _live_groups(self) -> list[tuple[str, Any]]:
+        """The process groups of this rank, in the order in which all its members name them."""
+        world = compat.name("groups")
+        if len(self._groups) != len(world.pg_map):
+            named = [(str(world.pg_names[group]), group) for group in world.pg_map]
+            self._groups = sorted(named, key=lambda item: (len(item[0]), item[0]))
+            self._flush()
+            self._send(protocol.Groups({name: tuple(world.pg_group_ranks[group]) for name, group in self._groups}))
+        return self._groups
+
+    def _counts(self) -> dict[str, int]:
+        """How many collectives each group has run; empty where the backend does not count."""
+        try:
+            return {name: group._get_sequence_number_for_group() for name, group in self._live_groups()}
+        except Exception:
+            return {}
+
+    def _output(self, since: int) -> str:
+        """What this rank has printed after the first ``since`` bytes of its output, at most the last of it."""
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            pass
+        return tail("/dev/fd/1", since)
+
+    def _next(self) -> protocol.ToRank:
+        while not self._waiting:
+            self._waiting.extend(protocol.receive(self.stream, self._frames))
+        return self._waiting.popleft()
+
+    def _send(self, message: protocol.FromRank) -> None:
+        self.stream.sendall(protocol.frame(message))
+
+    def _flush(self) -> None:
+        if self._unsent:
+            self._send(protocol.Answers(tuple(self._unsent)))
+            self._unsent.clear()
+        self._sent = time.monotonic()
+
+
+def _is_busy(thread: threading.Thread) -> bool:
+    """Whether a thread is neither the main one nor an executor's, which waits for work for as long as the process lives."""
+    return thread is not threading.main_thread() and getattr(thread, "_target", None) is not executors._worker  # type: ignore[attr-defined]
+
+
+def describe(error: BaseException) -> Raised:
+    """An exception as data."""
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"(its text raised {type(second).__name__})"
+    return Raised(type(error).__name__, text[:SHOWN_ERROR], "\n".join(_frames(error.__traceback__))[: 2 * SHOWN_ERROR])
+
+
+def _frames(trace: TracebackType | None) -> Iterator[str]:
+    # no source lines: reading them costs more than a case
+    for frame, line in list(traceback.walk_tb(trace))[-SHOWN_FRAMES:]:
+        yield f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+
+
+def burden() -> tuple[int, int]:
+    """How many descriptors this process has open, and how many bytes of it are resident; zero where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            pages = int(file.read().split()[1])
+        return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
+    except OSError:
+        return 0, 0
+
+
+def redirect(folder: str, rank: int) -> None:
+    """Send all that this process prints, C++ included, to a file of its own; stacks, asked for by signal, to another."""
+    output = os.open(f"{folder}/rank-{rank}.out", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, place in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, place)
+    os.close(output)
+    os.close(nothing)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    stacks = open(f"{folder}/rank-{rank}.stack", "a")  # noqa: SIM115
+    faulthandler.enable(stacks)
+    faulthandler.register(protocol.DUMP_SIGNAL, stacks, all_threads=True)
+
+
+def start(rank: int, world: int, target: Target, folder: str, port: int) -> None:
+    """Join the world's process group, as the target says: ``{folder}`` and ``{port}`` in its ``init_method`` are this world's own."""
+    if target.setup:
+        module, _, function = target.setup.partition(":")
+        getattr(importlib.import_module(module), function)()
+    if target.device == "cpu":
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (LARGEST_MEMORY if limit < 0 else min(limit, LARGEST_MEMORY), limit))
+    else:
+        devices = torch.get_device_module(target.device)
+        devices.set_device(rank % devices.device_count())
+    dist.init_process_group(
+        target.backend,
+        init_method=(target.init_method or "file://{folder}/store").format(folder=folder, port=port),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=max(60.0, 6 * target.timeout)),
+    )
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, whatever its threads are doing."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os._exit(code)
+
+
+def main(rank: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) -> NoReturn:
+    """What the server's child runs."""
+    code = 1
+    try:
+        redirect(spawn.folder, rank)
+        page = Page(f"{spawn.folder}/progress", spawn.size)
+        try:
+            start(rank, spawn.size, target, spawn.folder, spawn.port)
+        except BaseException as error:
+            traceback.print_exc()
+            text = " ".join(describe(error).text.split())[:500]
+            stream.sendall(protocol.frame(protocol.Failed(f"{type(error).__name__}: {text}")))
+            leave(1)
+        stream.sendall(protocol.frame(protocol.Ready()))
+        Rank(rank, spawn.size, target, stream, page).serve()
+        code = 0
+    except (EOFError, ConnectionError):
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    leave(code)

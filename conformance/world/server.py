@@ -1,0 +1,236 @@
+"""The warm server: imports everything once, then forks ranks when asked to, and reaps them.
+
+It has one thread and never runs a collective, so that its children start with a clean runtime. It ends, and takes its ranks with it, when its
+driver does: the kernel signals it, and its stream to the driver ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from conformance.world import protocol
+
+DUMP_SIGNAL = signal.SIGUSR1
+PR_SET_PDEATHSIG = 1
+LARGEST_OUTPUT = 1 << 20
+KEPT_OUTPUT = 1 << 14
+
+
+def die_with_parent(number: int) -> None:
+    """Ask the kernel for a signal when the parent's thread that made this process ends. Nothing where there is no such call."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    except (AttributeError, OSError):
+        pass
+
+
+class Server:
+    """Forks, signals and reaps the ranks of all worlds of one driver."""
+
+    def __init__(self, control: socket.socket, folder: str, driver: int) -> None:
+        self._control = control
+        self._folder = folder
+        self._driver = driver
+        self._frames = protocol.Frames(protocol.ToServer)
+        self._ranks: dict[int, tuple[int, int]] = {}
+        self._outputs: dict[int, str] = {}
+        self._descriptors: list[int] = []
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        os.set_blocking(self._woken, False)
+
+    def guard(self) -> None:
+        """End with the driver, whatever this process is doing; leave interrupts to the driver."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._terminated)
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != self._driver:
+            self.end()
+
+    def _terminated(self, _number: int, _frame: object) -> None:
+        # the same signal comes when a thread of a driver that lives on ends
+        if os.getppid() != self._driver:
+            self.end()
+
+    def end(self) -> NoReturn:
+        """Kill every rank, remove the pool's folder, and go."""
+        self._kill_all()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
+
+    def _kill_all(self) -> None:
+        for pid in self._ranks:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for pid in self._ranks:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                pass
+
+    def serve(self) -> None:
+        """Until the driver closes its end."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._say(protocol.Hello(preload()))
+        while True:
+            readable, _, _ = select.select([self._control, self._woken], [], [], 0.2)
+            if self._woken in readable:
+                os.read(self._woken, 4096)
+            self._reap()
+            if self._control in readable:
+                self._listen()
+            if os.getppid() != self._driver:
+                self.end()
+            self._trim()
+
+    def _listen(self) -> None:
+        data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
+        if not data:
+            self.end()
+        self._descriptors += descriptors
+        for message in self._frames.feed(data):
+            if isinstance(message, protocol.Spawn):
+                self._spawn(message)
+            elif isinstance(message, protocol.Signal):
+                for pid in [pid for pid, (world, _) in self._ranks.items() if world == message.world]:
+                    os.kill(pid, message.signal)
+
+    def _spawn(self, spawn: protocol.Spawn) -> None:
+        mine, self._descriptors = self._descriptors[: spawn.size], self._descriptors[spawn.size :]
+        pids: list[int] = []
+        problem = ""
+        try:
+            for rank in range(spawn.size):
+                pid = os.fork()
+                if pid == 0:
+                    self._become(rank, spawn, mine)
+                self._ranks[pid] = (spawn.world, rank)
+                self._outputs[pid] = f"{spawn.folder}/rank-{rank}.out"
+                pids.append(pid)
+        except OSError as error:
+            problem = f"cannot fork: {error}"
+        for descriptor in mine:
+            os.close(descriptor)
+        self._say(protocol.Spawned(spawn.world, tuple(pids), problem))
+
+    def _become(self, rank: int, spawn: protocol.Spawn, descriptors: list[int]) -> NoReturn:
+        """Turn a forked child into a rank."""
+        try:
+            server = os.getppid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(1)
+            self._control.close()
+            for descriptor in (self._woken, self._waker, *descriptors[:rank], *descriptors[rank + 1 :], *self._descriptors):
+                os.close(descriptor)
+            from conformance.target import Target
+            from conformance.world import rank as ranks
+
+            ranks.main(rank, spawn.size, read_target(spawn.target, Target), spawn.folder, socket.socket(fileno=descriptors[rank]))
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._ranks:
+                world, rank = self._ranks.pop(pid)
+                del self._outputs[pid]
+                self._say(protocol.Exited(world, rank, os.waitstatus_to_exitcode(status)))
+
+    def _trim(self) -> None:
+        """Cut what a rank prints without end down to the last of it."""
+        for path in self._outputs.values():
+            try:
+                size = os.stat(path).st_size
+                if size > LARGEST_OUTPUT:
+                    with open(path, "r+b") as file:
+                        file.seek(size - KEPT_OUTPUT)
+                        kept = file.read(KEPT_OUTPUT)
+                        file.truncate(0)
+                        file.seek(0)
+                        file.write(kept)
+            except OSError:
+                pass
+
+    def _say(self, message: protocol.FromServer) -> None:
+        try:
+            self._control.sendall(protocol.frame(message))
+        except OSError:
+            self.end()
+
+
+def read_target(fields: dict[str, Any], kind: Any) -> Any:
+    """A target from what travelled of it."""
+    return kind(**{name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()})
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _written(name: str) -> bool:
+    import importlib
+
+    try:
+        importlib.import_module(f"conformance.laws.{name}")
+    except Exception:
+        return False
+    return True
+
+
+def preload() -> str:
+    """Import what ranks need; returns what went wrong, on one line, or nothing."""
+    try:
+        import torch
+        import torch.distributed.checkpoint
+        import torch.distributed.tensor  # noqa: F401
+
+        torch.set_num_threads(1)
+        from conformance import laws
+        from conformance.world import rank  # noqa: F401
+
+        laws.MODULES = tuple(filter(_written, laws.MODULES))  # TODO: remove once every chapter is written
+        laws.catalogue()
+    except BaseException as error:
+        text = " ".join(str(error).split())[:500]
+        return f"{type(error).__name__}: {text}"
+    gc.collect()
+    gc.freeze()
+    return ""
+
+
+def main(control: int, folder: str, driver: int) -> None:
+    """Entry point of the server's process."""
+    server = Server(socket.socket(fileno=control), folder, driver)
+    server.guard()
+    try:
+        server.serve()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    server.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,56 @@
+"""When is a rank that says nothing late? Time counts only while the driver looks, and mostly while no rank uses the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+LOOK_SECONDS = 0.05
+LONGEST_STEP = 0.25  # of the clock, however long the driver was away
+TICK = 0.011  # of CPU time, in seconds: less is noise
+
+
+@dataclass
+class Watch:
+    """The clocks of one world, in seconds since a rank last made progress: ``stuck`` counts all that the driver saw, ``quiet`` those since a
+    rank last used the CPU, ``busiest`` the CPU time of the rank that used most."""
+
+    stuck: float = 0.0
+    quiet: float = 0.0
+    busiest: float = 0.0
+    _progress: object = None
+    _at: float = 0.0
+    _used: dict[int, float] = field(default_factory=dict)
+    _first: dict[int, float] = field(default_factory=dict)
+
+    def look(self, now: float, progress: object, pids: Sequence[int]) -> bool:
+        """Take note of where the ranks are; ``progress`` is anything that differs once one has moved. False where it is too early to tell."""
+        if progress != self._progress:
+            self._progress, self._at = progress, now
+            self.stuck = self.quiet = self.busiest = 0.0
+            self._used, self._first = {}, {}
+            return False
+        if now - self._at < LOOK_SECONDS:
+            return False
+        step = min(now - self._at, LONGEST_STEP)
+        self._at = now
+        self.stuck += step
+        self.quiet = 0.0 if self._working(pids) else self.quiet + step
+        return True
+
+    def _working(self, pids: Sequence[int]) -> bool:
+        """Whether a rank has used the CPU since the last look, or is running or waiting for a disk right now."""
+        working = False
+        for pid in pids:
+            try:
+                process = psutil.Process(pid)
+                times, status = process.cpu_times(), process.status()
+            except psutil.Error:
+                continue
+            used = times.user + times.system
+            working |= used - self._used.get(pid, used) >= TICK or status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+            self.busiest = max(self.busiest, used - self._first.setdefault(pid, used))
+            self._used[pid] = used
+        return working

@@ -1,0 +1,229 @@
+"""Nested states: what is saved is a tree of dicts and lists whose leaves are tensors or other values.
+
+A state is written on one line, as Python would write it, without spaces::
+
+    {w:x,opt:{0:{step:3,"exp.avg":y}},names:["a",None],hook:stateful({n:b"ab"})}
+
+A bare word is a key where a key stands, and elsewhere the name of a tensor (:class:`Slot`), which stands beside the state; the
+same name twice is one tensor under two keys. ``stateful(...)`` is an object that hands out and takes back such a state.
+Printing is canonical, and parsing what was printed gives an equal state.
+
+A checkpoint does not keep the tree but its leaves, each under its *path joined by dots*. :func:`flatten` says which leaves there
+are: dicts are always opened; a list is opened when a tensor or a dict is somewhere in its lists; everything else is one
+leaf: numbers, texts, ``None``, tuples, sets, and lists of such. Nothing is stored for an empty dict.
+
+Source: the documentation of ``torch.distributed.checkpoint`` (``DefaultSavePlanner``, ``flatten_state_dict``).
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reference.notation import NotationError
+
+State = dict[str, Any]
+Path = tuple[str | int, ...]
+KEYWORD = "stateful"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor, by its name in the case."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Stateful:
+    """An object with ``state_dict()`` and ``load_state_dict()``, by the state that it holds."""
+
+    state: State
+
+
+class FlattenError(ValueError):
+    """Two leaves have one path, such as those of ``{"a":{"b":1},"a.b":2}``."""
+
+
+def parse_state(text: str) -> State:
+    """A state from its text. Raises :class:`NotationError`, which quotes the part that is no state."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise NotationError(f"state {text!r}: {error.msg}; want a dict such as {{w:x,n:[1,None]}}") from None
+    if not isinstance(node, ast.Dict):
+        raise NotationError(f"state {text!r}: want a dict such as {{w:x,n:[1,None]}}")
+    return dict(_read(node))
+
+
+def _read(node: ast.expr) -> Any:
+    match node:
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _read(value) for key, value in zip(keys, values, strict=True)}
+        case ast.List(elts=items):
+            return [_read(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_read(item) for item in items)
+        case ast.Name(id=name):
+            return Slot(name)
+        case ast.Call(func=ast.Name(id="stateful"), args=[ast.Dict() as state], keywords=[]):
+            return Stateful(_read(state))
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise NotationError(f"state: {ast.unparse(node)!r} is no number, text, tensor name, dict, list, tuple or set") from None
+
+
+def _key(node: ast.expr | None) -> str | int:
+    if isinstance(node, ast.Constant) and type(node.value) in (str, int):
+        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.Name | ast.Attribute):
+        return ast.unparse(node)
+    raise NotationError(f"state: {ast.unparse(node) if node else '**'!r} is no key: want a word, a text or a whole number")
+
+
+def format_state(state: object) -> str:
+    """The canonical text: the inverse of :func:`parse_state`."""
+    match state:
+        case Slot(name):
+            return name
+        case Stateful(inner):
+            return f"{KEYWORD}({format_state(inner)})"
+        case dict():
+            return "{" + ",".join(f"{_format_key(key)}:{format_state(value)}" for key, value in state.items()) + "}"
+        case list():
+            return "[" + ",".join(map(format_state, state)) + "]"
+        case tuple():
+            return "(" + ",".join(map(format_state, state)) + ("," if len(state) == 1 else "") + ")"
+        case set():
+            return "{" + ",".join(sorted(map(format_state, state))) + "}" if state else "set()"
+        case str():
+            return '"' + "".join(map(_escaped, state)) + '"'
+        case bytes():
+            return 'b"' + "".join(map(_escaped, state.decode("latin-1"))) + '"'
+    return repr(state).replace(" ", "")
+
+
+def _escaped(char: str) -> str:
+    if char.isascii() and char.isprintable() and char not in ' "\\':
+        return char
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\U{ord(char):08x}"
+
+
+def _format_key(key: str | int) -> str:
+    words = key.split(".") if isinstance(key, str) else []
+    bare = words and all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) and not keyword.iskeyword(word) for word in words)
+    return str(key) if bare else format_state(key)
+
+
+def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same tree with ``leaf`` applied to every slot and every other value; sets and what is in them stay as they are."""
+    match state:
+        case dict():
+            return {key: mapped(value, leaf) for key, value in state.items()}
+        case list():
+            return [mapped(value, leaf) for value in state]
+        case tuple():
+            return tuple(mapped(value, leaf) for value in state)
+        case Stateful(inner):
+            return Stateful(mapped(inner, leaf))
+    return leaf(state)
+
+
+def slots(state: Any) -> Iterator[str]:
+    """The names of the tensors of a state, each once, in the order in which they first stand there."""
+    seen: dict[str, None] = {}
+    mapped(state, lambda leaf: seen.setdefault(leaf.name) if isinstance(leaf, Slot) else None)
+    yield from seen
+
+
+def opens(value: Any) -> bool:
+    """Whether a value is a branch: its entries are stored apart. What is no branch is one leaf."""
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, list) and any(isinstance(entry, Slot) or isinstance(entry, Mapping | list) and opens(entry) for entry in value)
+
+
+def flatten(state: State) -> dict[str, tuple[Path, Any]]:
+    """Every leaf by its path joined by dots, with the path itself: keys as texts, positions in lists as numbers.
+
+    A :class:`Stateful` at the top counts as the state that it holds. Raises :class:`FlattenError`.
+    """
+    flat: dict[str, tuple[Path, Any]] = {}
+
+    def visit(path: Path, value: Any) -> None:
+        if not opens(value):
+            name = ".".join(map(str, path))
+            if name in flat:
+                raise FlattenError(f"two leaves are called {name!r}")
+            flat[name] = (path, value)
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                visit((*path, str(key)), entry)
+        else:
+            for position, entry in enumerate(value):
+                visit((*path, position), entry)
+
+    for key, value in state.items():
+        visit((str(key),), value.state if isinstance(value, Stateful) else value)
+    return flat
+
+
+def unflatten(leaves: Mapping[str, tuple[Path, Any]]) -> State:
+    """The tree that paths describe: keys are texts, gaps in lists are ``None``."""
+    root: State = {}
+    for path, value in leaves.values():
+        branch: Any = root
+        for step, following in zip(path, path[1:], strict=False):
+            branch = _entry(branch, step, [] if isinstance(following, int) else {})
+        _entry(branch, path[-1], value)
+    return root
+
+
+def _entry(branch: Any, step: str | int, default: Any) -> Any:
+    if isinstance(branch, list):
+        assert isinstance(step, int)
+        branch.extend([None] * (step + 1 - len(branch)))
+        if branch[step] is None:
+            branch[step] = default
+        return branch[step]
+    return branch.setdefault(step, default)
+
+
+def spoiled(value: Any) -> Any:
+    """A state of the same structure and the same types whose every value is another: a destination, before a load.
+
+    Slots stay; ``None``, which has no other value, and empty tuples, sets and lists become the text ``"unset"`` or hold it.
+    """
+    match value:
+        case bool():
+            return not value
+        case int() | float() | complex():
+            return value + 1
+        case str():
+            return value + "?"
+        case bytes():
+            return value + b"?"
+        case None:
+            return "unset"
+        case set():
+            return {*map(spoiled, value)} if value else {"unset"}
+        case list() if not value:
+            return ["unset"]
+        case tuple() if not value:
+            return ("unset",)
+        case Slot():
+            return value
+        case dict():
+            return {key: spoiled(entry) for key, entry in value.items()}
+        case list():
+            return [spoiled(entry) for entry in value]
+        case tuple():
+            return tuple(spoiled(entry) for entry in value)
+        case Stateful(inner):
+            return Stateful(spoiled(inner))
+    raise TypeError(f"no state holds a {type(value).__name__}")

@@ -1,0 +1,48 @@
+"""Checks of arguments, shared by all strategies: one error, one shape of message, raised when the strategy is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from hypothesis.errors import InvalidArgument
+
+T = TypeVar("T")
+
+
+def refuse(**arguments: object) -> str:
+    """``name=value`` for each argument: how every message of this package starts."""
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def check_count(name: str, value: object, least: int = 0) -> int:
+    """A whole number, ``least`` or more. Raises ``InvalidArgument``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{refuse(**{name: value})}: want a whole number, {least} or more")
+    return value
+
+
+def check_range(least: str, least_value: object, most: str, most_value: object, start: int = 0) -> tuple[int, int]:
+    """Two whole numbers in order. Raises ``InvalidArgument``."""
+    low, high = check_count(least, least_value, start), check_count(most, most_value, start)
+    if low > high:
+        raise InvalidArgument(f"{refuse(**{least: low, most: high})}: want {least} <= {most}")
+    return low, high
+
+
+def check_choices(name: str, value: Iterable[T] | str, known: Sequence[T] | None = None) -> tuple[T, ...]:
+    """One or more values, without repetition, each of them ``known``. Raises ``InvalidArgument``."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{refuse(**{name: value})}: want a sequence of choices")
+    chosen = tuple(dict.fromkeys(value))
+    if not chosen:
+        raise InvalidArgument(f"{name} is empty: want at least one choice")
+    strange = [choice for choice in chosen if known is not None and choice not in known]
+    if strange:
+        raise InvalidArgument(f"{name}: {strange[0]!r} is none of {', '.join(map(str, known or ()))}")
+    return chosen
+
+
+def check_sizes(name: str, value: Iterable[int], least: int = 0) -> tuple[int, ...]:
+    """One or more whole numbers, each ``least`` or more. Raises ``InvalidArgument``."""
+    return tuple(check_count(f"{name}[{at}]", size, least) for at, size in enumerate(check_choices(name, value)))

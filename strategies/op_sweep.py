@@ -1,0 +1,192 @@
+"""Every placement of every tensor argument of an op, by index.
+
+:class:`Sweep` is a sequence of samples that is never built as a whole. It has two parts. The first, a few dozen samples, is chosen: every
+variant of the op with every shard of every argument and with a pending sum, then each other reduction, dtype, an empty and
+a zero-size shard, a table of ranks that does not ascend, nested shards, on meshes of one and two dims with even and
+uneven sizes. The second is the full product of variants, meshes, sizes, dtypes and placements, in a fixed order that
+strides through it, so that any stretch is a fair sample.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import overload
+
+from reference.mesh import Mesh
+from reference.placement import Partial, Placement, Placements, Replicate, Shard
+from strategies.ops import Arg, Op, Sample, Variant, reducible, single_placements
+
+REDUCE_OPS = ("avg", "max", "min", "product")
+
+
+@dataclass(frozen=True)
+class Board:
+    """A mesh, and sizes for the dims of a variant in order of appearance."""
+
+    mesh: Mesh
+    sizes: tuple[int, ...]
+
+    def of(self, variant: Variant) -> dict[str, int]:
+        return variant.fits({name: self.sizes[at % len(self.sizes)] for at, name in enumerate(variant.symbols)})
+
+
+def _board(mesh: str, *sizes: int) -> Board:
+    return Board(Mesh.parse(mesh), sizes)
+
+
+UNEVEN = _board("2", 5, 3, 7, 3)
+EVEN = _board("2", 4, 6, 2, 4)
+THREE = _board("3", 7, 5, 4, 8)
+SHORT = _board("3", 2, 4, 1, 5)
+SMALL = _board("2", 1, 3, 2, 1)
+SQUARE = _board("2x2", 5, 6, 3, 7)
+SQUARE_EVEN = _board("2x2", 4, 8, 4, 8)
+ZERO = _board("2", 0, 3, 2, 3)
+ZERO_LAST = _board("2", 3, 0, 2, 3)
+PERMUTED = _board("2@1,0", 5, 4, 3, 2)
+BOARDS = (UNEVEN, EVEN, THREE, SQUARE, SMALL, SQUARE_EVEN, SHORT, ZERO, PERMUTED, ZERO_LAST)
+ROTATION = (UNEVEN, EVEN, UNEVEN, EVEN, THREE, EVEN, UNEVEN, SQUARE_EVEN, SMALL, EVEN, UNEVEN, SQUARE, EVEN)
+
+
+class Sweep(Sequence[Sample]):
+    """The samples of ``op`` whose meshes fit into ``world_size`` ranks."""
+
+    def __init__(self, op: Op, world_size: int = 4) -> None:
+        self.op = op
+        self.boards = tuple(board for board in BOARDS if max(board.mesh.ranks) < world_size)
+        self.chosen = tuple(sample for sample in _chosen(op) if max(sample.mesh.ranks) < world_size)
+
+    def __len__(self) -> int:
+        return len(self.chosen) + self._total
+
+    @overload
+    def __getitem__(self, at: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Sample]: ...
+
+    def __getitem__(self, at: int | slice) -> Sample | list[Sample]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return self.chosen[at] if at < len(self.chosen) else self._decode((at - len(self.chosen)) * self._stride % self._total)
+
+    @cached_property
+    def _blocks(self) -> tuple[tuple[int, Variant, Board, str, tuple[tuple[Placements, ...], ...]], ...]:
+        """For each variant, board and dtype: how many samples, and the choices of each argument."""
+        blocks = []
+        for variant, board in itertools.product(self.op.variants, self.boards):
+            for dtype in variant.dtypes:
+                choices = tuple(_choices(board.mesh.ndim, len(arg.dims), arg.dtype or dtype) for arg in variant.args)
+                blocks.append((math.prod(map(len, choices)), variant, board, dtype, choices))
+        return tuple(blocks)
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(count for count, *_ in self._blocks)
+
+    @cached_property
+    def _stride(self) -> int:
+        """About the golden part of the total, and coprime to it: multiples visit every index once, evenly spread."""
+        stride = max(1, round(self._total * 0.6180339887))
+        while math.gcd(stride, self._total) != 1:
+            stride += 1
+        return stride
+
+    def _decode(self, index: int) -> Sample:
+        for count, variant, board, dtype, choices in self._blocks:
+            if index < count:
+                placed = {}
+                for arg, options in zip(variant.args, choices, strict=True):
+                    index, at = divmod(index, len(options))
+                    placed[arg.name] = options[at]
+                return variant.sample(board.mesh, board.of(variant), placed, dtype)
+            index -= count
+        raise IndexError(index)
+
+
+@lru_cache(maxsize=1024)
+def _choices(mesh_ndim: int, ndim: int, dtype: str) -> tuple[Placements, ...]:
+    """All placements of one tensor; reductions are not mixed."""
+    singles = single_placements(ndim, dtype, ("sum", *REDUCE_OPS) if mesh_ndim == 1 else ("sum", "max"))
+    return tuple(row for row in itertools.product(singles, repeat=mesh_ndim) if len({p.op for p in row if isinstance(p, Partial)}) < 2)
+
+
+def _line(arg: Arg, dtype: str) -> list[Placement]:
+    """The placements that every variant must meet: each shard, and a pending sum."""
+    return single_placements(len(arg.dims), arg.dtype or dtype)[1:] or [Replicate()]
+
+
+def _row(variant: Variant, board: Board, r: int, shift: int, dtype: str = "") -> Sample:
+    """Sample ``r`` of a variant: every argument at its ``r``-th placement, arguments ``shift`` apart."""
+    chosen = dtype or variant.dtypes[0]
+    placed = {}
+    for j, arg in enumerate(variant.args):
+        line = _line(arg, chosen)
+        placed[arg.name] = tuple(line[(r + j * shift + k) % len(line)] for k in range(board.mesh.ndim))
+    return variant.sample(board.mesh, board.of(variant), placed, chosen)
+
+
+def _placed(variant: Variant, board: Board, *placements: Placement, dtype: str = "") -> Sample:
+    """Every argument placed as said, one after the other, the last one repeated; replicated where it cannot be."""
+    chosen = dtype or variant.dtypes[0]
+    placed = {}
+    for j, arg in enumerate(variant.args):
+        placement = placements[min(j, len(placements) - 1)]
+        if isinstance(placement, Shard) and placement.dim >= len(arg.dims) or isinstance(placement, Partial) and not reducible(arg.dtype or chosen, placement.op):
+            placement = Replicate()
+        placed[arg.name] = (placement,) * board.mesh.ndim
+    return variant.sample(board.mesh, board.of(variant), placed, chosen)
+
+
+@lru_cache(maxsize=1024)
+def _chosen(op: Op) -> tuple[Sample, ...]:
+    return tuple(dict.fromkeys(_choose(op)))
+
+
+def _choose(op: Op) -> Iterator[Sample]:
+    boards = itertools.cycle(ROTATION)
+    first, several = op.variants[0], len(op.variants[0].args) > 1
+    rows = [max(len(_line(arg, variant.dtypes[0])) for arg in variant.args) for variant in op.variants]
+    yield _placed(first, UNEVEN, Replicate())
+    for at, variant in enumerate(op.variants):
+        yield _row(variant, next(boards), 0, at % 2)
+    cycle = itertools.cycle(op.variants)
+    for reduce_op in ("sum", *REDUCE_OPS):
+        yield _placed(next(cycle), UNEVEN if reduce_op != "product" else EVEN, Partial(reduce_op))
+    for r in range(1, max(rows)):
+        for at, variant in enumerate(op.variants):
+            if r < rows[at]:
+                yield _row(variant, next(boards), r, (at + r) % 2 if several else 0)
+        if r == 1:
+            yield from _corners(op)
+    if op.pairs:
+        yield from _pairs(op)
+
+
+def _corners(op: Op) -> Iterator[Sample]:
+    """Further dtypes, empty and zero-size shards, a permuted mesh, nested shards: one sample each."""
+    cycle = itertools.cycle(op.variants)
+    for dtype in op.variants[0].dtypes[1:]:
+        yield _placed(op.variants[0], UNEVEN, Shard(0), dtype=dtype)
+    for board in (ZERO, PERMUTED, SHORT, SQUARE, ZERO_LAST):
+        yield _placed(next(cycle), board, Shard(0))
+    yield _placed(next(cycle), SHORT, Shard(1))
+    for dtype in op.variants[0].dtypes[1:3]:
+        yield _placed(op.variants[0], EVEN, Partial("sum"), dtype=dtype)
+
+
+def _pairs(op: Op) -> Iterator[Sample]:
+    """Pending reductions beside each other, beside a replicated and beside a sharded argument."""
+    variant = next((v for v in op.variants if len(v.args) > 1), op.variants[0])
+    for reduce_op in ("sum", "avg", "max", "min"):
+        pending = Partial(reduce_op)
+        for pair in ((pending, pending), (pending, Replicate()), (Replicate(), pending), (pending, Shard(0)), (Shard(1), pending)):
+            yield _placed(variant, EVEN if pair[0] == pending else UNEVEN, *pair)
+    yield _placed(variant, UNEVEN, Partial("sum"), Partial("max"))
+    yield _placed(variant, UNEVEN, Partial("avg"), Partial("sum"))

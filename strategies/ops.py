@@ -1,0 +1,197 @@
+"""Ops: what a user calls, on which tensors, in which variants.
+
+An :class:`Op` is a list of variants; a :class:`Variant` is a call and the tensors that it takes, with symbolic sizes::
+
+    Op("mm", variants("a=m,k b=k,n", "mm(a,b)", fill="small"))
+
+``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may what stands in
+braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
+op's. Calls are in the notation of programs of steps.
+
+With sizes, a mesh and placements a variant becomes a :class:`Sample`: all that a case needs. :meth:`Variant.match` finds the sizes back.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from reference.mesh import Mesh
+from reference.notation import Shape
+from reference.placement import Partial, Placement, Placements, Replicate, Shard
+from reference.tensors import TensorSpec
+
+FLOATS = ("float32", "float64", "bfloat16")
+NUMBERS = ("float32", "int64", "bfloat16", "float64", "int32")
+ANY = ("float32", "int64", "bool", "bfloat16", "uint8")
+INTEGERS = ("int64", "int32", "uint8")
+Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tensors on a mesh, and what to do with them."""
+
+    mesh: Mesh
+    tensors: tuple[tuple[str, TensorSpec], ...]
+    steps: str
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str = ""
+    fill: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Arg:
+        name, _, rest = text.partition("=")
+        dims, dtype, fill = [*rest.split(":"), "", ""][:3]
+        return cls(name, () if dims == "()" else tuple(dims.split(",")), dtype, fill)
+
+    def shape(self, sizes: Mapping[str, int]) -> Shape:
+        return tuple(evaluate(dim, sizes) for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One call of an op. ``least`` holds the smallest size of a dim, where it is not 0."""
+
+    args: tuple[Arg, ...]
+    call: str
+    dtypes: tuple[str, ...]
+    fill: str = "distinct"
+    least: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the sizes, in order of appearance."""
+        texts = [dim for arg in self.args for dim in arg.dims]
+        return tuple(dict.fromkeys(name for text in texts for name in re.findall(r"[a-z]", text)))
+
+    def steps(self, sizes: Mapping[str, int]) -> str:
+        """The call with its sizes filled in."""
+        return substitute(self.call, sizes)
+
+    def fits(self, sizes: Mapping[str, int]) -> Sizes:
+        """``sizes``, made as large as the call needs."""
+        least = dict(self.least)
+        return {name: max(sizes[name], least.get(name, 0)) for name in self.symbols}
+
+    def spec(
+        self, arg: Arg, sizes: Mapping[str, int], dtype: str, placements: Placements | None = None, memory: str = "plain"
+    ) -> TensorSpec:
+        """The tensor that ``arg`` is, with these sizes."""
+        chosen = arg.dtype or dtype
+        fill = substitute(arg.fill or self.fill, sizes)
+        fill = "index1" if fill == "index0" else fill
+        return TensorSpec(arg.shape(sizes), placements, chosen, fill, memory)
+
+    def sample(self, mesh: Mesh, sizes: Mapping[str, int], placed: Mapping[str, Placements], dtype: str, memory: str = "plain") -> Sample:
+        """The variant on real tensors: ``placed`` holds the placements of every argument."""
+        tensors = tuple((arg.name, self.spec(arg, sizes, dtype, placed[arg.name], memory)) for arg in self.args)
+        return Sample(mesh, tensors, self.steps(sizes))
+
+    def match(self, tensors: Mapping[str, TensorSpec], steps: str) -> Sizes | None:
+        """The sizes with which this variant becomes ``steps`` on ``tensors``; ``None`` when it does not."""
+        sizes: Sizes = {}
+        if set(tensors) != {arg.name for arg in self.args}:
+            return None
+        for arg in self.args:
+            shape = tensors[arg.name].shape
+            if len(shape) != len(arg.dims):
+                return None
+            for dim, size in zip(arg.dims, shape, strict=True):
+                name = re.sub(r"^\d+\*", "", dim)
+                factor = int(dim[: -len(name) - 1]) if name != dim else 1
+                if name.isidentifier() and not size % factor:
+                    sizes.setdefault(name, size // factor)
+        if set(sizes) != set(self.symbols):
+            return None
+        alike = all(arg.shape(sizes) == tensors[arg.name].shape for arg in self.args)
+        return sizes if alike and self.steps(sizes) == steps else None
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a user calls, by OpInfo's name where it has one, with every way to call it.
+
+    ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
+    being tried in pairs. ``keeps``: the op must not be refused where every tensor is replicated or evenly sharded on a 1-D mesh.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+    exact: bool = True
+    pairs: bool = False
+    keeps: bool = True
+    source: str = ""
+    sizes: tuple[str, ...] = field(default=())
+
+    def find(self, tensors: Mapping[str, TensorSpec], steps: str) -> tuple[Variant, Sizes] | None:
+        """The variant and sizes behind the tensors and steps of a case."""
+        for variant in self.variants:
+            sizes = variant.match(tensors, steps)
+            if sizes is not None:
+                return variant, sizes
+        return None
+
+
+def variants(
+    args: str, *calls: str, dtypes: Iterable[str] = ("float32",), fill: str = "distinct", least: Mapping[str, int] | None = None
+) -> tuple[Variant, ...]:
+    """One variant for each call on the same arguments."""
+    parsed = tuple(Arg.parse(text) for text in args.split())
+    return tuple(Variant(parsed, call, tuple(dtypes), fill, tuple((least or {}).items())) for call in calls)
+
+
+@lru_cache(maxsize=4096)
+def _tree(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def evaluate(text: str, sizes: Mapping[str, int]) -> int:
+    """A whole number from an expression of sizes, such as ``2*m`` or ``n-1``. Raises ``ValueError``."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes[name]
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                return value(left) * value(right)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return value(left) + value(right)
+            case ast.BinOp(left=left, op=ast.Sub(), right=right):
+                return value(left) - value(right)
+            case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+                return value(left) // value(right)
+        raise ValueError(f"size {text!r}: want names, whole numbers, * + - //")
+
+    return value(_tree(text))
+
+
+def substitute(text: str, sizes: Mapping[str, int]) -> str:
+    """``text`` with the values of what stands in braces."""
+    return re.sub(r"\{([^{}]*)\}", lambda found: str(evaluate(found[1], sizes)), text) if "{" in text else text
+
+
+def single_placements(ndim: int, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
+    """What one mesh dim can do with a tensor: replicate, shard each dim, leave one of ``reduce_ops`` pending."""
+    return [Replicate(), *map(Shard, range(ndim)), *(Partial(op) for op in reduce_ops if reducible(dtype, op))]
+
+
+def reducible(dtype: str, op: str) -> bool:
+    """Whether contributions of this dtype are safe from rounding and overflow under a reduction."""
+    if dtype in ("float32", "float64"):
+        return op in ("sum", "avg", "min", "max", "product")
+    if dtype in ("int64", "int32"):
+        return op in ("sum", "min", "max", "product")
+    return dtype == "bfloat16" and op in ("sum", "max", "min")

@@ -1,0 +1,101 @@
+"""Strategies for pairs of layouts of one tensor: a redistribution within a mesh, a reshard from one world to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from reference.layout import Layout
+from reference.mesh import Mesh
+from reference.notation import Shape
+from reference.placement import Partial
+from strategies._arguments import check_choices, check_sizes
+from strategies.layouts import as_strategy, layouts
+from strategies.meshes import exact_meshes
+from strategies.placements import KINDS, placements
+from strategies.shapes import shapes
+
+
+def redistributions(
+    *,
+    source: Layout | SearchStrategy[Layout] | None = None,
+    world_size: int = 4,
+    mesh: Mesh | SearchStrategy[Mesh] | None = None,
+    shape: Shape | SearchStrategy[Shape] | None = None,
+    source_kinds: Iterable[str] = KINDS,
+    target_kinds: Iterable[str] = ("R", "S", "_S"),
+    reduce_ops: Iterable[str] = ("sum",),
+    split_factors: Iterable[int] = (2, 3),
+) -> SearchStrategy[tuple[Layout, Layout]]:
+    """Pairs (source, target) of layouts of one shape on one mesh.
+
+    ``source`` is a layout or a strategy of layouts; left out, it is drawn by the options of :func:`~strategies.layouts.layouts`.
+    ``P`` among ``target_kinds`` means that a mesh dim may *keep* the pending reduction that the source has there: nothing can
+    be redistributed to a new one.
+
+    Shrinks to ``R`` on both sides; source before target.
+
+    Raises ``InvalidArgument`` where an option is wrong.
+    """
+    begin = check_choices("source_kinds", source_kinds, KINDS)
+    end = check_choices("target_kinds", target_kinds, KINDS)
+    ops, factors = tuple(reduce_ops), tuple(split_factors)
+    if shape is None and not {"R", "P"} & set(begin) & set(end):
+        shape = shapes(min_dims=1)
+    drawn_source = as_strategy(
+        source,
+        layouts(world_size=world_size, mesh=mesh, shape=shape, kinds=begin, reduce_ops=ops, split_factors=factors),
+    )
+    free = tuple(kind for kind in end if kind != "P") or ("R",)
+
+    @st.composite
+    def pair(draw: st.DrawFn) -> tuple[Layout, Layout]:
+        first: Layout = draw(drawn_source)
+        kinds = free if first.shape or "R" in free else ("R",)
+        placed = draw(placements(first.mesh, len(first.shape), kinds=kinds, split_factors=factors))
+        if "P" in end and first.has_partial():
+            kept = [isinstance(old, Partial) and draw(st.booleans()) for old in first.placements]
+            placed = tuple(old if keep else new for old, new, keep in zip(first.placements, placed, kept, strict=True))
+        return first, first.replace(placed)
+
+    return pair()
+
+
+def reshards(
+    *,
+    world_sizes: Iterable[int] = (1, 2, 3, 4),
+    shape: Shape | SearchStrategy[Shape] | None = None,
+    kinds: Iterable[str] = ("R", "S", "_S"),
+    split_factors: Iterable[int] = (2, 3),
+    max_dims: int = 3,
+    unit_dims: bool = True,
+    submeshes: bool = True,
+    permuted: bool = True,
+) -> SearchStrategy[tuple[Layout, Layout]]:
+    """Pairs (save, load) of layouts of one shape, each on a mesh of its own, for worlds of ``world_sizes`` ranks.
+
+    The meshes are independent: they differ in size, in dims and in who sits where. ``max_dims``, ``unit_dims``, ``submeshes`` and
+    ``permuted`` are options of both meshes, as in :func:`~strategies.meshes.meshes`.
+
+    Shrinks to the first world size on both sides, plain 1-D meshes, and ``R``; save before load.
+
+    Raises ``InvalidArgument`` where an option is wrong.
+    """
+    sizes = check_sizes("world_sizes", world_sizes, 1)
+    chosen = check_choices("kinds", kinds, KINDS[:3])
+    factors = tuple(split_factors)
+    by_size = {size: exact_meshes(size, max_dims=max_dims, unit_dims=unit_dims, submeshes=submeshes, permuted=permuted) for size in sizes}
+    drawn_shape = as_strategy(shape, shapes(min_dims=0 if "R" in chosen else 1))
+    drawn_size = st.sampled_from(sizes)
+
+    @st.composite
+    def pair(draw: st.DrawFn) -> tuple[Layout, Layout]:
+        save, load = draw(by_size[draw(drawn_size)]), draw(by_size[draw(drawn_size)])
+        extents = draw(drawn_shape)
+        saved = draw(placements(save, len(extents), kinds=chosen, split_factors=factors))
+        loaded = draw(placements(load, len(extents), kinds=chosen, split_factors=factors))
+        return Layout(extents, save, saved), Layout(extents, load, loaded)
+
+    return pair()

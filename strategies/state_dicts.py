@@ -1,0 +1,63 @@
+"""Strategies for nested states, as checkpoints save them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from reference.checkpoint.state_dict import FlattenError, Slot, State, Stateful, flatten
+from strategies._arguments import check_choices, check_count
+
+# Values that are no tensors, the plainest first; each type of them, and the empty one of each.
+VALUES: tuple[Any, ...] = (1, None, "a", b"ab", 0.5, True, -7, "", b"", (1, 2), [], (), [1, None], {1, 2}, ("x", (2.0,)), [[1], "b"], 1j)
+KEYS: tuple[str | int, ...] = ("n", "m", "opt", "w", "a.b", "Z", "_", "1")
+
+
+def state_dicts(
+    names: Iterable[str] = ("x",), *, max_entries: int = 4, max_depth: int = 3, stateful: bool = False, int_keys: bool = False
+) -> SearchStrategy[State]:
+    """Nested states in which every tensor of ``names`` stands at least once, as a :class:`~reference.checkpoint.state_dict.Slot`.
+
+    Beside them stand up to ``max_entries`` further entries: numbers, texts, bytes, ``None``, tuples, lists, sets, and dicts
+    and lists up to ``max_depth`` deep. ``stateful``: some entries at the top are objects with a state of their own. ``int_keys``: some
+    dicts inside are keyed by numbers. No two leaves have one path.
+
+    Shrinks to the tensors alone, each under its name.
+
+    Raises ``InvalidArgument`` where an option is wrong.
+    """
+    tensors = check_choices("names", names)
+    check_count("max_entries", max_entries)
+    check_count("max_depth", max_depth, 1)
+    leaves = st.sampled_from([*map(Slot, tensors), *VALUES])
+    keys = st.sampled_from(KEYS + (0, 3) if int_keys else KEYS)
+
+    def inside(children: SearchStrategy[Any]) -> SearchStrategy[Any]:
+        return st.one_of(st.lists(children, max_size=3), st.dictionaries(keys, children, max_size=3))
+
+    trees: SearchStrategy[Any] = leaves
+    for _ in range(max_depth - 1):
+        trees = st.one_of(leaves, inside(trees))
+    apps = st.dictionaries(st.sampled_from(KEYS[:4]), trees, min_size=1, max_size=3).map(Stateful)
+    entries = st.one_of(trees, apps) if stateful else trees
+
+    @st.composite
+    def state(draw: st.DrawFn) -> State:
+        made: State = {}
+        for name in tensors:
+            made[name] = draw(st.sampled_from((Slot(name), {"w": Slot(name)}, [Slot(name)], {"g": [{"p": Slot(name)}]})))
+        made.update(draw(st.dictionaries(st.sampled_from([key for key in KEYS if isinstance(key, str)]), entries, max_size=max_entries)))
+        return made
+
+    return state().filter(_flattens)
+
+
+def _flattens(state: State) -> bool:
+    try:
+        flatten(state)
+    except FlattenError:
+        return False
+    return True

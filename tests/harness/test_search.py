@@ -1,0 +1,184 @@
+"""The search on a pool of its own that judges in this process: several faults, each found, shrunk apart, and confirmed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+
+from conformance.case import Case
+from conformance.findings import Confirmer
+from conformance.law import Law, Limits
+from conformance.search import Enough, Plan, draw, reduce_history, seed_of
+from conformance.verdict import Verdict
+
+
+def cases(limits: Limits) -> st.SearchStrategy[Case]:
+    return st.builds(lambda n, m, flag: Case.of("test.sum", shape=f"{n}x{m}", flag=flag), st.integers(0, 30), st.integers(0, 30), st.booleans())
+
+
+LAW = Law(
+    id="test.sum",
+    clause="nothing goes wrong",
+    source="this test",
+    check=lambda case, here: None,
+    control="test.sum shape=0x0 flag=False",
+    planted="three_faults",
+    draw=cases,
+    draws=300,
+)
+
+
+class PoolOfOne:
+    """Judges cases by a function; ``calls`` counts them, ``sticky`` faults need an earlier case in the same world."""
+
+    def __init__(self, fault: Callable[[Case], str], sticky: str = "") -> None:
+        self.fault, self.sticky, self.calls, self.served = fault, sticky, 0, []
+
+    def verdict(self, case: Case, history: Sequence[Case]) -> Verdict:
+        self.calls += 1
+        check = self.fault(case)
+        if check and self.sticky and not any(self.sticky in old.text for old in history):
+            check = ""
+        return Verdict(case, "deviates" if check else "held", "wrong-value" if check else None, check, history=tuple(history))
+
+    def judge(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
+        found = []
+        for case in cases:
+            found.append(self.verdict(case, self.served))
+            self.served = [*self.served, case]
+        return found
+
+    def fresh(self, law: Law, case: Case) -> Verdict:
+        return self.verdict(case, case.after)
+
+
+def three_faults(case: Case) -> str:
+    n, m = case.shape()
+    if case.get("flag") == "True" and n > 4:
+        return "flagged"
+    if n * m >= 40:
+        return "large"
+    return "edge" if m == 13 else ""
+
+
+def first_pass(pool: PoolOfOne, seed: int = 1) -> tuple[Plan, dict[Case, Verdict], dict[str, Verdict]]:
+    plan = Plan.of(LAW, Limits(), seed, "smoke")
+    memory: dict[Case, Verdict] = {}
+    new: dict[str, Verdict] = {}
+
+    def take(case: Case, drawn: bool) -> None:
+        (verdict,) = pool.judge(LAW, [case])
+        memory[case] = verdict
+        if verdict.status == "deviates":
+            new.setdefault(verdict.signature, verdict)
+
+    plan.feed(take)
+    return plan, memory, new
+
+
+def test_every_fault_is_found_and_shrunk_to_its_own_minimum() -> None:
+    pool = PoolOfOne(three_faults)
+    plan, memory, new = first_pass(pool)
+    confirmer = Confirmer(plan, pool, memory, 10.0, lambda verdict: False)  # type: ignore[arg-type]
+    found = {v.check: confirmer.confirm(v, drawn=True) for v in new.values()}
+    assert sorted(found) == ["edge", "flagged", "large"]
+    assert found["flagged"].case.text == "test.sum shape=5x0 flag=True"
+    assert found["edge"].case.text == "test.sum shape=0x13 flag=False"
+    n, m = found["large"].case.shape()
+    assert n * m >= 40
+    assert all(f.minimal and f.confirmed == (2, 2) for f in found.values())
+
+
+def test_shrinking_reaches_a_world_only_with_candidates_it_has_not_judged() -> None:
+    pool = PoolOfOne(three_faults)
+    plan, memory, new = first_pass(pool)
+    before = pool.calls
+    first = next(v for v in new.values() if v.check == "flagged")
+    found = Confirmer(plan, pool, memory, 10.0, lambda verdict: False).confirm(first, drawn=True)  # type: ignore[arg-type]
+    assert found is not None
+    assert pool.calls - before < 100
+
+
+def test_a_new_fault_does_not_shrink_into_a_known_one() -> None:
+    pool = PoolOfOne(lambda case: "large" if case.shape()[0] > 3 else "")
+    plan, memory, new = first_pass(pool)
+    known = lambda verdict: verdict.case.get("flag") == "False"  # noqa: E731
+    first = next(v for v in memory.values() if v.status == "deviates" and not known(v))
+    found = Confirmer(plan, pool, memory, 10.0, known).confirm(first, drawn=True)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.case.text == "test.sum shape=4x0 flag=True"
+
+
+def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
+    pool = PoolOfOne(lambda case: "sticky" if case.shape()[0] == 7 else "", sticky="shape=3x")
+    plan, memory, new = first_pass(pool)
+    (first,) = new.values()
+    found = Confirmer(plan, pool, memory, 10.0, lambda verdict: False).confirm(first, drawn=True)  # type: ignore[arg-type]
+    assert found is not None
+    assert len(found.case.after) == 1
+    assert found.case.after[0].get("shape").startswith("3x")
+    assert pool.fresh(LAW, Case.from_json(found.case.to_json())).status == "deviates"
+
+
+def test_what_does_not_repeat_is_no_finding() -> None:
+    pool = PoolOfOne(three_faults)
+    plan, memory, new = first_pass(pool)
+    quiet = PoolOfOne(lambda case: "")
+    assert Confirmer(plan, quiet, memory, 10.0, lambda v: False).confirm(next(iter(new.values())), drawn=True) is None  # type: ignore[arg-type]
+
+
+def test_one_seed_draws_one_list_and_two_seeds_draw_two() -> None:
+    def drawn(seed: int) -> list[Case]:
+        found: list[Case] = []
+        Plan.of(LAW, Limits(), seed, "smoke").feed(lambda case, _: found.append(case))
+        return found
+
+    assert drawn(1) == drawn(1)
+    shared = set(drawn(1)) & set(drawn(2))
+    assert len(shared) < len(drawn(1)) / 2
+
+
+def test_a_drawing_that_is_cut_short_is_a_prefix() -> None:
+    whole: list[Case] = []
+    draw(cases(Limits()), 5, 200, whole.append)
+    cut: list[Case] = []
+
+    def take(case: Case) -> None:
+        if len(cut) == 20:
+            raise Enough
+        cut.append(case)
+
+    with pytest.raises(Enough):
+        draw(cases(Limits()), 5, 200, take)
+    assert cut == whole[:20]
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_the_shards_of_a_run_make_up_the_whole(shards: int) -> None:
+    def fed(shard: tuple[int, int]) -> list[Case]:
+        found: list[Case] = []
+        Plan.of(LAW, Limits(), 1, "smoke", shard).feed(lambda case, _: found.append(case))
+        return found
+
+    parts = [fed((i + 1, shards)) for i in range(shards)]
+    assert set().union(*parts) == set(fed((1, 1)))
+
+
+def test_a_history_is_cut_down_to_what_matters() -> None:
+    history = tuple(Case.of("test.sum", n=i) for i in range(40))
+    needed = {"test.sum n=3", "test.sum n=31"}
+    kept = reduce_history(history, lambda some: needed <= {case.text for case in some}, deadline=float("inf"))
+    assert {case.text for case in kept} == needed
+
+
+def test_the_seed_of_a_law_depends_on_its_id_and_the_run_alone() -> None:
+    assert seed_of(1, "a") == seed_of(1, "a")
+    assert len({seed_of(1, "a"), seed_of(1, "b"), seed_of(2, "a")}) == 3
+
+
+def test_a_case_that_needs_more_ranks_than_allowed_is_left_out() -> None:
+    law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", mesh="2x4", shape="1x1"), Case.of("test.sum", shape="2x2")], sweeps=2, draw=None)
+    found: list[Case] = []
+    Plan.of(law, Limits(world_size=4), 1, "smoke").feed(lambda case, _: found.append(case))
+    assert [case.get("shape") for case in found] == ["2x2"]
