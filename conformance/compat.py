@@ -52,6 +52,15 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "TorchDispatchMode": ("note which overloads run", ("torch.utils._python_dispatch:TorchDispatchMode",)),
     "OpOverload": ("recognise overloads", ("torch._ops:OpOverload",)),
     "functions": ("list the functions of torch", ("torch._C:_VariableFunctions",)),
+    "min_cost_plan": (
+        "choose how redistributions are planned",
+        ("torch.distributed.tensor._redistribute:use_min_cost_redistribution_plan",),
+    ),
+    "unmerged_plan": (
+        "keep collectives of a redistribution apart",
+        ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
+    ),
+    "plan_cache": ("forget planned redistributions", ("torch.distributed.tensor._redistribute:_gen_transform_infos",)),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
 }
 

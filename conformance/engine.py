@@ -97,8 +97,8 @@ class Run:
         self.writer = writer
         self.pool = pool
         self.laws = select(list(catalogue().values()), request.laws, request.ops)
-        files = [] if request.no_expect else expectations.shipped(torch.__version__) + list(request.expect)
-        self.expectations = expectations.load(files, list(catalogue().values()), torch.__version__)
+        files = [] if request.no_expect else expectations.layers(torch.__version__, target, request.expect)
+        self.expectations = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.results: dict[str, LawResult] = {law.id: LawResult(law) for law in self.laws}
         self.findings: list[Finding] = []
@@ -110,6 +110,7 @@ class Run:
         self.started = datetime.now(UTC)
         self.clock = time.monotonic()
         self.stopped_by: str | None = None
+        self.failure: Exception | None = None
         self.shrinking = SHRINK_TOTAL_SECONDS[request.profile]
         self.terminal = Terminal(len(self.laws))
         self.known = _known(request.known, {law.id for law in self.laws})
@@ -124,9 +125,16 @@ class Run:
         if result.reason is None:
             self.terminal.law(law.id)
             began = time.monotonic()
-            self._try(law, result, began)
+            try:
+                self._try(law, result, began)
+            except Exception as error:
+                # a run that broke is not finished: the laws after this one are untested, and what was found stands
+                self.failure = error
+                self.stopped_by = "an error of the harness"
+                result.reason = "the run broke here"
             result.seconds = time.monotonic() - began
-            result.outcome = self._outcome(law, result)
+            if self.failure is None:
+                result.outcome = self._outcome(law, result)
         self.terminal.done(result)
         if time.monotonic() - self._last_write > 1.0:
             self.write()
@@ -286,6 +294,21 @@ class Run:
         self.pool.close()
 
 
+def _failed(live: Run) -> int:
+    """Say why a run broke: 2 when the target's ranks never started, else 3."""
+    import traceback
+
+    from conformance.world import WorldError
+
+    assert live.failure is not None
+    if isinstance(live.failure, WorldError):
+        print(f"shardlaw: {live.failure}", file=sys.stderr)
+        return 3 if live.judged else 2
+    traceback.print_exception(live.failure)
+    print(f"shardlaw: internal error: {type(live.failure).__name__}; this is a fault of shardlaw", file=sys.stderr)
+    return 3
+
+
 def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
     """The cases of stored findings, by law: they are tried before anything is drawn."""
     from conformance.report.finding_file import read_folder
@@ -321,7 +344,9 @@ def run(request: RunRequest) -> int:
                 status = pytest.main(arguments, plugins=[Here()])
             if status == pytest.ExitCode.INTERRUPTED:
                 raise KeyboardInterrupt
-            if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            if live.failure is not None:
+                code = _failed(live)
+            elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
                 code = live.exit_code()
         except KeyboardInterrupt:
             live.stopped_by, code = "interrupt", 128 + (signals[0] if signals else signal.SIGINT)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from conformance.case import Case
@@ -37,6 +38,7 @@ from reference.notation import NotationError
 from reference.placement import Placements, format_placements, parse_placements
 from reference.tensors import DTYPES, TensorSpec, lay_out
 
+dcp: Any = torch.distributed.checkpoint
 POISON, OTHER_POISON = 113, 114
 
 
@@ -73,7 +75,7 @@ class Trip:
 class CheckpointFailed(Exception):
     """A save or load that torch gave up on all ranks: the step that failed, and the first rank's error in one line."""
 
-    def __init__(self, error: dcp.CheckpointException) -> None:
+    def __init__(self, error: CheckpointException) -> None:
         rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
         super().__init__(f"{error.args[0]}: {type(cause).__name__}: {cause}\nranks {sorted(error.failures)}; rank {rank}:\n{error}")
 
@@ -83,7 +85,7 @@ def told_plainly() -> Iterator[None]:
     """Turn a ``CheckpointException``, no ``Exception`` and all traceback, into :class:`CheckpointFailed`."""
     try:
         yield
-    except dcp.CheckpointException as error:
+    except CheckpointException as error:
         raise CheckpointFailed(error) from error
 
 
@@ -165,12 +167,14 @@ def placed(here: Here, end: End, name: str, full: torch.Tensor, local: Callable[
     memory = end.specs[name].memory
     layout = end.layout(name)
     if layout is None:
-        return here.tensor(lay_out(local(full), memory))
+        held = lay_out(local(full), memory)
+        return held if held.is_meta else here.tensor(held)
     if layout.has_partial():
         return here.dtensor(full, layout)
-    held = local(here.local(full, layout))
-    if here.coord(layout.mesh) is not None:
-        held = lay_out(held, memory)
+    if here.coord(layout.mesh) is None:
+        held = torch.empty((0,) * min(full.ndim, 1), dtype=full.dtype, device=here.device)
+    else:
+        held = lay_out(local(here.local(full, layout)), memory)
     stride = torch.empty(full.shape, device="meta").stride()
     places = here.placements(layout.placements)
     return DTensor.from_local(held, here.mesh(layout.mesh), places, run_check=False, shape=full.shape, stride=stride)
@@ -216,7 +220,14 @@ def round_trip(case: Case, here: Here) -> None:
 
 
 def judge(
-    trip: Trip, here: Here, state: State, *, check: str = "loaded", end: End | None = None, want: State | None = None, kept: Iterable[str] = ()
+    trip: Trip,
+    here: Here,
+    state: State,
+    *,
+    check: str = "loaded",
+    end: End | None = None,
+    want: State | None = None,
+    kept: Iterable[str] = (),
 ) -> None:
     """Hold a state against what must be in it: structure, types, values; tensors on every rank.
 
@@ -226,26 +237,28 @@ def judge(
     end = end or trip.load
     spared = {*kept}
     for place, got, due_there in _pairs("", state, end.state if want is None else want, here, check):
-        if isinstance(due_there, Slot):
-            full = trip.due(end, due_there.name)
-            judge_tensor(here, end, due_there.name, got, poison(full) if due_there.name in spared else full, place, check)
-        else:
+        if not isinstance(due_there, Slot):
             same_value(here, got, due_there, place, check)
+            continue
+        full = trip.due(end, due_there.name)
+        judge_tensor(here, got, poison(full) if due_there.name in spared else full, end.layout(due_there.name), place=place, check=check)
 
 
-def judge_tensor(here: Here, end: End, name: str, got: Any, full: torch.Tensor, place: str, check: str) -> None:
-    """Hold one tensor against the elements of ``full`` that this rank must hold."""
-    layout = end.layout(name)
-    if layout is None:
-        if here.require(type(got) is torch.Tensor, "wrong-metadata", check, f"{place} is a {type(got).__name__}, must be a plain tensor"):
-            here.same(got, full, check, what=place)
+def judge_tensor(here: Here, got: Any, full: torch.Tensor, layout: Layout | None, *, place: str, check: str) -> None:
+    """Hold one tensor against the elements of ``full`` that this rank must hold under ``layout``; ``None`` for a plain tensor."""
+    want = torch.Tensor if layout is None else DTensor
+    message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
+    if not here.require(type(got) is want, "wrong-metadata", check, message):
         return
-    if not here.require(isinstance(got, DTensor), "wrong-metadata", check, f"{place} is a {type(got).__name__}, must be a DTensor"):
+    if layout is None:
+        here.same(got, full, check, what=place)
+        return
+    coord = here.coord(layout.mesh)
+    if coord is None:
         return
     claims = format_placements(read_placements(got.placements)), tuple(got.shape)
     due = format_placements(layout.placements), layout.shape
-    coord = here.coord(layout.mesh)
-    if here.require(claims == due, "wrong-metadata", check, f"{place} claims another layout than it must", due, claims) and coord is not None:
+    if here.require(claims == due, "wrong-metadata", check, f"{place} claims another layout than it must", due, claims):
         here.same(got.to_local(), simulate.take(full, layout, coord), check, what=f"local tensor of {place}")
 
 
@@ -259,7 +272,8 @@ def same_value(here: Here, got: Any, want: Any, place: str, check: str) -> None:
 def _pairs(place: str, got: Any, want: Any, here: Here, check: str) -> Iterator[tuple[str, Any, Any]]:
     """Every leaf of ``want`` with what stands in its place; records where the structure is another."""
     if isinstance(want, Stateful):
-        if here.require(isinstance(got, App), "wrong-metadata", check, f"{place} is a {type(got).__name__}, must still be the stateful object"):
+        message = f"{place} is a {type(got).__name__}, must still be the stateful object"
+        if here.require(isinstance(got, App), "wrong-metadata", check, message):
             yield from _pairs(place, got.state, want.state, here, check)
     elif isinstance(want, dict) and isinstance(got, dict):
         same = sorted(map(repr, got)) == sorted(map(repr, want))

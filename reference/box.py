@@ -3,7 +3,7 @@
 A box is an offset and a size for each tensor dim, in elements. Checkpoints speak of nothing else: a chunk that was saved
 is a box, a shard that wants to be filled is a box, and what must be read is where they meet.
 
-Source: SPEC sections 3.6 and 3.8.
+Source: the documentation of ``torch.distributed.checkpoint`` (the chunks of a tensor's metadata, and the items of a load plan).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reference.notation import Shape
+from reference.notation import Shape, format_shape
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.offset) != len(self.size):
             raise ValueError(f"box offset {self.offset} and size {self.size} have different numbers of dims")
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{start}:{end}" for start, end in zip(self.offset, self.end, strict=True)) + "]"
 
     @property
     def volume(self) -> int:
@@ -69,7 +72,7 @@ def tiling_errors(shape: Shape, boxes: Iterable[Box]) -> list[str]:
         if len(box.size) != len(shape):
             errors.append(f"{box} has {len(box.size)} dims, the tensor {len(shape)}")
         elif not whole.contains(box):
-            errors.append(f"{box} lies outside the tensor of shape {shape}")
+            errors.append(f"{box} lies outside shape {format_shape(shape)}")
         elif box.volume:
             full.append(box)
     for i, box in enumerate(full):

@@ -18,8 +18,8 @@ The one idea
 
 Reading it off
     *Local shape*: how long the lists are. *Offset*: the first index of each list, and the tensor's extent where the list
-    is empty. *Coverage*: the lists of all ranks together hold every element, each as often as the mesh has cells that
-    do not differ in a sharding mesh dim. *Box*: a rank's elements form a rectangle when each list is a run.
+    is empty. *Coverage*: together the ranks hold every element; each is held by as many ranks as the sizes of the mesh dims
+    that do not shard multiply to. *Box*: a rank's elements form a rectangle when each of its lists is a run.
 
 An example
     What does ``[S(0), _S(0,2)]`` mean on a 2x3 mesh for a dim of 7?  Mesh dim 0 has two ranks, so row 0 gets
@@ -33,8 +33,27 @@ An example
     1         ``4 6``    ``5``      (empty)
     ========  =========  =========  =======
 
-Source: the documentation of ``torch.distributed.tensor`` (``Shard`` follows ``torch.chunk``; placements apply in the order
-of the mesh dims); SPEC sections 1.2 to 1.5.
+Order, and what strided shards are for
+    ``[S(0), S(0)]`` on a 2x2 mesh cuts a dim of 8 over the rows first, then each half over the columns. The other order, columns
+    first, cannot be written with plain shards, since placements always apply from the left. A strided shard can: in
+    ``[_S(0,2), S(0)]`` mesh dim 0 leaves room for the two runs into which mesh dim 1 will cut, and takes its part of both.
+
+    =================  ==========  ==========  ==========  ==========
+    coordinate         (0, 0)      (0, 1)      (1, 0)      (1, 1)
+    =================  ==========  ==========  ==========  ==========
+    ``S(0),S(0)``      ``0 1``     ``2 3``     ``4 5``     ``6 7``
+    ``_S(0,2),S(0)``   ``0 1``     ``4 5``     ``2 3``     ``6 7``
+    =================  ==========  ==========  ==========  ==========
+
+    The split factor is the number of ranks that, in this sense, went before. Where sizes do not divide evenly the two ways of
+    cutting differ in where they round up; the rule above, not the picture, then says who owns what.
+
+Uneven and empty
+    Rounding up happens at every cut anew. A dim of 5 on ``2x2`` under ``[S(0), S(0)]`` is 3 and 2, then 2, 1, 1, 1; on one mesh dim of 4
+    ranks it is 2, 2, 1, 0. A rank that is left with nothing still holds a local tensor: one with a dim of extent 0.
+
+Source: the documentation of ``torch.distributed.tensor`` (placements apply in the order of the mesh dims; ``Shard`` cuts as
+``torch.chunk`` does), and the docstring of ``_StridedShard`` in ``torch.distributed.tensor.placement_types``.
 """
 
 from __future__ import annotations
@@ -78,7 +97,8 @@ def chunk(indices: Indices, parts: int) -> list[Indices]:
 
 def strided(indices: Indices, parts: int, split_factor: int) -> list[Indices]:
     """Cut a list into ``split_factor`` runs, each run into ``parts``; part ``i`` joins the ``i``-th parts of all runs."""
-    runs = [chunk(run, parts) for run in chunk(indices, split_factor)]
+    # no more runs than indices: all others are empty
+    runs = [chunk(run, parts) for run in chunk(indices, min(split_factor, max(len(indices), 1)))]
     return [tuple(index for run in runs for index in run[i]) for i in range(parts)]
 
 

@@ -5,7 +5,16 @@ position of a rank in the table is its *coordinate*; a rank that is not in the t
 anything that happens on the mesh. A *mesh dim* is an axis of the table; the ranks along one axis through one cell form
 a *group*, ordered as they stand in the table, whatever their numbers are.
 
-Source: the documentation of ``torch.distributed.device_mesh``; SPEC section 1.1.
+A mesh is written by its shape, ``2x3``, and its ranks where they are not ``0..n-1`` in order: ``2x2@0,2,1,3`` is the table
+::
+
+    0 2
+    1 3
+
+Taking some mesh dims and fixing the coordinate along the others gives a *slice*, a smaller mesh; reading the cells of a mesh row
+by row gives a *flattened* one.
+
+Source: the documentation of ``torch.distributed.device_mesh``.
 """
 
 from __future__ import annotations
@@ -18,6 +27,7 @@ from dataclasses import dataclass
 from reference.notation import NotationError, Shape, format_shape, parse_shape
 
 Coord = tuple[int, ...]
+MAX_RANKS = 1 << 16
 
 
 class MeshError(ValueError):
@@ -52,6 +62,8 @@ class Mesh:
             shape = parse_shape(shape_text)
         except NotationError:
             raise NotationError(f"mesh {text!r}: want sizes joined by 'x', such as 2x3 or 2x2@0,2,1,3") from None
+        if math.prod(shape) > MAX_RANKS:
+            raise NotationError(f"mesh {text!r}: want at most {MAX_RANKS} ranks")
         ranks = ranks_text.split(",")
         if at and not all(rank.isascii() and rank.isdigit() for rank in ranks):
             raise NotationError(f"mesh {text!r}: want ranks joined by ',' after '@', such as 2x2@0,2,1,3")
@@ -66,10 +78,12 @@ class Mesh:
 
     @property
     def ndim(self) -> int:
+        """How many mesh dims there are."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
+        """How many ranks sit in the table."""
         return len(self.ranks)
 
     def coords(self) -> Iterator[Coord]:

@@ -19,7 +19,7 @@ def parse_shape(text: str) -> Shape:
     if text == "()":
         return ()
     sizes = text.split("x")
-    if not all(size.isascii() and size.isdigit() for size in sizes):
+    if not all(size.isascii() and size.isdigit() and len(size) < 19 for size in sizes):
         raise NotationError(f"shape {text!r}: want sizes joined by 'x', such as 5x6, or () for a 0-d tensor")
     return tuple(int(size) for size in sizes)
 

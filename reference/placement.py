@@ -5,7 +5,9 @@ into consecutive runs; ``_S(d,f)`` cuts it into ``f`` runs first and each of tho
 every rank a contribution, and the value is their reduction by ``op``; ``M(d)`` is the sum left behind by a row lookup
 in a table sharded on dim ``d``, whose rows outside the own shard count as zero.
 
-Source: the documentation of ``torch.distributed.tensor`` placements; SPEC sections 1 and 2.
+What each does with the elements of a tensor is told in :mod:`reference.layout`; here are only the words.
+
+Source: the documentation of ``torch.distributed.tensor``, "Placements".
 """
 
 from __future__ import annotations

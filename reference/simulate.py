@@ -23,7 +23,7 @@ from reference.layout import Layout
 from reference.mesh import Coord
 from reference.notation import Shape
 from reference.placement import Partial, Replicate, is_reduction
-from reference.tensors import dense
+from reference.tensors import dense, scatter_bits
 
 World = dict[Coord, torch.Tensor]
 
@@ -69,9 +69,10 @@ def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> lis
         raise ValueError(f"no contributions of {full.dtype} reduce by {op}")
     if parts == 1:
         return [full.clone()]
-    noise = [dense(tuple(full.shape), full.dtype, "small", seed + 17 * i + 1) for i in range(parts)]
+    # seeds that no tensor of a case has: noise that resembles the value would hide a mistake
+    noise = [dense(tuple(full.shape), full.dtype, "small", scatter_bits(seed, i)) for i in range(parts)]
     won, lost = _SPLITS[BOOLEAN.get(op, op) if full.dtype == torch.bool else op](full, noise)
-    winner = dense(tuple(full.shape), torch.int64, f"index{parts}", seed + 5)
+    winner = dense(tuple(full.shape), torch.int64, f"index{parts}", scatter_bits(seed, parts))
     return [torch.where(winner == i, won[i], lost[i]) for i in range(parts)]
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from reference.mesh import Mesh
+from reference.notation import Shape
 
 T = TypeVar("T")
 
@@ -46,3 +51,21 @@ def check_choices(name: str, value: Iterable[T] | str, known: Sequence[T] | None
 def check_sizes(name: str, value: Iterable[int], least: int = 0) -> tuple[int, ...]:
     """One or more whole numbers, each ``least`` or more. Raises ``InvalidArgument``."""
     return tuple(check_count(f"{name}[{at}]", size, least) for at, size in enumerate(check_choices(name, value)))
+
+
+def mesh_or_strategy(value: Mesh | SearchStrategy[Mesh] | None, default: SearchStrategy[Mesh]) -> SearchStrategy[Mesh]:
+    """A strategy for the argument ``mesh``; ``default`` where it is left out. Raises ``InvalidArgument``."""
+    if value is None or isinstance(value, SearchStrategy):
+        return default if value is None else value
+    if not isinstance(value, Mesh):
+        raise InvalidArgument(f"{refuse(mesh=value)}: want a reference.mesh.Mesh or a strategy")
+    return st.just(value)
+
+
+def shape_or_strategy(value: Shape | SearchStrategy[Shape] | None, default: SearchStrategy[Shape]) -> SearchStrategy[Shape]:
+    """A strategy for the argument ``shape``; ``default`` where it is left out. Raises ``InvalidArgument``."""
+    if value is None or isinstance(value, SearchStrategy):
+        return default if value is None else value
+    if not isinstance(value, tuple):
+        raise InvalidArgument(f"{refuse(shape=value)}: want a tuple of extents, such as (5, 6), or a strategy")
+    return st.just(tuple(check_count(f"shape[{at}]", size) for at, size in enumerate(value)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -11,12 +10,10 @@ from hypothesis.strategies import SearchStrategy
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape
-from strategies._arguments import check_choices
+from strategies._arguments import check_choices, mesh_or_strategy, shape_or_strategy
 from strategies.meshes import meshes
 from strategies.placements import KINDS, placements
 from strategies.shapes import shapes
-
-T = TypeVar("T")
 
 
 def layouts(
@@ -40,9 +37,10 @@ def layouts(
     """
     chosen = check_choices("kinds", kinds, KINDS)
     ops, factors = tuple(reduce_ops), tuple(split_factors)
-    placements(Mesh.of(2), 1, kinds=chosen, reduce_ops=ops, split_factors=factors)
-    mesh_drawn = as_strategy(mesh, meshes(world_size=world_size))
-    shape_drawn = as_strategy(shape, shapes(min_dims=0 if {"R", "P"} & set(chosen) else 1))
+    mesh_drawn = mesh_or_strategy(mesh, meshes(world_size=world_size))
+    shape_drawn = shape_or_strategy(shape, shapes(min_dims=0 if {"R", "P"} & set(chosen) else 1))
+    some_dims = len(shape) if isinstance(shape, tuple) else 1
+    placements(Mesh.of(2), some_dims, kinds=chosen, reduce_ops=ops, split_factors=factors)
 
     @st.composite
     def layout(draw: st.DrawFn) -> Layout:
@@ -51,10 +49,3 @@ def layouts(
         return Layout(extents, on, placed)
 
     return layout()
-
-
-def as_strategy(value: T | SearchStrategy[T] | None, default: SearchStrategy[T]) -> SearchStrategy[T]:
-    """``value`` itself when it is a strategy, ``default`` for ``None``, else a strategy of this one value."""
-    if value is None:
-        return default
-    return value if isinstance(value, SearchStrategy) else st.just(value)

@@ -86,12 +86,13 @@ def _exact(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, per
 
 
 @cache
-def _shapes(
+def _shapes(  # noqa: PLR0917
     world_size: int, min_dims: int, max_dims: int, min_size: int, unit_dims: bool, sizes: tuple[int, ...] | None
 ) -> tuple[Shape, ...]:
     """Every mesh shape that the options allow, the plainest first, repeated by its weight."""
     extents = [size for size in range(1, world_size + 1) if (unit_dims or size > 1) and (sizes is None or size in sizes)]
-    drawn: list[Shape] = []
+    plain: list[Shape] = []
+    odd: list[Shape] = []
     for ndim in range(min_dims, max_dims + 1):
         fitting = [shape for shape in _products(extents, ndim, world_size) if min_size <= math.prod(shape)]
         fitting.sort(key=lambda shape: (math.prod(shape), shape))
@@ -101,9 +102,11 @@ def _shapes(
             # of many dims, leave out the shapes that are all but 1-D, where there are others
             unit = [shape for shape in unit if ndim - shape.count(1) > 1] or unit
         slots, share = SLOTS_BY_DIMS[min(ndim, 3)], UNIT_SHARE[min(ndim, 3)]
-        for group, part in ((full, 1 - share * bool(unit)), (unit, share if full else 1)):
-            drawn += [shape for shape in group for _ in range(max(1, round(slots * part / len(group))))]
-    return tuple(drawn)
+        plain += [shape for shape in full for _ in range(max(1, round(slots * (1 - share * bool(unit)) / len(full))))]
+        odd += [shape for shape in unit for _ in range(max(1, round(slots * (share if full else 1) / len(unit))))]
+    # the first of each number of dims comes before the second, so that a mesh can lose a dim in one step while it is shrunk
+    firsts = [next(shape for shape in plain + odd if len(shape) == ndim) for ndim in sorted(set(map(len, plain + odd)))]
+    return tuple(firsts + plain + odd)
 
 
 def _products(extents: Sequence[int], ndim: int, most: int) -> list[Shape]:
@@ -138,5 +141,5 @@ def fill(shape: Shape, way: str, world_size: int) -> Mesh:
     if way == "rotate" and size > 1:
         return Mesh(shape, (*plain[1:], 0))
     if way == "mix" and size > 2:
-        return Mesh(shape, tuple([*plain[1::2][::-1], *plain[::2]]))
+        return Mesh(shape, (*plain[1::2][::-1], *plain[::2]))
     return _plain(shape)

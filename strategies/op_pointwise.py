@@ -7,15 +7,25 @@ from strategies.ops import ANY, FLOATS, INTEGERS, NUMBERS, Op, Variant, variants
 
 def _unary(name: str, call: str = "", *more: str, dtypes: tuple[str, ...] = FLOATS, fill: str = "distinct", exact: bool = False) -> Op:
     function = call or f"{name}(a)"
-    return Op(name, variants("a=m,n", function, *more, dtypes=dtypes, fill=fill) + variants("a=()", function, dtypes=dtypes, fill=fill), exact)
+    return Op(
+        name, variants("a=m,n", function, *more, dtypes=dtypes, fill=fill) + variants("a=()", function, dtypes=dtypes, fill=fill), exact
+    )
 
 
-def _in_place(name: str, *calls: str, dtypes: tuple[str, ...] = FLOATS, fill: str = "distinct", exact: bool = True, args: str = "a=m,n") -> Op:
-    return Op(f"{name}.in-place", variants(args, *calls, dtypes=dtypes, fill=fill), exact)
+def _in_place(
+    name: str, *calls: str, dtypes: tuple[str, ...] = FLOATS, fill: str = "distinct", exact: bool = True, args: str = "a=m,n"
+) -> Op:
+    return Op(f"{name}.in-place", variants(args, *calls, dtypes=dtypes, fill=fill), exact, light=True, refuses="pending")
 
 
 def _binary(
-    name: str, *more: str, dtypes: tuple[str, ...] = NUMBERS, fill: str = "distinct", exact: bool = True, pairs: bool = False, scalars: bool = True
+    name: str,
+    *more: str,
+    dtypes: tuple[str, ...] = NUMBERS,
+    fill: str = "distinct",
+    exact: bool = True,
+    pairs: bool = False,
+    scalars: bool = True,
 ) -> Op:
     """Two tensors: alike, broadcast either way, 0-d, the same one twice; then Python scalars of each kind."""
     both = f"{name}(a,b)"
@@ -29,7 +39,7 @@ def _binary(
     )
     if scalars:
         made += variants("a=m,n", f"{name}(a,2)", f"{name}(a,2.5)", dtypes=dtypes, fill=fill)
-    return Op(name, made + variants("a=m,n b=m,n", *more, dtypes=dtypes, fill=fill), exact, pairs)
+    return Op(name, made + variants("a=m,n b=m,n", *more, dtypes=dtypes, fill=fill), exact, pairs, light=not pairs)
 
 
 def _compare(name: str) -> Op:
@@ -41,12 +51,14 @@ def _compare(name: str) -> Op:
         + variants("a=m,n b=()", both, fill="ties")
         + variants("a=m,n", f"{name}(a,1)", f"{name}(a,0.5)", f"{name}(a,a)", dtypes=NUMBERS, fill="ties"),
         pairs=name in ("eq", "gt"),
+        light=name not in ("eq", "gt"),
     )
 
 
 def _logic(name: str, dtypes: tuple[str, ...]) -> Op:
     both = f"{name}(a,b)"
-    return Op(name, variants("a=m,n b=m,n", both, dtypes=dtypes, fill="ties") + variants("a=m,n b=n", both, dtypes=dtypes, fill="ties"))
+    made = variants("a=m,n b=m,n", both, dtypes=dtypes, fill="ties") + variants("a=m,n b=n", both, dtypes=dtypes, fill="ties")
+    return Op(name, made, light=True)
 
 
 UNARY = (
@@ -159,7 +171,7 @@ CASTS = (
     Op("promotion", variants("a=m,n:int64 b=m,n:float32", "add(a,b)", "mul(a,b)", "eq(a,b)", "div(a,b)", fill="positive")
        + variants("a=m,n:bool b=m,n:int64", "add(a,b)", "mul(a,b)", "where(a,b,0.5)")
        + variants("a=m,n:int64", "add(a,0.5)", "mul(a,True)", "div(a,2)", "sum(a)", "mean(a,dtype=torch.float32)")
-       + variants("a=m,n:float32 b=():float64", "add(a,b)", "mul(b,a)") + variants("a=m,n:bool", "add(a,1)", "sum(a,0)", "mul(a,2.0)")),
+       + variants("a=m,n:float32 b=():float64", "add(a,b)", "mul(b,a)") + variants("a=m,n:bool", "add(a,1)", "sum(a,0)", "mul(a,2.0)"), exact=False),
     Op("operand", variants("a=m,n", "add(a,tensor(2))", "mul(a,tensor(2.0))", "add(tensor(1.5),a)", "eq(a,tensor(1))",
                            dtypes=("float32", "int64"), fill="small")),
 )  # fmt: skip
@@ -167,11 +179,11 @@ CASTS = (
 IN_PLACE = (
     _in_place("add", "a.add_(2)", "a.add_(2.5)", "a.add_(a)"),
     Op("add.in-place.tensor", variants("a=m,n b=m,n", "a.add_(b)", "a.add_(b,alpha=2)", dtypes=NUMBERS) + variants("a=m,n b=n", "a.add_(b)"),
-       pairs=True),
-    Op("sub.in-place", variants("a=m,n b=m,n", "a.sub_(b)") + variants("a=m,n", "a.sub_(1)")),
+       pairs=True, refuses="pending"),
+    Op("sub.in-place", variants("a=m,n b=m,n", "a.sub_(b)") + variants("a=m,n", "a.sub_(1)"), refuses="pending"),
     Op("mul.in-place", variants("a=m,n b=m,n", "a.mul_(b)", fill="small") + variants("a=m,n b=n", "a.mul_(b)", fill="small")
-       + variants("a=m,n", "a.mul_(2)", "a.mul_(a)", "a.mul_(-1)", fill="small"), pairs=True),
-    Op("div.in-place", variants("a=m,n b=m,n", "a.div_(b)", fill="positive") + variants("a=m,n", "a.div_(2)"), exact=False),
+       + variants("a=m,n", "a.mul_(2)", "a.mul_(a)", "a.mul_(-1)", fill="small"), pairs=True, refuses="pending"),
+    Op("div.in-place", variants("a=m,n b=m,n", "a.div_(b)", fill="positive") + variants("a=m,n", "a.div_(2)"), exact=False, refuses="pending"),
     _in_place("relu", "relu_(a)"),
     _in_place("clamp", "a.clamp_(-2,2)", "a.clamp_(min=0)"),
     _in_place("abs", "a.abs_()"),
@@ -183,19 +195,27 @@ IN_PLACE = (
     _in_place("zero", "a.zero_()", dtypes=NUMBERS),
     _in_place("fill", "a.fill_(3)", "a.fill_(-1.5)"),
     Op("copy.in-place", variants("a=m,n b=m,n", "a.copy_(b)") + variants("a=m,n:float32 b=m,n:int64", "a.copy_(b)", "b.copy_(a)")
-       + variants("a=m,n b=n", "a.copy_(b)"), pairs=True),
-    Op("masked_fill.in-place", variants("a=m,n c=m,n:bool", "a.masked_fill_(c,0)", "a.masked_fill_(c,-1.5)")),
-    Op("lerp.in-place", variants("a=m,n b=m,n", "a.lerp_(b,0.5)")),
-    Op("addcmul.in-place", variants("a=m,n b=m,n c=m,n", "a.addcmul_(b,c)", fill="small")),
-    Op("eq.in-place", variants("a=m,n b=m,n", "a.eq_(b)", "a.gt_(b)", "a.logical_not_()", fill="ties")),
-    Op("bitwise.in-place", variants("a=m,n b=m,n", "a.bitwise_and_(b)", "a.bitwise_or_(b)", "a.bitwise_xor_(b)", dtypes=INTEGERS)),
+       + variants("a=m,n b=n", "a.copy_(b)"), pairs=True, refuses="pending"),
+    Op("masked_fill.in-place", variants("a=m,n c=m,n:bool", "a.masked_fill_(c,0)", "a.masked_fill_(c,-1.5)"), refuses="pending"),
+    Op("lerp.in-place", variants("a=m,n b=m,n", "a.lerp_(b,0.5)"), refuses="pending"),
+    Op("addcmul.in-place", variants("a=m,n b=m,n c=m,n", "a.addcmul_(b,c)", fill="small"), refuses="pending"),
+    Op("eq.in-place", variants("a=m,n b=m,n", "a.eq_(b)", "a.gt_(b)", "a.logical_not_()", fill="ties"), refuses="pending"),
+    Op("bitwise.in-place", variants("a=m,n b=m,n", "a.bitwise_and_(b)", "a.bitwise_or_(b)", "a.bitwise_xor_(b)", dtypes=INTEGERS), refuses="pending"),
 )  # fmt: skip
 
 FOREACH = (
     Op("foreach_add", variants("a=m,n b=k", "_foreach_add([a,b],2)", "_foreach_add([a,b],[a,b])", "_foreach_add([a,b],[1.0,2.0])")),
     Op("foreach_mul", variants("a=m,n b=k", "_foreach_mul([a,b],2)", "_foreach_mul([a,b],[a,b])", fill="small")),
-    Op("foreach_norm", variants("a=m,n b=k", "_foreach_norm([a,b])", "_foreach_norm([a,b],1)", "_foreach_norm([a,b],inf)", fill="small"), exact=False),
-    Op("foreach_sqrt", variants("a=m,n b=k", "_foreach_sqrt([a,b])", "_foreach_neg([a,b])", "_foreach_abs([a,b])", fill="positive"), exact=False),
+    Op(
+        "foreach_norm",
+        variants("a=m,n b=k", "_foreach_norm([a,b])", "_foreach_norm([a,b],1)", "_foreach_norm([a,b],inf)", fill="small"),
+        exact=False,
+    ),
+    Op(
+        "foreach_sqrt",
+        variants("a=m,n b=k", "_foreach_sqrt([a,b])", "_foreach_neg([a,b])", "_foreach_abs([a,b])", fill="positive"),
+        exact=False,
+    ),
     Op("foreach_max", variants("a=m,n b=k", "_foreach_max([a,b])", least={"m": 1, "n": 1, "k": 1})),
 )
 

@@ -24,7 +24,9 @@ def _reduction(
     calls = (FULL if full else ()) + BY_DIM + (BY_DIMS if dims else ())
     lows = {"m": least, "n": least, "p": least}
     made = variants("a=m,n", *(call.format(name) for call in calls), *more, dtypes=dtypes, fill=fill, least=lows)
-    made += variants("a=m,n,p", f"{name}(a,1)", f"{name}(a,-2,keepdim=True)", *([f"{name}(a,(0,2))"] if dims else ()), fill=fill, least=lows)
+    made += variants(
+        "a=m,n,p", f"{name}(a,1)", f"{name}(a,-2,keepdim=True)", *([f"{name}(a,(0,2))"] if dims else ()), fill=fill, least=lows
+    )
     if full:
         made += variants("a=()", f"{name}(a)", fill=fill)
     return Op(name, made, exact)
@@ -48,10 +50,10 @@ REDUCTIONS = (
     _reduction("min", dims=False, least=1, dtypes=NUMBERS),
     _reduction("argmax", dims=False, least=1, fill="ties", dtypes=("float32", "int64")),
     _reduction("argmin", dims=False, least=1, fill="ties", dtypes=("float32", "int64")),
-    Op("aminmax", variants("a=m,n", "aminmax(a)", "aminmax(a,dim=0)", "aminmax(a,dim=-1,keepdim=True)", least={"m": 1, "n": 1}), keeps=False),
+    Op("aminmax", variants("a=m,n", "aminmax(a)", "aminmax(a,dim=0)", "aminmax(a,dim=-1,keepdim=True)", least={"m": 1, "n": 1})),
     _reduction("any", dtypes=ANY, fill="ties"),
     _reduction("all", dtypes=ANY, fill="ties"),
-    Op("count_nonzero", variants("a=m,n", "count_nonzero(a)", "count_nonzero(a,0)", "count_nonzero(a,(-1,))", fill="ties"), keeps=False),
+    Op("count_nonzero", variants("a=m,n", "count_nonzero(a)", "count_nonzero(a,0)", "count_nonzero(a,(-1,))", fill="ties")),
     _reduction("nansum"),
     _reduction("logsumexp", full=False, fill="small", exact=False),
     Op("var", variants("a=m,n", "var(a)", "var(a,0)", "var(a,-1,keepdim=True)", "var(a,(0,1),correction=0)", "var(a,1,correction=0)",
@@ -85,7 +87,7 @@ SORTS = (
        + variants("a=m,n", "sort(a,dim=0,stable=True)", "sort(a,dim=-1,stable=True)", fill="ties") + variants("a=m,n,p", "sort(a,1)")),
     Op("argsort", variants("a=m,n", "argsort(a)", "argsort(a,0)", "argsort(a,-2,descending=True)")),
     Op("topk", variants("a=m,n", "topk(a,2)", "topk(a,2,0)", "topk(a,1,-2)", "topk(a,2,-1,largest=False)", least={"m": 2, "n": 2})),
-    Op("msort", variants("a=m,n", "msort(a)"), keeps=False),
+    Op("msort", variants("a=m,n", "msort(a)")),
 )  # fmt: skip
 
 SOFTMAX = (
@@ -103,12 +105,12 @@ NORMS = (
        + variants("a=m,n,p", "nn.functional.layer_norm(a,({p},))", "nn.functional.layer_norm(a,({n},{p}))", least={"n": 1, "p": 1}), exact=False),
     Op("nn.functional.rms_norm", variants("a=m,n w=n", "nn.functional.rms_norm(a,({n},),w)", "nn.functional.rms_norm(a,({n},),w,0.5)",
                                           least={"n": 1})
-       + variants("a=m,n,p", "nn.functional.rms_norm(a,({n},{p}))", least={"n": 1, "p": 1}), exact=False),
+       + variants("a=m,n,p", "nn.functional.rms_norm(a,({n},{p}))", least={"n": 1, "p": 1}), exact=False, refuses="any"),
     Op("nn.functional.group_norm", variants("a=m,2*n,p w=2*n b=2*n", "nn.functional.group_norm(a,2,w,b)", "nn.functional.group_norm(a,{n},w,b)",
                                             least={"n": 1, "p": 1, "m": 1})
        + variants("a=m,2*n,p", "nn.functional.group_norm(a,2)", least={"n": 1, "p": 1, "m": 1}), exact=False),
     Op("nn.functional.batch_norm", variants("a=m,n,p w=n b=n u=n v=n::positive", "nn.functional.batch_norm(a,u,v,w,b)", least={"m": 1, "p": 1})
-       + variants("a=m,n,p w=n b=n", "nn.functional.batch_norm(a,None,None,w,b,True)", least={"m": 2, "p": 2}), exact=False, keeps=False),
+       + variants("a=m,n,p w=n b=n", "nn.functional.batch_norm(a,None,None,w,b,True)", least={"m": 2, "p": 2}), exact=False, refuses="any"),
     Op("nn.functional.normalize", variants("a=m,n", "nn.functional.normalize(a)", "nn.functional.normalize(a,dim=0)",
                                            "nn.functional.normalize(a,p=1.0,dim=-1)", fill="positive", least={"m": 1, "n": 1}), exact=False),
 )  # fmt: skip
@@ -122,12 +124,12 @@ LOSSES = (
         f"nn.functional.nll_loss(a,i,reduction='{how}')" for how in ("none", "sum", "mean")), "nn.functional.nll_loss(a,i,ignore_index=1,reduction='sum')",
         least={"m": 1, "n": 2})
        + variants("a=m,n i=m:int64:index{n} w=n::positive", "nn.functional.nll_loss(a,i,w,reduction='sum')", "nn.functional.nll_loss(a,i,w)",
-                  "nn.functional.nll_loss(a,i,w,reduction='none')", least={"m": 1, "n": 2}), exact=False, keeps=False),
+                  "nn.functional.nll_loss(a,i,w,reduction='none')", least={"m": 1, "n": 2}), exact=False, refuses="any"),
     Op("nn.functional.cross_entropy", variants("a=m,n i=m:int64:index{n}", *(
         f"nn.functional.cross_entropy(a,i,reduction='{how}')" for how in ("none", "sum", "mean")),
         fill="small", least={"m": 1, "n": 2})
        + variants("a=m,n i=m:int64:index{n} w=n::positive", "nn.functional.cross_entropy(a,i,w)", fill="small", least={"m": 1, "n": 2}),
-       exact=False, keeps=False),
+       exact=False, refuses="any"),
     Op("nn.functional.binary_cross_entropy_with_logits", variants(
         "a=m,n b=m,n::unit", "nn.functional.binary_cross_entropy_with_logits(a,b)",
         "nn.functional.binary_cross_entropy_with_logits(a,b,reduction='sum')", fill="small", least={"m": 1, "n": 1}), exact=False),
@@ -140,31 +142,26 @@ MATRICES = (
     Op("matmul", variants("a=m,k b=k,n", "matmul(a,b)", fill="small") + variants("a=k b=k,n", "matmul(a,b)", fill="small")
        + variants("a=m,k b=k", "matmul(a,b)", fill="small") + variants("a=k b=k", "matmul(a,b)", fill="small")
        + variants("a=p,m,k b=k,n", "matmul(a,b)", fill="small") + variants("a=p,m,k b=p,k,n", "matmul(a,b)", fill="small")
-       + variants("a=m,k b=p,k,n", "matmul(a,b)", fill="small"), keeps=False),
+       + variants("a=m,k b=p,k,n", "matmul(a,b)", fill="small"), refuses="any", zeros=False),
     Op("addmm", variants("c=m,n a=m,k b=k,n", "addmm(c,a,b)", "addmm(c,a,b,beta=2,alpha=3)", fill="small")
        + variants("c=n a=m,k b=k,n", "addmm(c,a,b)", fill="small") + variants("c=1,n a=m,k b=k,n", "addmm(c,a,b)", fill="small")
-       + variants("c=() a=m,k b=k,n", "addmm(c,a,b)", fill="small")),
-    Op("baddbmm", variants("c=p,m,n a=p,m,k b=p,k,n", "baddbmm(c,a,b)", fill="small") + variants("c=n a=p,m,k b=p,k,n", "baddbmm(c,a,b)", fill="small")),
+       + variants("c=() a=m,k b=k,n", "addmm(c,a,b)", fill="small"), exact=False),
+    Op("baddbmm", variants("c=p,m,n a=p,m,k b=p,k,n", "baddbmm(c,a,b)", fill="small") + variants("c=n a=p,m,k b=p,k,n", "baddbmm(c,a,b)", fill="small"), exact=False),
     Op("nn.functional.linear", variants("a=m,k w=n,k b=n", "nn.functional.linear(a,w,b)", fill="small")
        + variants("a=m,k w=n,k", "nn.functional.linear(a,w)", fill="small") + variants("a=p,m,k w=n,k b=n", "nn.functional.linear(a,w,b)", fill="small"),
-       keeps=False),
+       exact=False, refuses="any", zeros=False),
     Op("mv", variants("a=m,k b=k", "mv(a,b)", fill="small")),
     Op("dot", variants("a=k b=k", "dot(a,b)", fill="small")),
     Op("einsum", variants("a=m,k b=k,n", "einsum('ik,kj->ij',a,b)", "einsum('ik,kj->ji',a,b)", fill="small")
        + variants("a=p,m,k b=p,n,k", "einsum('pmk,pnk->pmn',a,b)", fill="small") + variants("a=m,n", "einsum('mn->nm',a)", "einsum('mn->n',a)", fill="small")
-       + variants("a=m b=n", "einsum('m,n->mn',a,b)", fill="small"), keeps=False),
-    Op("outer", variants("a=m b=n", "outer(a,b)", fill="small")),
-    Op("addmm.in-place", variants("c=m,n a=m,k b=k,n", "c.addmm_(a,b)", fill="small")),
-    Op("nn.functional.scaled_dot_product_attention", variants(
-        "a=p,h,m,k b=p,h,n,k c=p,h,n,k",
-        "nn.functional.scaled_dot_product_attention(a,b,c)", fill="unit", least={"m": 1, "n": 1, "k": 1, "p": 1, "h": 1})
-       + variants("a=p,h,m,k b=p,h,m,k c=p,h,m,k", "nn.functional.scaled_dot_product_attention(a,b,c,is_causal=True)", fill="unit",
-                  least={"m": 1, "k": 1, "p": 1, "h": 1}), exact=False, keeps=False),
-    Op("nn.functional.conv1d", variants("a=p,m,n w=k,m,3 b=k", "nn.functional.conv1d(a,w,b)", "nn.functional.conv1d(a,w,b,padding=1)",
-                                        "nn.functional.conv1d(a,w,b,stride=2)", fill="small", least={"n": 3, "m": 1, "k": 1, "p": 1}), keeps=False),
-    Op("nn.functional.conv2d", variants("a=p,m,n,n w=k,m,2,2 b=k", "nn.functional.conv2d(a,w,b)", "nn.functional.conv2d(a,w,b,padding=1)",
-                                        fill="small", least={"n": 2, "m": 1, "k": 1, "p": 1}), keeps=False),
-    Op("nn.functional.avg_pool1d", variants("a=p,m,n", "nn.functional.avg_pool1d(a,2)", least={"n": 2, "m": 1, "p": 1}), exact=False, keeps=False),
+       + variants("a=m b=n", "einsum('m,n->mn',a,b)", fill="small"), refuses="any", zeros=False),
+    Op("outer", variants("a=m b=n", "outer(a,b)", fill="small"), zeros=False),
+    Op("addmm.in-place", variants("c=m,n a=m,k b=k,n", "c.addmm_(a,b)", fill="small"), exact=False, refuses="any", zeros=False),
+    Op("nn.functional.conv1d", variants("a=p,m,n w=k,m,3:::R b=k:::R", "nn.functional.conv1d(a,w,b)", "nn.functional.conv1d(a,w,b,padding=1)",
+                                        "nn.functional.conv1d(a,w,b,stride=2)", fill="small", least={"n": 3, "m": 1, "k": 1, "p": 1}), refuses="any"),
+    Op("nn.functional.conv2d", variants("a=p,m,n,n w=k,m,2,2:::R b=k:::R", "nn.functional.conv2d(a,w,b)", "nn.functional.conv2d(a,w,b,padding=1)",
+                                        fill="small", least={"n": 2, "m": 1, "k": 1, "p": 1}), refuses="any"),
+    Op("nn.functional.avg_pool1d", variants("a=p,m,n", "nn.functional.avg_pool1d(a,2)", least={"n": 2, "m": 1, "p": 1}), exact=False, refuses="any"),
 )  # fmt: skip
 
 GATHERING = REDUCTIONS + SCANS + SORTS + SOFTMAX + NORMS + LOSSES + MATRICES

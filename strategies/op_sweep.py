@@ -57,7 +57,7 @@ class Sweep(Sequence[Sample]):
 
     def __init__(self, op: Op, world_size: int = 4) -> None:
         self.op = op
-        self.boards = tuple(board for board in BOARDS if max(board.mesh.ranks) < world_size)
+        self.boards = tuple(board for board in BOARDS if max(board.mesh.ranks) < world_size and (op.zeros or 0 not in board.sizes))
         self.chosen = tuple(sample for sample in _chosen(op) if max(sample.mesh.ranks) < world_size)
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Sweep(Sequence[Sample]):
         blocks = []
         for variant, board in itertools.product(self.op.variants, self.boards):
             for dtype in variant.dtypes:
-                choices = tuple(_choices(board.mesh.ndim, len(arg.dims), arg.dtype or dtype) for arg in variant.args)
+                choices = tuple(_choices(board.mesh.ndim, len(arg.dims), arg.dtype or dtype, arg.fixed) for arg in variant.args)
                 blocks.append((math.prod(map(len, choices)), variant, board, dtype, choices))
         return tuple(blocks)
 
@@ -111,15 +111,17 @@ class Sweep(Sequence[Sample]):
 
 
 @lru_cache(maxsize=1024)
-def _choices(mesh_ndim: int, ndim: int, dtype: str) -> tuple[Placements, ...]:
+def _choices(mesh_ndim: int, ndim: int, dtype: str, fixed: bool) -> tuple[Placements, ...]:
     """All placements of one tensor; reductions are not mixed."""
+    if fixed:
+        return ((Replicate(),) * mesh_ndim,)
     singles = single_placements(ndim, dtype, ("sum", *REDUCE_OPS) if mesh_ndim == 1 else ("sum", "max"))
     return tuple(row for row in itertools.product(singles, repeat=mesh_ndim) if len({p.op for p in row if isinstance(p, Partial)}) < 2)
 
 
 def _line(arg: Arg, dtype: str) -> list[Placement]:
     """The placements that every variant must meet: each shard, and a pending sum."""
-    return single_placements(len(arg.dims), arg.dtype or dtype)[1:] or [Replicate()]
+    return [Replicate()] if arg.fixed else single_placements(len(arg.dims), arg.dtype or dtype)[1:] or [Replicate()]
 
 
 def _row(variant: Variant, board: Board, r: int, shift: int, dtype: str = "") -> Sample:
@@ -138,35 +140,69 @@ def _placed(variant: Variant, board: Board, *placements: Placement, dtype: str =
     placed = {}
     for j, arg in enumerate(variant.args):
         placement = placements[min(j, len(placements) - 1)]
-        if isinstance(placement, Shard) and placement.dim >= len(arg.dims) or isinstance(placement, Partial) and not reducible(arg.dtype or chosen, placement.op):
-            placement = Replicate()
-        placed[arg.name] = (placement,) * board.mesh.ndim
+        beyond = isinstance(placement, Shard) and placement.dim >= len(arg.dims)
+        inexact = isinstance(placement, Partial) and not reducible(arg.dtype or chosen, placement.op)
+        placed[arg.name] = (Replicate() if beyond or inexact or arg.fixed else placement,) * board.mesh.ndim
     return variant.sample(board.mesh, board.of(variant), placed, chosen)
 
 
 @lru_cache(maxsize=1024)
 def _chosen(op: Op) -> tuple[Sample, ...]:
-    return tuple(dict.fromkeys(_choose(op)))
+    return tuple(dict.fromkeys(_choose_few(op) if op.light else _choose(op)))
 
 
 def _choose(op: Op) -> Iterator[Sample]:
     boards = itertools.cycle(ROTATION)
-    first, several = op.variants[0], len(op.variants[0].args) > 1
+    first = op.variants[0]
     rows = [max(len(_line(arg, variant.dtypes[0])) for arg in variant.args) for variant in op.variants]
     yield _placed(first, UNEVEN, Replicate())
     for at, variant in enumerate(op.variants):
         yield _row(variant, next(boards), 0, at % 2)
-    cycle = itertools.cycle(op.variants)
-    for reduce_op in ("sum", *REDUCE_OPS):
-        yield _placed(next(cycle), UNEVEN if reduce_op != "product" else EVEN, Partial(reduce_op))
+    yield from _reductions(op)
+    if len(first.args) > 1:
+        yield from _mixed(first)
     for r in range(1, max(rows)):
         for at, variant in enumerate(op.variants):
             if r < rows[at]:
-                yield _row(variant, next(boards), r, (at + r) % 2 if several else 0)
+                yield _row(variant, next(boards), r, (at + r) % 2)
         if r == 1:
             yield from _corners(op)
     if op.pairs:
         yield from _pairs(op)
+
+
+def _choose_few(op: Op) -> Iterator[Sample]:
+    """For one of many ops of a kind: the same, each thing once."""
+    boards = itertools.cycle(ROTATION)
+    first = op.variants[0]
+    yield _row(first, UNEVEN, 0, 0)
+    yield from _reductions(op)
+    yield _row(first, SQUARE, 0, 0)
+    yield _row(first, EVEN, 1, 1)
+    for at, variant in enumerate(op.variants[1:]):
+        yield _row(variant, next(boards), at % 3, at % 2)
+    yield _placed(first, SHORT, Shard(1))
+    for dtype in first.dtypes[1:2]:
+        yield _placed(first, UNEVEN, Shard(0), dtype=dtype)
+        yield _placed(first, EVEN, Partial("sum"), dtype=dtype)
+    yield _placed(first, PERMUTED, Shard(0))
+    yield _placed(first, UNEVEN, Replicate())
+    yield _placed(first, ZERO, Shard(0))
+
+
+def _reductions(op: Op) -> Iterator[Sample]:
+    """Each reduction pending, on variants in turn."""
+    cycle = itertools.cycle([variant for variant in op.variants if variant.args[0].dims] or op.variants)
+    for reduce_op in ("sum", *REDUCE_OPS):
+        yield _placed(next(cycle), EVEN if reduce_op == "product" else UNEVEN, Partial(reduce_op))
+
+
+def _mixed(variant: Variant) -> Iterator[Sample]:
+    """Arguments that are placed unlike each other."""
+    yield _placed(variant, UNEVEN, Shard(1), Shard(0))
+    yield _placed(variant, EVEN, Shard(0), Shard(1))
+    yield _placed(variant, UNEVEN, Shard(0), Replicate())
+    yield _placed(variant, EVEN, Replicate(), Shard(0))
 
 
 def _corners(op: Op) -> Iterator[Sample]:
@@ -174,7 +210,7 @@ def _corners(op: Op) -> Iterator[Sample]:
     cycle = itertools.cycle(op.variants)
     for dtype in op.variants[0].dtypes[1:]:
         yield _placed(op.variants[0], UNEVEN, Shard(0), dtype=dtype)
-    for board in (ZERO, PERMUTED, SHORT, SQUARE, ZERO_LAST):
+    for board in (PERMUTED, SHORT, SQUARE, *((ZERO, ZERO_LAST) if op.zeros else ())):
         yield _placed(next(cycle), board, Shard(0))
     yield _placed(next(cycle), SHORT, Shard(1))
     for dtype in op.variants[0].dtypes[1:3]:
@@ -184,9 +220,8 @@ def _corners(op: Op) -> Iterator[Sample]:
 def _pairs(op: Op) -> Iterator[Sample]:
     """Pending reductions beside each other, beside a replicated and beside a sharded argument."""
     variant = next((v for v in op.variants if len(v.args) > 1), op.variants[0])
+    yield _placed(variant, UNEVEN, Partial("sum"), Partial("max"))
     for reduce_op in ("sum", "avg", "max", "min"):
         pending = Partial(reduce_op)
         for pair in ((pending, pending), (pending, Replicate()), (Replicate(), pending), (pending, Shard(0)), (Shard(1), pending)):
             yield _placed(variant, EVEN if pair[0] == pending else UNEVEN, *pair)
-    yield _placed(variant, UNEVEN, Partial("sum"), Partial("max"))
-    yield _placed(variant, UNEVEN, Partial("avg"), Partial("sum"))

@@ -6,7 +6,7 @@ An :class:`Op` is a list of variants; a :class:`Variant` is a call and the tenso
 
 ``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may what stands in
 braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
-op's. Calls are in the notation of programs of steps.
+op's. ``w=n:::R`` is replicated, whatever the others are. Calls are in the notation of programs of steps.
 
 With sizes, a mesh and placements a variant becomes a :class:`Sample`: all that a case needs. :meth:`Variant.match` finds the sizes back.
 """
@@ -16,8 +16,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from reference.mesh import Mesh
 from reference.notation import Shape
@@ -29,6 +30,7 @@ NUMBERS = ("float32", "int64", "bfloat16", "float64", "int32")
 ANY = ("float32", "int64", "bool", "bfloat16", "uint8")
 INTEGERS = ("int64", "int32", "uint8")
 Sizes = dict[str, int]
+Refuses = Literal["never", "pending", "any"]
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class Arg:
-    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's."""
+    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's; ``fixed`` when always replicated."""
 
     name: str
     dims: tuple[str, ...]
     dtype: str = ""
     fill: str = ""
+    fixed: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Arg:
         name, _, rest = text.partition("=")
-        dims, dtype, fill = [*rest.split(":"), "", ""][:3]
-        return cls(name, () if dims == "()" else tuple(dims.split(",")), dtype, fill)
+        dims, dtype, fill, fixed = [*rest.split(":"), "", "", ""][:4]
+        return cls(name, () if dims == "()" else tuple(dims.split(",")), dtype, fill, fixed == "R")
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
         return tuple(evaluate(dim, sizes) for dim in self.dims)
@@ -123,16 +126,19 @@ class Op:
     """What a user calls, by OpInfo's name where it has one, with every way to call it.
 
     ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
-    being tried in pairs. ``keeps``: the op must not be refused where every tensor is replicated or evenly sharded on a 1-D mesh.
+    being tried in pairs. ``light``: one of many ops of a kind, for which a few samples are enough. ``zeros``: it is tried on tensors
+    without elements. ``refuses``: when torch may refuse it, other than for a zero-size or strided tensor: ``never``; with ``pending``
+    reductions, as an in-place op may whose result would have to be placed otherwise; or in ``any`` layout, where it documents or
+    registers nothing.
     """
 
     name: str
     variants: tuple[Variant, ...]
     exact: bool = True
     pairs: bool = False
-    keeps: bool = True
-    source: str = ""
-    sizes: tuple[str, ...] = field(default=())
+    light: bool = False
+    zeros: bool = True
+    refuses: Refuses = "never"
 
     def find(self, tensors: Mapping[str, TensorSpec], steps: str) -> tuple[Variant, Sizes] | None:
         """The variant and sizes behind the tensors and steps of a case."""

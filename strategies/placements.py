@@ -46,7 +46,7 @@ def placements(
 
 
 @cache
-def _placements(
+def _placements(  # noqa: PLR0917
     mesh_ndim: int, ndim: int, kinds: tuple[str, ...], ops: tuple[str, ...], factors: tuple[int, ...], negative: bool
 ) -> SearchStrategy[Placements]:
     options = {favoured: st.sampled_from(_options(ndim, kinds, ops, factors, negative, favoured)) for favoured in (None, *range(ndim))}
@@ -67,32 +67,50 @@ def _placements(
     return drawn()
 
 
+# How many times each kind stands among the options of a mesh dim.
+WEIGHT = {"R": 24, "S": 54, "_S": 12, "P": 18}
+FAVOUR = 0.7
+
+
 @cache
-def _options(
+def _options(  # noqa: PLR0917
     ndim: int, kinds: tuple[str, ...], ops: tuple[str, ...], factors: tuple[int, ...], negative: bool, favoured: int | None
 ) -> tuple[Placement, ...]:
-    """The placements of one mesh dim, the plainest first, repeated by weight. The length does not depend on ``favoured``."""
-    dims = list(range(ndim))
-    if favoured is not None:
-        dims.insert(0, dims.pop(favoured))
-    shards: list[Placement] = []
-    strided: list[Placement] = []
-    for dim in dims:
-        often = 3 if favoured is None else 1 + 2 * ndim * (dim == favoured)
-        shards += [Shard(dim)] * often
-        strided += [StridedShard(dim, factor) for factor in factors for _ in range(often)]
+    """The placements of one mesh dim, the plainest first, repeated by weight.
+
+    The options of two tensors differ in nothing but the dims, so that a tensor can lose dims while it is shrunk and keep its
+    placements.
+    """
+    parts: dict[str, list[Placement]] = {
+        "R": [Replicate()] * WEIGHT["R"],
+        "S": [Shard(dim) for dim in _dims(ndim, WEIGHT["S"], favoured)],
+        "_S": [StridedShard(dim, factor) for factor in factors for dim in _dims(ndim, WEIGHT["_S"] // len(factors), favoured)],
+        "P": [Partial(op) for op in ops for _ in range(max(1, WEIGHT["P"] // len(ops)))],
+    }
     if negative:
-        shards += [Shard(dim - ndim) for dim in dims]
-        strided += [StridedShard(dim - ndim, factor) for dim in dims for factor in factors[:1]]
-    parts: dict[str, list[Placement]] = {"R": [Replicate()], "S": shards, "_S": strided, "P": [Partial(op) for op in ops]}
-    weight = {"R": 4, "S": 9, "_S": 2, "P": 3}
-    given = {kind: parts[kind] for kind in kinds if parts[kind]}
+        parts["S"] += [Shard(dim - ndim) for dim in _dims(ndim, WEIGHT["S"] // 4, None)]
+        parts["_S"] += [StridedShard(dim - ndim, factor) for factor in factors for dim in _dims(ndim, 3, None)]
+    given = [placement for kind in kinds for placement in parts[kind]]
     if not given:
         raise InvalidArgument(f"{refuse(kinds=kinds, ndim=ndim)}: a 0-d tensor cannot be sharded, and no other kind is allowed")
-    longest = max(len(part) for part in given.values())
-    return tuple(
-        placement for kind, part in given.items() for placement in part for _ in range(max(1, round(weight[kind] * longest / len(part))))
-    )
+    return tuple(given)
+
+
+def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
+    """The dims of a tensor in blocks, ``favoured`` first and most often.
+
+    There are at least three blocks, the first for the first dim, and so on; those to spare are shared by all dims.
+    """
+    if not ndim:
+        return []
+    order = list(range(ndim))
+    blocks = max(3, ndim)
+    width = [max(1, weight // blocks)] * blocks
+    if favoured is not None:
+        order.insert(0, order.pop(favoured))
+        width = [round(weight * FAVOUR), *[max(1, round(weight * (1 - FAVOUR) / (blocks - 1)))] * (blocks - 1)]
+    spare = [order[at * ndim // sum(width[ndim:])] for at in range(sum(width[ndim:]))]
+    return [dim for dim, times in zip(order, width, strict=False) for _ in range(times)] + spare
 
 
 def _unmixed(placement: Placement, earlier: list[Placement]) -> Placement:

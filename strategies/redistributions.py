@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape
 from reference.placement import Partial
-from strategies._arguments import check_choices, check_sizes
-from strategies.layouts import as_strategy, layouts
+from strategies._arguments import check_choices, check_sizes, refuse, shape_or_strategy
+from strategies.layouts import layouts
 from strategies.meshes import exact_meshes
 from strategies.placements import KINDS, placements
 from strategies.shapes import shapes
@@ -42,19 +43,19 @@ def redistributions(
     begin = check_choices("source_kinds", source_kinds, KINDS)
     end = check_choices("target_kinds", target_kinds, KINDS)
     ops, factors = tuple(reduce_ops), tuple(split_factors)
-    if shape is None and not {"R", "P"} & set(begin) & set(end):
+    if shape is None and ("R" not in end or not {"R", "P"} & set(begin)):
         shape = shapes(min_dims=1)
-    drawn_source = as_strategy(
-        source,
-        layouts(world_size=world_size, mesh=mesh, shape=shape, kinds=begin, reduce_ops=ops, split_factors=factors),
-    )
-    free = tuple(kind for kind in end if kind != "P") or ("R",)
+    free = tuple(kind for kind in end if kind != "P")
+    if not free:
+        raise InvalidArgument(f"{refuse(target_kinds=end)}: want a kind that every tensor can be redistributed to, R, S or _S")
+    placements(Mesh.of(2), 1, kinds=free, split_factors=factors)
+    drawn = layouts(world_size=world_size, mesh=mesh, shape=shape, kinds=begin, reduce_ops=ops, split_factors=factors)
+    drawn_source = drawn if source is None else source if isinstance(source, SearchStrategy) else st.just(source)
 
     @st.composite
     def pair(draw: st.DrawFn) -> tuple[Layout, Layout]:
         first: Layout = draw(drawn_source)
-        kinds = free if first.shape or "R" in free else ("R",)
-        placed = draw(placements(first.mesh, len(first.shape), kinds=kinds, split_factors=factors))
+        placed = draw(placements(first.mesh, len(first.shape), kinds=free, split_factors=factors))
         if "P" in end and first.has_partial():
             kept = [isinstance(old, Partial) and draw(st.booleans()) for old in first.placements]
             placed = tuple(old if keep else new for old, new, keep in zip(first.placements, placed, kept, strict=True))
@@ -87,7 +88,7 @@ def reshards(
     chosen = check_choices("kinds", kinds, KINDS[:3])
     factors = tuple(split_factors)
     by_size = {size: exact_meshes(size, max_dims=max_dims, unit_dims=unit_dims, submeshes=submeshes, permuted=permuted) for size in sizes}
-    drawn_shape = as_strategy(shape, shapes(min_dims=0 if "R" in chosen else 1))
+    drawn_shape = shape_or_strategy(shape, shapes(min_dims=0 if "R" in chosen else 1))
     drawn_size = st.sampled_from(sizes)
 
     @st.composite

@@ -13,8 +13,7 @@ from reference.notation import Shape
 from reference.placement import Placements
 from reference.simulate import can_reduce
 from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from strategies._arguments import check_choices, refuse
-from strategies.layouts import as_strategy
+from strategies._arguments import check_choices, refuse, shape_or_strategy
 from strategies.placements import KINDS, placements
 from strategies.shapes import shapes
 
@@ -62,11 +61,12 @@ def specs(
         raise InvalidArgument(f"{refuse(mesh=mesh, placed=placed)}: want one of them, the other follows or is not needed")
     if mesh is not None:
         for kept, left in by_dtype.values():
-            placements(mesh, 1, kinds=kept, reduce_ops=left or ("sum",), split_factors=factors)
+            some_dims = len(shape) if isinstance(shape, tuple) else 1
+            placements(mesh, some_dims, kinds=kept, reduce_ops=left or ("sum",), split_factors=factors)
     needs_dim = any(not {"R", "P"} & set(kept) for kept, _ in by_dtype.values())
-    shape_drawn = as_strategy(shape, shapes(min_dims=int(needs_dim)))
+    shape_drawn = shape_or_strategy(shape, shapes(min_dims=int(needs_dim)))
     dtype_drawn, fill_drawn, memory_drawn = _mostly_first(names), _mostly_first(filled), _mostly_first(lie)
-    placed_drawn = as_strategy(placed, st.none())
+    placed_drawn = placed if isinstance(placed, SearchStrategy) else st.just(placed)
 
     @st.composite
     def spec(draw: st.DrawFn) -> TensorSpec:

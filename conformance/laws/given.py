@@ -12,13 +12,17 @@ from torch.distributed.tensor import DTensor
 from conformance.case import Case
 from reference import simulate
 from reference.layout import Layout
-from reference.mesh import Coord
+from reference.mesh import Coord, Mesh
 from reference.tensors import TensorSpec, lay_out
 
 if TYPE_CHECKING:
     from conformance.here import Here
 
 NAMES = ("a", "b", "c")
+
+
+# meshes with views made of them, kept as the world keeps plain ones: by table, slice and flattened dims
+_VIEWED: dict[tuple[Mesh, str, str], DeviceMesh] = {}
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,18 @@ class Given:
     def local(self, coord: Coord | None) -> torch.Tensor:
         """The local tensor at a coordinate (with unequal contributions where a reduction is pending); outside, an empty one."""
         if coord is None:
-            return torch.empty(0, dtype=self.full.dtype)
+            return torch.empty((0,) if self.full.ndim else (), dtype=self.full.dtype)
         if self.layout.has_partial():
             local = simulate.distribute(self.full, self.layout, self.seed)[coord]
         else:
             local = simulate.take(self.full, self.layout, coord)
         return lay_out(local, "transposed") if self.spec.memory == "transposed" else local
+
+    def local_of(self, to: Layout, rank: int) -> torch.Tensor:
+        """What a rank of the mesh must hold under another layout without pending reductions."""
+        coord = to.mesh.coord(rank)
+        assert coord is not None
+        return simulate.take(self.full, to, coord)
 
     def dtensor(self, here: Here, *, mesh: DeviceMesh | None = None, requires_grad: bool = False) -> DTensor:
         """It as a DTensor, put together from local tensors without communication."""
@@ -67,3 +77,16 @@ def given(case: Case, name: str = "x", mesh: str = "mesh") -> Given:
 def target(case: Case, source: Given, name: str = "to") -> Layout:
     """The layout that the field ``name`` asks for."""
     return source.layout.replace(case.placements(name))
+
+
+def viewed(case: Case, here: Here) -> DeviceMesh:
+    """The mesh of a case with named dims, of which the views that the fields ``slice`` and ``flatten`` name have been made."""
+    mesh, part, flat = case.mesh(), case.get("slice", ""), case.get("flatten", "")
+    if (mesh, part, flat) not in _VIEWED:
+        live = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
+        if part:
+            live[part].size()
+        if flat:
+            live[tuple(flat.split(","))]._flatten("flat")
+        _VIEWED[mesh, part, flat] = live
+    return _VIEWED[mesh, part, flat]

@@ -30,13 +30,13 @@ RANK_SEED = 31
 
 
 def keeps_grad(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
-    """Sometimes the field ``grad=1``: the tensor requires a gradient."""
-    return {"grad": draw(st.sampled_from([None, None, None, 1]))}
+    """Sometimes the field ``requires_grad=1``: the tensor requires a gradient."""
+    return {"requires_grad": draw(st.sampled_from([None, None, None, 1]))}
 
 
 def wants_grad(case: Case) -> bool:
     """Whether the case asks for a gradient, and its dtype has one."""
-    return case.integer("grad", 0) == 1 and case.tensor("x").torch_dtype.is_floating_point
+    return case.integer("requires_grad", 0) == 1 and case.tensor("x").torch_dtype.is_floating_point
 
 
 def draw_distribute(limits: Limits) -> SearchStrategy[Case]:

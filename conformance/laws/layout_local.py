@@ -41,7 +41,7 @@ def check_from_local(case: Case, here: Here) -> None:
     """``from_local`` with a global shape keeps what each rank gave, and ``to_local`` gives it back, on the same storage."""
     x, grad = given(case), wants_grad(case)
     outside = here.coord(x.layout.mesh) is None
-    local = here.tensor(x.local(here.coord(x.layout.mesh))).requires_grad_(grad)
+    local = here.tensor(torch.empty(0) if outside else x.local(here.coord(x.layout.mesh))).requires_grad_(grad)
     got = DTensor.from_local(
         local, here.mesh(x.layout.mesh), here.placements(x.layout.placements), shape=x.full.shape, stride=x.stride
     )
@@ -55,8 +55,9 @@ def check_from_local(case: Case, here: Here) -> None:
     here.require(back.data_ptr() == local.data_ptr(), "wrong-value", "storage", "to_local gives another storage back")
     with torch.no_grad():
         here.require(got.to_local().data_ptr() == local.data_ptr(), "wrong-value", "no_grad", "without gradients to_local gives another storage back")
-        local.add_(1)
-        here.same(back, local.detach(), "alias", what="what to_local gave back, once the local tensor was written")
+        if not x.layout.has_partial():
+            local.add_(1)
+            here.same(back, local.detach(), "alias", what="what to_local gave back, once the local tensor was written")
 
 
 def script_from_local(case: Case) -> Script:
@@ -74,7 +75,7 @@ def draw_infer(limits: Limits) -> SearchStrategy[Case]:
         at = draw(placements(mesh, len(local), kinds=("R", "S", "P")))
         spread = [math.prod(size for size, p in zip(mesh.shape, at, strict=True) if shard_dim(p) == dim) for dim in range(len(local))]
         shape = tuple(size * times for size, times in zip(local, spread, strict=True))
-        spec = TensorSpec(shape, at, memory=draw(st.sampled_from(["plain", "plain", "transposed"])))
+        spec = TensorSpec(shape, at, memory="plain" if min(local) < 2 else draw(st.sampled_from(["plain", "plain", "transposed"])))
         return Case.of("layout.infer", mesh=mesh, x=spec, seed=draw(draws.seeds()))
 
     return case()
@@ -85,6 +86,8 @@ def check_infer(case: Case, here: Here) -> None:
     x = given(case)
     local = here.tensor(x.local(here.coord(x.layout.mesh)))
     got = DTensor.from_local(local, here.mesh(x.layout.mesh), here.placements(x.layout.placements))
+    if here.coord(x.layout.mesh) is None:
+        return  # its local tensor says nothing of the whole
     here.same_dtensor(got, x.full, "local", mesh=x.layout.mesh, placements=x.layout.placements)
     want = [step for step, size in zip(x.stride, x.full.shape, strict=True) if size > 1]
     told = [step for step, size in zip(got.stride(), got.shape, strict=True) if size > 1]

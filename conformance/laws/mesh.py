@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,11 +28,29 @@ if TYPE_CHECKING:
 DOC = "torch.distributed.device_mesh docs, DeviceMesh"
 
 
-def _on(law: str, **options: object) -> object:
-    def draw(limits: Limits) -> SearchStrategy[Case]:
-        return st.sampled_from(draws.meshes(limits, **options)).map(lambda mesh: Case.of(law, mesh=mesh))  # type: ignore[arg-type]
+# further meshes: the plain and the outside ones are so many that tables out of order stay few among them
+MORE = ("1x1", "2@0,3", "2@1,3", "2@2,3", "1@2", "3@1,2,3", "3@0,2,3", "1x2@1,2", "2x1@0,3", "1x3@0,1,3", "1x4", "4x1", "1x1x2", "1x2x1", "2x1x1",
+        "2x3", "3x2", "6", "2x4", "2x2x2", "8", "2x3@1,2,3,4,5,6")  # fmt: skip
 
-    return draw
+
+def _all_meshes(limits: Limits) -> list[Mesh]:
+    """Every mesh of the palette and more, each once, the plainest first."""
+    further = [mesh for mesh in map(Mesh.parse, MORE) if max(mesh.ranks) < limits.world_size]
+    return list(dict.fromkeys([*draws.meshes(limits, outside=False, tables=False), *further, *draws.meshes(limits)]))
+
+
+def _on(law: str) -> Callable[[Limits], list[Case]]:
+    def sweep(limits: Limits) -> list[Case]:
+        return [Case.of(law, mesh=mesh) for mesh in _all_meshes(limits)]
+
+    return sweep
+
+
+def _plainer(case: Case) -> SearchStrategy[Case]:
+    """The same law on meshes of no more ranks."""
+    mesh = case.mesh()
+    fewer = [other for other in _all_meshes(Limits(max(mesh.ranks) + 1)) if other.size <= mesh.size]
+    return st.sampled_from(fewer).map(lambda other: Case.of(case.law, mesh=other))
 
 
 def check_coordinates(case: Case, here: Here) -> None:
@@ -207,6 +226,11 @@ def script_copies(case: Case) -> Script:
     return Script(made.stages, ("import pickle", *made.imports), made.constants)
 
 
+def sweep_init(limits: Limits) -> list[Case]:
+    ascending = [mesh for mesh in _all_meshes(limits) if mesh.ranks == tuple(range(mesh.size))]
+    return [Case.of("mesh.init", mesh=mesh) for mesh in ascending]
+
+
 def check_init(case: Case, here: Here) -> None:
     """``init_device_mesh`` of a shape is the mesh of the ranks from 0 on, row by row, with the names that were given."""
     mesh, names = case.mesh(), NAMES[: case.mesh().ndim]
@@ -259,8 +283,14 @@ REFUSED_TEXTS = {
 
 
 def sweep_refusals(limits: Limits) -> list[Case]:
-    worlds = [world for world in (2, 3) if world <= limits.world_size]
-    return [Case.of("mesh.refusals", attempt=attempt, world=world) for attempt in REFUSALS for world in worlds]
+    worlds = {attempt: (2, 3) if attempt.startswith("rank-") else (2, 3, 4) for attempt in REFUSALS}
+    cases = [Case.of("mesh.refusals", attempt=attempt, world=world) for attempt in REFUSALS for world in worlds[attempt]]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
+def features_refusals(case: Case) -> set[str]:
+    attempt = case.get("attempt")
+    return {"rank-twice"} if attempt == "rank-twice" else {"rank-outside"} if attempt.startswith("rank-") else set()
 
 
 def check_refusals(case: Case, here: Here) -> None:
@@ -282,8 +312,9 @@ LAWS = (
         script=script_coordinates,
         control="mesh.coordinates mesh=2x2",
         planted="mesh_coordinate_reversed",
-        draw=_on("mesh.coordinates"),
-        draws=24,
+        sweep=_on("mesh.coordinates"),
+        sweeps=40,
+        narrow=_plainer,
         weight=0.2,
     ),
     Law(
@@ -294,8 +325,9 @@ LAWS = (
         script=script_local_rank,
         control="mesh.local-rank mesh=2x2",
         planted="mesh_local_rank_of_first_dim",
-        draw=_on("mesh.local-rank"),
-        draws=24,
+        sweep=_on("mesh.local-rank"),
+        sweeps=40,
+        narrow=_plainer,
         weight=0.2,
     ),
     Law(
@@ -306,8 +338,9 @@ LAWS = (
         script=script_groups,
         control="mesh.groups mesh=2x2",
         planted="mesh_groups_reversed",
-        draw=_on("mesh.groups"),
-        draws=24,
+        sweep=_on("mesh.groups"),
+        sweeps=40,
+        narrow=_plainer,
         needs=("all_reduce", "subgroups"),
         weight=0.3,
     ),
@@ -319,8 +352,9 @@ LAWS = (
         script=script_group_order,
         control="mesh.group-order mesh=2x2",
         planted="mesh_groups_descending",
-        draw=_on("mesh.group-order"),
-        draws=24,
+        sweep=_on("mesh.group-order"),
+        sweeps=40,
+        narrow=_plainer,
         needs=("all_gather", "subgroups"),
         weight=0.3,
     ),
@@ -345,8 +379,9 @@ LAWS = (
         script=script_copies,
         control="mesh.copies mesh=2x2",
         planted="mesh_pickle_drops_names",
-        draw=_on("mesh.copies"),
-        draws=14,
+        sweep=_on("mesh.copies"),
+        sweeps=40,
+        narrow=_plainer,
         weight=0.1,
         tier="extended",
     ),
@@ -358,8 +393,8 @@ LAWS = (
         script=script_init,
         control="mesh.init mesh=2x2",
         planted="mesh_init_column_by_column",
-        draw=_on("mesh.init", outside=False, tables=False),
-        draws=16,
+        sweep=sweep_init,
+        sweeps=16,
         needs=("subgroups",),
         weight=0.3,
     ),
@@ -369,10 +404,11 @@ LAWS = (
         source="torch.distributed.device_mesh docs, DeviceMesh and init_device_mesh",
         check=check_refusals,
         script=script_refusals,
+        features=features_refusals,
         control="mesh.refusals attempt=same-name world=2",
         planted="mesh_accepts_repeated_names",
         sweep=sweep_refusals,
-        sweeps=22,
+        sweeps=30,
         weight=0.2,
     ),
 )

@@ -155,12 +155,17 @@ def script_compose(case: Case) -> Script:
 
 
 # field `slice`: names that no ascending slice has
-ODD_SLICES = ("z", "a,z", "a,a", "b,b", "none", "b,a")
+ODD_SLICES = ("z", "a,z", "z,a", "b,z", "z,b", "a,b,z", "z,z", "a,a", "b,b", "none", "b,a")
 
 
 def sweep_odd_slices(limits: Limits) -> list[Case]:
     meshes = [Mesh.parse(text) for text in ("1x2", "2x1", "1x3", "2x2", "1x2x2") if Mesh.parse(text).size <= limits.world_size]
     return [Case.of("mesh.slice-refusals", mesh=mesh, slice=odd) for odd in ODD_SLICES for mesh in meshes]
+
+
+def features_odd_slices(case: Case) -> set[str]:
+    names = case.get("slice").split(",")
+    return {"must-refuse", *(["name-twice"] if len(set(names)) < len(names) else [])}
 
 
 def check_odd_slices(case: Case, here: Here) -> None:
@@ -299,10 +304,11 @@ LAWS = (
         source=SLICES,
         check=check_odd_slices,
         script=script_odd_slices,
+        features=features_odd_slices,
         control="mesh.slice-refusals mesh=2x2 slice=a,z",
         planted="mesh_slice_forgives_names",
         sweep=sweep_odd_slices,
-        sweeps=30,
+        sweeps=55,
         needs=("subgroups",),
         weight=0.3,
     ),

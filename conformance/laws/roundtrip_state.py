@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -13,13 +13,12 @@ from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Law, Limits
-from conformance.laws.roundtrip_cases import listed, narrow, trips
-from reference.checkpoint.state_dict import Path, Slot, State, Stateful, flatten, format_state, parse_state, slots, spoiled
+from conformance.laws.roundtrip_cases import law_of, trips
+from reference.checkpoint.state_dict import Path, Slot, State, flatten, format_state, slots, spoiled
 from strategies.state_dicts import state_dicts
 
 DOCS = "torch.distributed.checkpoint docs"
 LOAD = f"{DOCS}, load"
-NEEDS = ("checkpoint", "object_collectives")
 
 
 def check_stateful(case: Case, here: Here) -> None:
@@ -43,14 +42,14 @@ def check_subset(case: Case, here: Here) -> None:
         t.save(trip, here)
         return
     saved, into = flatten(trip.save.state), flatten(trip.load.state)
-    planner = dcp.DefaultLoadPlanner(allow_partial_load=True) if {*into} - {*saved} else None
+    planner = t.dcp.DefaultLoadPlanner(allow_partial_load=True) if {*into} - {*saved} else None
     state = t.load(here, t.destination(trip, here), planner=planner)
     unsaved = {path for name, (path, _) in into.items() if name not in saved}
     kept = {leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)}
-    t.judge(trip, here, state, want=_spoiled_at(trip.load.state, unsaved), kept=kept)
+    t.judge(trip, here, state, want=spoiled_at(trip.load.state, unsaved), kept=kept)
 
 
-def _spoiled_at(state: State, paths: set[Path]) -> State:
+def spoiled_at(state: State, paths: set[Path]) -> State:
     """``state`` with the leaves at ``paths`` as the destination held them before."""
 
     def visit(path: Path, value: object) -> object:
@@ -82,7 +81,8 @@ def check_refused_save(case: Case, here: Here) -> None:
     trip = t.read_trip(case)
     if here.stage == 0:
         t.save(trip, here)
-        bad = t.build(t.End(trip.load.state, trip.save.mesh, trip.save.specs), lambda name: t.placed(here, trip.save, name, trip.values[name], torch.clone))
+        other = replace(trip.save, state=trip.load.state)
+        bad = t.build(other, lambda name: t.placed(here, other, name, trip.values[name], torch.clone))
         refuse(here, lambda: t.save(trip, here, bad), "save", case.get("culprit"))
         return
     good = t.Trip(trip.save, trip.save, trip.worlds, trip.values, trip.writer, trip.planner)
@@ -156,98 +156,94 @@ REFUSED_SAVES = (
 
 
 def _state_draws(law: str, limits: Limits, *, stateful: bool = False) -> SearchStrategy[Case]:
-    by_names = lambda names: state_dicts(names, stateful=stateful)
-
     def fields(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
-        return {"state": format_state(draw(by_names(names)))}
+        return {"state": format_state(draw(state_dicts(names, stateful=stateful)))}
 
     return trips(law, limits, tensors=2, plain=False, extra=fields)
 
 
+REFUSALS = {
+    "missing": (
+        "A load into a state with a key that the checkpoint has not is refused on all ranks, by name, and changes nothing.",
+        "missing_dtensor_accepted",
+    ),
+    "size": ("A load into a tensor of another global shape is refused on all ranks, by name, and changes nothing.", "size_check_by_dims"),
+    "kind": (
+        "A load of a tensor into another value, or the other way round, is refused on all ranks, by name, and changes nothing.",
+        "kind_check_skipped",
+    ),
+}
+
+
 def _refused(variant: str) -> Law:
-    law = f"roundtrip.refuses[{variant}]"
-    clauses = {
-        "missing": "A load into a state with a key that the checkpoint has not is refused on all ranks, names the key, and changes nothing.",
-        "size": "A load into a tensor of another global shape is refused on all ranks, names the key, and changes nothing.",
-        "kind": "A load of a tensor into another value, or of another value into a tensor, is refused on all ranks, and changes nothing.",
-    }
-    faults = {"missing": "missing_dtensor_accepted", "size": "size_check_by_dims", "kind": "kind_check_skipped"}
-    return Law(
-        id=law,
-        clause=clauses[variant],
+    clause, fault = REFUSALS[variant]
+    return law_of(
+        f"refuses[{variant}]",
+        clause=clause,
         source=f"{DOCS}, DefaultLoadPlanner and LoadPlanner.create_local_plan",
         check=check_refused_load,
-        control=f"{law} {REFUSED_LOADS[variant][0]}",
-        planted=faults[variant],
-        sweep=listed(law, *REFUSED_LOADS[variant]),
-        sweeps=3,
-        needs=NEEDS,
-        smallest=1,
+        holds=REFUSED_LOADS[variant][0],
+        planted=fault,
+        texts=REFUSED_LOADS[variant],
+        sweeps=4,
         stages=t.worlds,
+        features=must_refuse,
     )
 
 
+def must_refuse(case: Case) -> set[str]:
+    return {"must-refuse"}
+
+
 LAWS = (
-    Law(
-        id="roundtrip.kinds",
+    law_of(
+        "kinds",
         clause="Every value of a nested state comes back in its place, equal and of its type, whatever stands beside it.",
         source=f"{LOAD}: non-tensor data is loaded and replaced in the state_dict; flatten_state_dict",
-        check=t.round_trip,
-        control="roundtrip.kinds mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
-        planted="list_of_tensors_opaque",
-        sweep=listed("roundtrip.kinds", *KINDS),
+        holds="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
+        planted="numbers_at_the_top_dropped",
+        texts=KINDS,
         sweeps=8,
         draw=lambda limits: _state_draws("roundtrip.kinds", limits),
         draws=6,
-        narrow=narrow,
-        needs=NEEDS,
-        smallest=1,
         weight=2.0,
         stages=t.worlds,
     ),
-    Law(
-        id="roundtrip.stateful",
-        clause="An object with state_dict and load_state_dict is saved by the one and loaded by the other, called once with what was saved.",
+    law_of(
+        "stateful",
+        clause="An object with state_dict and load_state_dict is saved by the one and loaded by the other, once, with what was saved.",
         source=f"{LOAD}: for each Stateful object state_dict is called before, load_state_dict after the deserialization",
         check=check_stateful,
-        control="roundtrip.stateful mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
+        holds="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
         planted="stateful_not_told",
-        sweep=listed("roundtrip.stateful", *STATEFUL),
+        texts=STATEFUL,
         sweeps=4,
-        narrow=narrow,
-        needs=NEEDS,
-        smallest=1,
+        draw=lambda limits: _state_draws("roundtrip.stateful", limits, stateful=True),
+        draws=2,
         stages=t.worlds,
     ),
-    Law(
-        id="roundtrip.subset",
-        clause="A load fills what the destination names, ignores what only the checkpoint has, and with allow_partial_load leaves alone what it has not.",
+    law_of(
+        "subset",
+        clause="A load fills what the destination names, ignores what else was saved, and in a partial load leaves alone what was not.",
         source=f"{DOCS}, DefaultLoadPlanner: allow_partial_load",
         check=check_subset,
-        control="roundtrip.subset mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
+        holds="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
         planted="partial_load_clears",
-        sweep=listed("roundtrip.subset", *SUBSET),
+        texts=SUBSET,
         sweeps=5,
-        narrow=narrow,
-        needs=NEEDS,
-        smallest=1,
         stages=t.worlds,
     ),
     *map(_refused, REFUSED_LOADS),
-    Law(
-        id="roundtrip.refuses[save]",
-        clause="A state that no checkpoint can hold is refused on all ranks when it is saved, and the checkpoint that was there before still loads.",
-        source=f"{DOCS}, save; LAWS of planning: two leaves with one name, a pending reduction",
+    law_of(
+        "refuses[save]",
+        clause="A state that no checkpoint can hold is refused on all ranks when it is saved; the checkpoint that was there still loads.",
+        source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
         check=check_refused_save,
-        control=f"roundtrip.refuses[save] {REFUSED_SAVES[0]}",
+        holds=REFUSED_SAVES[1],
         planted="duplicate_names_accepted",
-        sweep=listed("roundtrip.refuses[save]", *REFUSED_SAVES),
+        texts=REFUSED_SAVES,
         sweeps=3,
-        needs=NEEDS,
-        smallest=1,
         stages=t.worlds,
+        features=must_refuse,
     ),
 )
-
-
-__all__ = ["LAWS", "parse_state", "Stateful"]

@@ -1,14 +1,15 @@
-"""Laws on how a checkpoint lies in storage, and on saves that follow one another: files, metadata, duplicates, plans that are kept, staging."""
+"""Laws on how a checkpoint lies in storage, and on saves that follow one another: files, metadata, duplicates, kept plans, staging."""
 
 from __future__ import annotations
 
 import math
 import os
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -16,15 +17,14 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
-from conformance.law import Law
-from conformance.laws.roundtrip_cases import listed, narrow, trips
+from conformance.laws.roundtrip_cases import law_of, trips
 from conformance.target import storage
 from reference.box import Box, tiling_errors
 from reference.checkpoint.state_dict import Slot, flatten
 from reference.layout import Layout
+from reference.notation import Shape
 
 DOCS = "torch.distributed.checkpoint docs"
-NEEDS = ("checkpoint", "object_collectives")
 
 
 def check_metadata(case: Case, here: Here) -> None:
@@ -34,12 +34,13 @@ def check_metadata(case: Case, here: Here) -> None:
     metadata = storage.reader(here.target, here.folder()).read_metadata()
     saved = flatten(trip.save.state)
     known = metadata.state_dict_metadata
-    here.require({*known} == {*saved}, "wrong-metadata", "names", "the metadata names other leaves than were saved", sorted(saved), sorted(known))
+    message = "the metadata names other leaves than were saved"
+    here.require({*known} == {*saved}, "wrong-metadata", "names", message, sorted(saved), sorted(known))
     for name, (path, leaf) in saved.items():
         entry = known.get(name)
-        if not isinstance(leaf, Slot):
-            here.require(isinstance(entry, BytesStorageMetadata), "wrong-metadata", "kind", f"{name} is described as {type(entry).__name__}")
-        elif here.require(isinstance(entry, TensorStorageMetadata), "wrong-metadata", "kind", f"{name} is described as {type(entry).__name__}"):
+        kind: Any = TensorStorageMetadata if isinstance(leaf, Slot) else BytesStorageMetadata
+        right = here.require(isinstance(entry, kind), "wrong-metadata", "kind", f"{name} is described as {type(entry).__name__}")
+        if right and isinstance(leaf, Slot):
             _judge_tensor_entry(here, trip, leaf.name, name, entry)
         if metadata.planner_data is not None:
             told = metadata.planner_data.get(name)
@@ -63,7 +64,7 @@ def _judge_tensor_entry(here: Here, trip: t.Trip, slot: str, name: str, entry: A
     here.require(found == due, "wrong-metadata", "chunks", f"the chunks of {name} are not the shards that were saved", due, found)
 
 
-def _boxes(layout: Layout) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _boxes(layout: Layout) -> set[tuple[Shape, Shape]]:
     """The different boxes with elements that the ranks of a layout hold."""
     return {(layout.offset(coord), layout.local_shape(coord)) for coord in layout.mesh.coords() if math.prod(layout.local_shape(coord))}
 
@@ -72,7 +73,7 @@ def _judge_extents(here: Here, metadata: Metadata) -> None:
     extents = storage.extents(here.target, here.folder(), metadata)
     if extents is None:
         return
-    indices = {index for index in metadata.storage_data or {}}
+    indices = set(metadata.storage_data or {})
     for name, entry in metadata.state_dict_metadata.items():
         wanted = [None] if isinstance(entry, BytesStorageMetadata) else [tuple(chunk.offsets) for chunk in entry.chunks]
         got = [None if index.offset is None else tuple(index.offset) for index in indices if index.fqn == name]
@@ -81,13 +82,14 @@ def _judge_extents(here: Here, metadata: Metadata) -> None:
     extents.sort(key=lambda extent: (extent.file, extent.start, extent.end))
     for extent in extents:
         held = 0 <= extent.start < extent.end <= extent.size
-        here.require(held, "wrong-metadata", "extent", f"{extent.name} lies outside its file {extent.file}", f"within {extent.size} bytes", extent)
-    for one, other in zip(extents, extents[1:], strict=False):
+        message = f"{extent.name} lies outside its file {extent.file}"
+        here.require(held, "wrong-metadata", "extent", message, f"within {extent.size} bytes", extent)
+    for one, other in pairwise(extents):
         apart = one.file != other.file or one.end <= other.start
         here.require(apart, "wrong-metadata", "extent", f"{one.name} and {other.name} share bytes of {one.file}", "", (one, other))
 
 
-class Recorder(dcp.DefaultSavePlanner):
+class Recorder(DefaultSavePlanner):
     """Notes which items this rank is to write."""
 
     items: list[tuple[str, tuple[int, ...] | None]]
@@ -111,24 +113,24 @@ def check_dedup(case: Case, here: Here) -> None:
             if layout is None:
                 offset = (0,) * len(trip.save.specs[leaf.name].shape) if isinstance(leaf, Slot) else None
                 holders.setdefault((name, offset), []).append(rank)
-            elif coord is not None and math.prod(layout.local_shape(coord)):
+            elif coord is not None and 0 not in layout.local_shape(coord):
                 holders.setdefault((name, layout.offset(coord)), []).append(rank)
     mine = [item for item in planner.items if item in holders]
     here.require(len({*mine}) == len(mine), "wrong-metadata", "once", "this rank writes an item twice", "", mine)
     strange = [item for item in mine if here.rank not in holders[item]]
     here.require(not strange, "wrong-metadata", "holder", "this rank writes what it does not hold", holders, strange)
     if case.get("dedup", "") == "lowest":
-        due = sorted((item for item, ranks in holders.items() if ranks[0] == here.rank), key=repr)
-        here.require(sorted(mine, key=repr) == due, "wrong-metadata", "lowest", "the lowest holder must write, no other", due, sorted(mine, key=repr))
+        due, got = sorted((item for item, ranks in holders.items() if ranks[0] == here.rank), key=repr), sorted(mine, key=repr)
+        here.require(got == due, "wrong-metadata", "lowest", "the lowest holder must write, no other", due, got)
         return
     alone = [item for item, ranks in holders.items() if ranks == [here.rank]]
     here.require({*alone} <= {*mine}, "wrong-metadata", "alone", "what this rank alone holds is not written by it", alone, mine)
     shared = [item for item, ranks in holders.items() if ranks == [*range(here.world)]]
     if len(shared) == len(holders):
-        share = -(-len(shared) // here.world)
+        least, most = len(shared) // here.world, -(-len(shared) // here.world)
         written = len([item for item in mine if item in shared])
-        few = len(shared) // here.world
-        here.require(few <= written <= share, "wrong-metadata", "balance", f"{written} of {len(shared)} equal items are written here", share, mine)
+        message = f"{written} of {len(shared)} items that all ranks hold are written here"
+        here.require(least <= written <= most, "wrong-metadata", "balance", message, (least, most), mine)
 
 
 def check_overwrite(case: Case, here: Here) -> None:
@@ -166,7 +168,7 @@ def check_caching(case: Case, here: Here) -> None:
     for _ in order[1:]:
         values.append({name: _other(full) for name, full in values[-1].items()})
     # plans are kept by the name of the planner's class: one of this case alone
-    kind: Any = type(f"Planner{abs(hash(case))}", (dcp.DefaultSavePlanner,), {})
+    kind: Any = type(f"Planner{abs(hash(case))}", (DefaultSavePlanner,), {})
     saved = []
     for which, folder, full in zip(order, folders, values, strict=True):
         one = t.Trip(ends[which], ends[which], trip.worlds, full, trip.writer, trip.planner)
@@ -175,7 +177,8 @@ def check_caching(case: Case, here: Here) -> None:
     for at, (one, folder) in enumerate(zip(saved, folders, strict=True)):
         metadata = storage.reader(here.target, folder).read_metadata()
         names, due = {*metadata.state_dict_metadata}, {*flatten(one.save.state)}
-        if here.require(names == due, "wrong-metadata", "names", f"save {at} names other leaves than it was given", sorted(due), sorted(names)):
+        message = f"save {at} names other leaves than it was given"
+        if here.require(names == due, "wrong-metadata", "names", message, sorted(due), sorted(names)):
             for name, (path, leaf) in flatten(one.save.state).items():
                 entry: Any = metadata.state_dict_metadata[name]
                 told = (metadata.planner_data or {}).get(name)
@@ -200,12 +203,13 @@ def check_async(case: Case, here: Here) -> None:
     if stager == "cached":
         # the first of two saves through one cache: the second must not give its values
         older = t.Trip(trip.save, trip.save, trip.worlds, {n: _other(full) for n, full in trip.values.items()}, {}, {})
-        _finish(dcp.async_save(t.source(older, here), storage_writer=writer))
+        _finish(t.dcp.async_save(t.source(older, here), storage_writer=writer))
     with t.told_plainly():
-        pending = dcp.async_save(state, storage_writer=writer, async_stager=own)
+        pending = t.dcp.async_save(state, storage_writer=writer, async_stager=own)
         _scramble(state)
         metadata = _finish(pending)
-    here.require(isinstance(metadata, Metadata), "wrong-metadata", "result", f"the save gave a {type(metadata).__name__}, must give its metadata")
+    message = f"the save gave a {type(metadata).__name__}, must give its metadata"
+    here.require(isinstance(metadata, Metadata), "wrong-metadata", "result", message)
     if own is not None:
         own.close()
 
@@ -280,26 +284,20 @@ ASYNC = (
 )
 
 
-def _law(name: str, **fields: Any) -> Law:
-    law = f"roundtrip.{name}"
-    fields.setdefault("check", t.round_trip)
-    return Law(id=law, needs=NEEDS, smallest=1, narrow=narrow, sweep=listed(law, *fields.pop("texts")), control=f"{law} {fields.pop('holds')}", **fields)
-
-
 LAWS = (
-    _law(
+    law_of(
         "files",
         clause="Number of writer threads, one file a rank or one an item: what is loaded is what was saved.",
         source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
-        holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2}",
+        holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
         planted="threads_drop_values",
         texts=FILES,
         sweeps=6,
         stages=t.worlds,
     ),
-    _law(
+    law_of(
         "metadata",
-        clause="The metadata names every saved leaf with its path, its dtype and its size; the chunks of a tensor are the saved shards and tile it; each lies in its file, apart from all others.",
+        clause="The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file, apart.",
         source=f"{DOCS}, Metadata; StorageWriter.finish",
         check=check_metadata,
         holds="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
@@ -309,9 +307,9 @@ LAWS = (
         draw=lambda limits: trips("roundtrip.metadata", limits),
         draws=4,
     ),
-    _law(
+    law_of(
         "dedup",
-        clause="What several ranks hold is written by exactly one that holds it: by the lowest where dedup_save_to_lowest_rank asks for it, else shared out.",
+        clause="What several ranks hold is written by exactly one of them: the lowest where that is asked for, else shared out.",
         source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
         check=check_dedup,
         holds="mesh=2 x=6:R a=4:R dedup=lowest",
@@ -319,7 +317,7 @@ LAWS = (
         texts=DEDUP,
         sweeps=6,
     ),
-    _law(
+    law_of(
         "overwrite",
         clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
         source=f"{DOCS}, FileSystemWriter: overwrite",
@@ -330,17 +328,17 @@ LAWS = (
         sweeps=4,
         stages=overwrite_worlds,
     ),
-    _law(
+    law_of(
         "caching",
         clause="With enable_plan_caching every save holds what it was given, whatever was saved before it.",
         source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
         check=check_caching,
-        holds="mesh=2 x=6:S(0) order=aa",
+        holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
         planted="stale_cached_metadata",
         texts=CACHING,
         sweeps=7,
     ),
-    _law(
+    law_of(
         "async",
         clause="An asynchronous save holds the values of the moment at which it was called.",
         source=f"{DOCS}, async_save: de-stages the state_dict first; AsyncStager.stage",

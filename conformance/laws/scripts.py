@@ -22,6 +22,7 @@ from reference.placement import Partial, Placement, Placements, Shard, StridedSh
 IMPORTS = {
     "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
     "torch.distributed.tensor": ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"),
+    "torch.distributed.tensor._redistribute": ("disable_redistribute_transform_optimization", "use_min_cost_redistribution_plan"),
     "torch.distributed.tensor._utils": ("compute_local_shape_and_global_offset",),
     "torch.distributed.tensor.debug": ("CommDebugMode",),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),

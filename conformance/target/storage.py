@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.target.target import Target
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint import Metadata
+    from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from conformance.target import Target
 from conformance.world import protocol
 
-BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from conformance.world.server import main; main({control}, {folder!r}, {driver})"
+BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from conformance.world.leash import serve; serve({control}, {folder!r}, {driver})"
 
 
 class WorldError(Exception):
@@ -45,11 +45,11 @@ class ForkserverLauncher:
     """Ranks forked from a server process that has torch imported, on this machine, for one target."""
 
     def __init__(self, target: Target, folder: str) -> None:
-        self._target = {**asdict(target)}
+        self._target = asdict(target)
         self._frames = protocol.Frames(protocol.FromServer)
         self._output = f"{folder}/server.out"
         self._control, theirs = socket.socketpair()
-        self._control.setblocking(True)
+        self._greeted = False
         path = [entry or os.getcwd() for entry in sys.path]
         code = BOOTSTRAP.format(path=path, control=theirs.fileno(), folder=folder, driver=os.getpid())
         with theirs, open(self._output, "wb") as output:
@@ -69,7 +69,7 @@ class ForkserverLauncher:
 
     def launch(self, world: int, size: int, folder: str) -> list[socket.socket]:
         pairs = [socket.socketpair() for _ in range(size)]
-        message = protocol.frame(protocol.Spawn(world, size, folder, self._target))
+        message = protocol.frame(protocol.Spawn(world, size, folder, free_port(), self._target))
         try:
             sent = socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
             self._control.sendall(message[sent:])
@@ -98,6 +98,7 @@ class ForkserverLauncher:
             if not data:
                 raise EOFError(self._last_words())
             found.extend(self._frames.feed(data))
+            self._greeted = True
 
     def _last_words(self) -> str:
         try:
@@ -110,10 +111,18 @@ class ForkserverLauncher:
     def close(self) -> None:
         self._control.close()
         try:
-            self._process.wait(3)
+            self._process.wait(3 if self._greeted else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()  # its ranks go with it
             self._process.wait()
+
+
+def free_port() -> int:
+    """A TCP port that nobody on this machine listens on."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def environment(target: Target) -> dict[str, str]:

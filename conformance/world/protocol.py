@@ -30,7 +30,7 @@ class ProtocolError(Exception):
     """Bytes that no peer of this version would have sent."""
 
 
-class Said(msgspec.Struct, array_like=True, frozen=True):
+class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
     """One rank's :class:`~conformance.verdict.Answer` to the case at ``index`` of batch ``batch``; ``ran`` counts its collectives by group."""
 
     batch: int
@@ -87,12 +87,6 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     error: str
 
 
-class Answers(msgspec.Struct, tag=True, frozen=True):
-    """Answers that were due since the last ones."""
-
-    said: tuple[Said, ...]
-
-
 class Groups(msgspec.Struct, tag=True, frozen=True):
     """The process groups of this rank and their global ranks, sent when they have changed."""
 
@@ -122,11 +116,12 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork the ranks of a world. The descriptors of their streams travel beside this frame."""
+    """Fork the ranks of a world; ``port`` is a free TCP port. The descriptors of their streams travel beside this frame."""
 
     world: int
     size: int
     folder: str
+    port: int
     target: dict[str, Any]
 
 
@@ -163,7 +158,7 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
 
 
 ToRank = Batch | Go | Stop
-FromRank = Ready | Failed | Answers | Groups | Parked | Done
+FromRank = Ready | Failed | Said | Groups | Parked | Done
 ToServer = Spawn | Signal
 FromServer = Hello | Spawned | Exited
 

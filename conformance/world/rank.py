@@ -57,10 +57,10 @@ class Rank:
     def __post_init__(self) -> None:
         self._frames = protocol.Frames(protocol.ToRank)
         self._waiting: deque[protocol.ToRank] = deque()
-        self._unsent: list[protocol.Said] = []
         self._sent = time.monotonic()
         self._meshes: dict[Any, Any] = {}
         self._groups: list[tuple[str, Any]] = []
+        self._known: list[Any] = []
         self._rng = torch.get_rng_state()
         self._threads = threading.active_count()
         self._spoilt = False
@@ -75,7 +75,6 @@ class Rank:
                 self._run(message)
 
     def _run(self, batch: protocol.Batch) -> None:
-        self.page.begin(self.rank)
         total = self._counts()
         for index, task in enumerate(batch.tasks):
             self.page.enter(self.rank, batch.serial, index, RUNNING)
@@ -84,17 +83,14 @@ class Rank:
             self._restore()
             before, total = total, self._counts()
             ran = {name: count - before.get(name, 0) for name, count in total.items() if count != before.get(name, 0)}
-            if answer.outcome == "held":
-                self.page.hold(self.rank, index)
             output = "" if answer.outcome == "held" else self._output(printed)
-            self._unsent.append(protocol.pack_answer(batch.serial, index, answer, output, ran))
+            self._say(protocol.pack_answer(batch.serial, index, answer, output, ran))
             if answer.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
                 self._flush()
             if answer.outcome == "raised":
                 self.page.enter(self.rank, batch.serial, index, PARKED)
                 self._park(protocol.Parked(batch.serial, index, total, ran, self._spoilt))
                 total = self._counts()
-        self._flush()
         self._send(protocol.Done(batch.serial, *burden()))
         self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
 
@@ -167,11 +163,11 @@ class Rank:
     def _live_groups(self) -> list[tuple[str, Any]]:
         """The process groups of this rank, in the order in which all its members name them."""
         world = compat.name("groups")
-        if len(self._groups) != len(world.pg_map):
+        if self._known != (live := list(world.pg_map)):
+            self._known = live
             named = [(str(world.pg_names[group]), group) for group in world.pg_map]
             self._groups = sorted(named, key=lambda item: (len(item[0]), item[0]))
-            self._flush()
-            self._send(protocol.Groups({name: tuple(world.pg_group_ranks[group]) for name, group in self._groups}))
+            self._say(protocol.Groups({name: tuple(world.pg_group_ranks[group]) for name, group in self._groups}))
         return self._groups
 
     def _counts(self) -> dict[str, int]:
@@ -196,12 +192,20 @@ class Rank:
         return self._waiting.popleft()
 
     def _send(self, message: protocol.FromRank) -> None:
-        self.stream.sendall(protocol.frame(message))
+        self._say(message)
+        self._flush()
+
+    def _say(self, message: protocol.FromRank) -> None:
+        """Send a message with the next ones."""
+        data = protocol.frame(message)
+        if not self.page.keep(self.rank, data):
+            self._flush()
+            if not self.page.keep(self.rank, data):
+                self.stream.sendall(data)
 
     def _flush(self) -> None:
-        if self._unsent:
-            self._send(protocol.Answers(tuple(self._unsent)))
-            self._unsent.clear()
+        self.stream.sendall(self.page.unsent(self.rank))
+        self.page.sent(self.rank)
         self._sent = time.monotonic()
 
 

@@ -6,30 +6,23 @@ driver does: the kernel signals it, and its stream to the driver ends.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
 import shutil
 import signal
 import socket
-import sys
+import traceback
 from typing import Any, NoReturn
 
+from conformance.target import Target
 from conformance.world import protocol
+from conformance.world.leash import die_with_parent, follow
 
-DUMP_SIGNAL = signal.SIGUSR1
-PR_SET_PDEATHSIG = 1
 LARGEST_OUTPUT = 1 << 20
 KEPT_OUTPUT = 1 << 14
-
-
-def die_with_parent(number: int) -> None:
-    """Ask the kernel for a signal when the parent's thread that made this process ends. Nothing where there is no such call."""
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    except (AttributeError, OSError):
-        pass
+CALM_SECONDS = 0.1
+FLOOD_SECONDS = 0.01
 
 
 class Server:
@@ -46,19 +39,6 @@ class Server:
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         os.set_blocking(self._woken, False)
-
-    def guard(self) -> None:
-        """End with the driver, whatever this process is doing; leave interrupts to the driver."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._terminated)
-        die_with_parent(signal.SIGTERM)
-        if os.getppid() != self._driver:
-            self.end()
-
-    def _terminated(self, _number: int, _frame: object) -> None:
-        # the same signal comes when a thread of a driver that lives on ends
-        if os.getppid() != self._driver:
-            self.end()
 
     def end(self) -> NoReturn:
         """Kill every rank, remove the pool's folder, and go."""
@@ -83,8 +63,9 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._say(protocol.Hello(preload()))
+        wait = CALM_SECONDS
         while True:
-            readable, _, _ = select.select([self._control, self._woken], [], [], 0.2)
+            readable, _, _ = select.select([self._control, self._woken], [], [], wait)
             if self._woken in readable:
                 os.read(self._woken, 4096)
             self._reap()
@@ -92,7 +73,7 @@ class Server:
                 self._listen()
             if os.getppid() != self._driver:
                 self.end()
-            self._trim()
+            wait = FLOOD_SECONDS if self._trim() else CALM_SECONDS
 
     def _listen(self) -> None:
         data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
@@ -137,10 +118,9 @@ class Server:
             self._control.close()
             for descriptor in (self._woken, self._waker, *descriptors[:rank], *descriptors[rank + 1 :], *self._descriptors):
                 os.close(descriptor)
-            from conformance.target import Target
             from conformance.world import rank as ranks
 
-            ranks.main(rank, spawn.size, read_target(spawn.target, Target), spawn.folder, socket.socket(fileno=descriptors[rank]))
+            ranks.main(rank, spawn, read_target(spawn.target), socket.socket(fileno=descriptors[rank]))
         finally:
             os._exit(1)
 
@@ -157,8 +137,9 @@ class Server:
                 del self._outputs[pid]
                 self._say(protocol.Exited(world, rank, os.waitstatus_to_exitcode(status)))
 
-    def _trim(self) -> None:
-        """Cut what a rank prints without end down to the last of it."""
+    def _trim(self) -> bool:
+        """Cut what ranks print without end down to the last of it; returns whether one does."""
+        cut = False
         for path in self._outputs.values():
             try:
                 size = os.stat(path).st_size
@@ -169,8 +150,10 @@ class Server:
                         file.truncate(0)
                         file.seek(0)
                         file.write(kept)
+                    cut = True
             except OSError:
                 pass
+        return cut
 
     def _say(self, message: protocol.FromServer) -> None:
         try:
@@ -179,9 +162,9 @@ class Server:
             self.end()
 
 
-def read_target(fields: dict[str, Any], kind: Any) -> Any:
-    """A target from what travelled of it."""
-    return kind(**{name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()})
+def read_target(fields: dict[str, Any]) -> Target:
+    """A target from what travelled of it: its tuples arrive as lists."""
+    return Target(**{name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()})
 
 
 def _tuple(value: Any) -> Any:
@@ -220,17 +203,11 @@ def preload() -> str:
 
 
 def main(control: int, folder: str, driver: int) -> None:
-    """Entry point of the server's process."""
+    """Serve the driver at the other end of descriptor ``control`` until it is gone."""
     server = Server(socket.socket(fileno=control), folder, driver)
-    server.guard()
+    follow(driver, server.end)
     try:
         server.serve()
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     server.end()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -7,9 +7,34 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from conformance.target import Target
+
 LOOK_SECONDS = 0.05
 LONGEST_STEP = 0.25  # of the clock, however long the driver was away
 TICK = 0.011  # of CPU time, in seconds: less is noise
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Limits in seconds. ``grace``: some ranks have answered and no rank uses the CPU. ``quiet``: none has answered and none uses the CPU.
+    ``busy``: ranks make no progress and use the CPU."""
+
+    grace: float
+    quiet: float
+    busy: float
+
+
+def full(target: Target) -> Patience:
+    """What a case gets before a hang is reported."""
+    return Patience(min(2.0, target.timeout), target.timeout, target.timeout)
+
+
+def searching(target: Target, *, storage: bool = False, hung: bool = False) -> Patience:
+    """What a case gets while many are tried: enough to tell. ``storage``: the law waits for files; ``hung``: it has been late before."""
+    if hung:
+        return Patience(min(0.5, target.timeout), min(0.5, target.timeout), target.timeout / 4)
+    quiet = max(1.5, 0.15 * target.timeout) * (2 if storage else 1)
+    return Patience(min(0.5, target.timeout), min(quiet, target.timeout), target.timeout)
 
 
 @dataclass
@@ -39,6 +64,10 @@ class Watch:
         self.stuck += step
         self.quiet = 0.0 if self._working(pids) else self.quiet + step
         return True
+
+    def is_busy_for(self, limit: float) -> bool:
+        """Whether ranks have had ``limit`` seconds to make progress, on a machine that may have had other things to do."""
+        return self.stuck >= limit and (self.busiest >= limit / 2 or self.stuck >= 3 * limit)
 
     def _working(self, pids: Sequence[int]) -> bool:
         """Whether a rank has used the CPU since the last look, or is running or waiting for a disk right now."""

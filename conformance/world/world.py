@@ -18,11 +18,14 @@ from conformance.world.progress import RUNNING, Page, Place
 from conformance.world.watch import Watch
 
 HISTORY = 400
+FEWEST_FILES = 512  # open descriptors of a rank, of which a world is replaced
+MOST_GROWTH = 1 << 30  # bytes
 
 
 @dataclass(eq=False)
 class Job:
-    """A case on its way to a verdict. ``answers`` are those of the stage that it is at; ``folder`` is shared by all stages."""
+    """A case on its way to a verdict. It runs in a world for each of ``stages``, up to ``last``; ``answers`` and ``ran`` (collectives by group)
+    are what ranks have said at the present ``stage``. ``lost`` counts worlds that ended while it waited."""
 
     law: Law
     case: Case
@@ -30,8 +33,10 @@ class Job:
     folder: str
     stages: tuple[int, ...]
     stage: int = 0
-    answers: dict[int, Answer] = field(default_factory=dict)
     last: int = 0
+    answers: dict[int, Answer] = field(default_factory=dict)
+    ran: dict[int, dict[str, int]] = field(default_factory=dict)
+    lost: int = 0
     fed: float = field(default_factory=time.monotonic)
 
     @property
@@ -39,49 +44,59 @@ class Job:
         """How many ranks its present stage wants."""
         return self.stages[self.stage]
 
+    def forget(self) -> None:
+        """It will run again."""
+        self.answers, self.ran = {}, {}
+
 
 @dataclass(eq=False)
 class Flight:
-    """A batch that the ranks have been sent, and the ranks that are through with it."""
+    """A batch that the ranks have been sent: which of its jobs are still due, and how many ranks are through with it."""
 
     serial: int
     jobs: list[Job]
-    due: set[int] = field(default_factory=set)
-    sent: float = field(default_factory=time.monotonic)
-    done: dict[int, dict[str, int]] = field(default_factory=dict)
+    due: set[int]
+    sent: float
+    done: int = 0
 
 
 class World:
-    """A live world, from its launch to its end. ``patient`` worlds give every case the full limits."""
+    """A live world, from its launch to its end. ``queue`` holds the jobs that it works on; a ``patient`` one gives them the full limits."""
 
     def __init__(self, number: int, size: int, folder: str, queue: deque[Job], *, patient: bool = False) -> None:
         self.number = number
-        self.queue = queue
         self.size = size
         self.folder = folder
+        self.queue = queue
         self.patient = patient
         os.mkdir(folder)
         self.page = Page(f"{folder}/progress", size, create=True)
         self.streams: list[socket.socket] = []
         self.frames = [protocol.Frames(protocol.FromRank) for _ in range(size)]
         self.pids: tuple[int, ...] = ()
-        self.born = time.monotonic()
+        self.born = self.landed = self.idle_since = time.monotonic()
         self.ready: set[int] = set()
-        self.ended: dict[int, str] = {}
-        self.silenced: dict[int, float] = {}
+        self.ended: dict[int, str] = {}  # how ranks ended
+        self.silenced: dict[int, float] = {}  # when their streams did
         self.flights: deque[Flight] = deque()
         self.parked: dict[int, protocol.Parked] = {}
         self.served: deque[Case] = deque(maxlen=HISTORY)
-        self.count = 0
-        self.out_of_step = ""
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self.memory: dict[int, int] = {}
+        self.retired = ""
         self.watch = Watch()
-        self.went = 0
-        self.landed = self.born
-        self.idle_since = self.born
+        self._batches = 0
+        self._heard = 0
 
     @property
     def started(self) -> bool:
         return len(self.ready) == self.size
+
+    @property
+    def takes_work(self) -> bool:
+        return self.started and not (self.retired or self.ended or self.silenced)
+
+    # Speaking and hearing
 
     def send(self, message: protocol.ToRank) -> None:
         """The same message to every rank; one that is gone shows by its stream's end."""
@@ -94,11 +109,44 @@ class World:
 
     def fly(self, jobs: list[Job]) -> None:
         """Send a batch."""
-        self.count += 1
-        flight = Flight(self.count, jobs, set(range(len(jobs))))
+        self._batches += 1
+        flight = Flight(self._batches, jobs, set(range(len(jobs))), time.monotonic())
         self.flights.append(flight)
         tasks = tuple(protocol.Task(job.law.id, job.case.text, job.folder, job.stage) for job in jobs)
         self.send(protocol.Batch(flight.serial, tasks))
+
+    def listen(self, rank: int) -> list[protocol.FromRank]:
+        """What a rank has sent. Raises ``BlockingIOError`` where there is nothing yet, ``EOFError`` when its stream has ended, and
+        ``ProtocolError`` for what is no message."""
+        self._heard += 1
+        try:
+            data = self.streams[rank].recv(1 << 18, socket.MSG_DONTWAIT)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise EOFError
+        return list(self.frames[rank].feed(data))
+
+    def unsent(self, rank: int) -> list[protocol.FromRank]:
+        """What a rank was going to send."""
+        try:
+            return list(protocol.Frames(protocol.FromRank).feed(self.page.unsent(rank)))
+        except protocol.ProtocolError:
+            return []
+
+    def resume(self, prove: tuple[str, ...]) -> None:
+        """Let the ranks that wait go on."""
+        self.parked.clear()
+        self._heard += 1
+        self.send(protocol.Go(prove))
+
+    def bear(self, rank: int, done: protocol.Done) -> None:
+        """Note what a rank weighs; a world that has grown too heavy is retired."""
+        first = self.memory.setdefault(rank, done.memory)
+        if done.files > FEWEST_FILES or done.memory - first > MOST_GROWTH:
+            self.retired = f"rank {rank} holds {done.files} files and {done.memory >> 20} MiB"
+
+    # Where its ranks are
 
     def flight(self, serial: int) -> Flight | None:
         """The batch of this number, while the ranks are at it."""
@@ -109,7 +157,7 @@ class World:
 
     def progress(self) -> object:
         """Something that differs once a rank has moved."""
-        return self.places(), len(self.ready), self.went, len(self.flights), frozenset(self.ended)
+        return self.places(), self._heard, len(self.flights), len(self.ended)
 
     def answered(self, rank: int, flight: Flight, index: int) -> bool:
         """Whether ``rank`` is through with a case, as far as anybody can tell."""
@@ -118,7 +166,7 @@ class World:
         place = self.page.place(rank)
         if place.batch != flight.serial:
             return place.batch > flight.serial
-        return place.index > index or self.page.held(rank, index)
+        return place.index > index
 
     def undecided(self) -> tuple[Flight, int] | None:
         """The first case to which some rank has not answered, and its batch."""
@@ -139,26 +187,43 @@ class World:
             return flight, first.index
         return None
 
-    def at_death(self, rank: int) -> tuple[Flight, int] | None:
-        """The case that ``rank`` was running when it ended, if it was."""
-        place = self.page.place(rank)
-        for flight in self.flights:
-            if place.state == RUNNING and flight.serial == place.batch and place.index in flight.due and rank not in flight.jobs[place.index].answers:
-                return flight, place.index
-        return None
+    def dead(self) -> dict[int, str]:
+        """Ranks that have ended, and how."""
+        return {**{rank: "closed its stream to the driver" for rank in self.silenced}, **self.ended}
 
-    def in_step(self) -> tuple[str, ...] | None:
-        """Whether all ranks wait after the same case, and every group has run as many collectives on each of its ranks: then the groups that
-        were used since the case began; ``None`` where that is not so, or cannot be told."""
+    def at_death(self) -> tuple[Flight, int] | None:
+        """The case that a rank was running when it ended, if one was: the first one, where there are several."""
+        found = []
+        for rank in self.dead():
+            place = self.page.place(rank)
+            flight = self.flight(place.batch)
+            if flight and place.state == RUNNING and place.index in flight.due and rank not in flight.jobs[place.index].answers:
+                found.append((flight, place.index))
+        return min(found, key=lambda item: (item[0].serial, item[1]), default=None)
+
+    def to_prove(self) -> tuple[str, ...] | None:
+        """All ranks wait after the same case: which groups must show that they still work before they go on. ``None``: it is known that they do
+        not, a group has run more collectives on one of its ranks than on another."""
         said = list(self.parked.values())
-        if len({(parked.batch, parked.index) for parked in said}) > 1 or not all(parked.after for parked in said):
+        if len({(parked.batch, parked.index) for parked in said}) > 1 or any(parked.spoilt for parked in said):
             return None
-        counts: dict[str, int] = {}
+        if not all(parked.total for parked in said):
+            return (protocol.EVERY_GROUP,)
+        total: dict[str, int] = {}
         for parked in said:
-            for name, count in parked.after.items():
-                if counts.setdefault(name, count) != count:
+            for name, count in parked.total.items():
+                if total.setdefault(name, count) != count:
                     return None
-        return tuple(sorted(name for name in counts if any(parked.after.get(name) != parked.before.get(name) for parked in said)))
+        return tuple(sorted({name for parked in said for name in parked.ran}))
+
+    def out_of_step(self, job: Job) -> str:
+        """What shows that ranks ran different collectives during a case: one line, or nothing."""
+        for name in sorted({name for ran in job.ran.values() for name in ran}):
+            counts = {rank: job.ran[rank].get(name, 0) for rank in self.groups.get(name, ()) if rank in job.ran}
+            if len(set(counts.values())) > 1:
+                each = ", ".join(f"rank {rank} {count}" for rank, count in sorted(counts.items()))
+                return f"ranks ran different numbers of collectives on the group of ranks {list(counts)}: {each}"
+        return ""
 
     def destroy(self) -> None:
         """Close the streams and remove the folder; the ranks are the launcher's to end."""

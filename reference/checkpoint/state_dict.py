@@ -22,6 +22,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from reference.notation import NotationError
@@ -145,7 +146,9 @@ def opens(value: Any) -> bool:
     """Whether a value is a branch: its entries are stored apart. What is no branch is one leaf."""
     if isinstance(value, Mapping):
         return True
-    return isinstance(value, list) and any(isinstance(entry, Slot) or isinstance(entry, Mapping | list) and opens(entry) for entry in value)
+    if not isinstance(value, list):
+        return False
+    return any(isinstance(entry, Slot) or (isinstance(entry, Mapping | list) and opens(entry)) for entry in value)
 
 
 def flatten(state: State) -> dict[str, tuple[Path, Any]]:
@@ -178,7 +181,7 @@ def unflatten(leaves: Mapping[str, tuple[Path, Any]]) -> State:
     root: State = {}
     for path, value in leaves.values():
         branch: Any = root
-        for step, following in zip(path, path[1:], strict=False):
+        for step, following in pairwise(path):
             branch = _entry(branch, step, [] if isinstance(following, int) else {})
         _entry(branch, path[-1], value)
     return root

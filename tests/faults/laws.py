@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,7 +21,7 @@ from conformance.law import Law
 BAD = 1
 
 
-def everybody(case: Case, here: Here) -> None:
+def sums(case: Case, here: Here) -> None:
     """Nothing is wrong: a sum over all ranks."""
     ones = torch.ones(2)
     dist.all_reduce(ones)
@@ -29,12 +32,21 @@ def nothing(case: Case, here: Here) -> None:
     """Nothing happens at all."""
 
 
+def wrong(case: Case, here: Here) -> None:
+    print("I am rank", here.rank)
+    here.require(here.rank != BAD, "wrong-value", "rank", "this rank is bad", 0, 1)
+
+
+def rejects(case: Case, here: Here) -> None:
+    here.reject("it means nothing")
+
+
 def raises_alone(case: Case, here: Here) -> None:
     if here.rank == BAD:
         raise ValueError("alone 17")
 
 
-def raises_alone_and_others_wait(case: Case, here: Here) -> None:
+def raises_while_others_wait(case: Case, here: Here) -> None:
     if here.rank == BAD:
         raise ValueError("alone 17")
     dist.all_reduce(torch.ones(2))
@@ -46,12 +58,24 @@ def raises_alike(case: Case, here: Here) -> None:
 
 
 def raises_alike_after_sum(case: Case, here: Here) -> None:
-    dist.all_reduce(torch.ones(2))
+    sums(case, here)
     raise RuntimeError("together")
 
 
 def raises_differently(case: Case, here: Here) -> None:
     raise ValueError("odd") if here.rank % 2 else RuntimeError("even")
+
+
+def raises_exit(case: Case, here: Here) -> None:
+    sys.exit("let me out")
+
+
+def raises_textless(case: Case, here: Here) -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    raise Broken
 
 
 def exits(case: Case, here: Here) -> None:
@@ -78,6 +102,11 @@ def joins_alone(case: Case, here: Here) -> None:
         dist.all_reduce(torch.ones(2))
 
 
+def starts_alone(case: Case, here: Here) -> None:
+    if here.rank == BAD:
+        here.unfinished = dist.all_reduce(torch.ones(2), async_op=True)  # type: ignore[attr-defined]
+
+
 def all_wait(case: Case, here: Here) -> None:
     print("waiting")
     if here.rank == BAD:
@@ -86,8 +115,12 @@ def all_wait(case: Case, here: Here) -> None:
         dist.barrier()
 
 
-def mismatched(case: Case, here: Here) -> None:
+def mismatched_shape(case: Case, here: Here) -> None:
     dist.all_reduce(torch.ones(2 if here.rank == BAD else 3000))
+
+
+def mismatched_dtype(case: Case, here: Here) -> None:
+    dist.all_reduce(torch.ones(64, dtype=torch.float64 if here.rank == BAD else torch.int8))
 
 
 def spins(case: Case, here: Here) -> None:
@@ -101,14 +134,51 @@ def prints_without_end(case: Case, here: Here) -> None:
         print("x" * 1000)
 
 
+def eats_memory(case: Case, here: Here) -> None:
+    kept = []
+    while here.rank == BAD:
+        kept.append(torch.empty(1 << 28))
+
+
+def stopped(case: Case, here: Here) -> None:
+    if here.rank == BAD:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(2))
+
+
 def destroys_group(case: Case, here: Here) -> None:
     if here.rank == BAD:
         dist.destroy_process_group()
 
 
+def all_destroy_group(case: Case, here: Here) -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _stream() -> int:
+    """The descriptor of this rank's stream to the driver: its one unix socket."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            with socket.socket(fileno=os.dup(number)) as found:
+                if found.family == socket.AF_UNIX:
+                    return number
+        except OSError:
+            continue
+    raise AssertionError("no stream")
+
+
 def closes_stream(case: Case, here: Here) -> None:
     if here.rank == BAD:
-        os.closerange(3, 256)
+        stream = _stream()
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), stream)
+        time.sleep(60)
+
+
+def babbles(case: Case, here: Here) -> None:
+    if here.rank == BAD:
+        os.write(_stream(), b"\0\0\0\3what?")
         time.sleep(60)
 
 
@@ -117,11 +187,81 @@ def leaves_thread(case: Case, here: Here) -> None:
         threading.Thread(target=time.sleep, args=(60,), daemon=True, name="left").start()
 
 
+def dies_later(case: Case, here: Here) -> None:
+    """The rank ends between cases, by a timer that no Python thread shows."""
+    if here.rank == BAD:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+
+def disturbs(case: Case, here: Here) -> None:
+    """Changes what the whole process shares; the next case must not see it."""
+    here.require(torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled(), "wrong-metadata", "state", "disturbed")
+    here.require(torch.rand(()).item() == torch.rand((), generator=torch.Generator().manual_seed(torch.initial_seed())).item(),
+                 "wrong-value", "rng", "the generator is not where it was")  # fmt: skip
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    torch.rand(random.randrange(1, 9))
+
+
+def remembers(case: Case, here: Here) -> None:
+    """Holds unless the same world has served ``marks`` before: a fault of history."""
+    here.require("marked" not in os.environ, "wrong-value", "history", "this world is marked")
+
+
+def marks(case: Case, here: Here) -> None:
+    os.environ["marked"] = "yes"
+
+
+def passes_on(case: Case, here: Here) -> None:
+    """Two worlds: what the first wrote, the second reads, whatever its size."""
+    note = Path(here.folder()) / "note"
+    if here.stage == 0:
+        here.require(here.world == case.integer("first"), "wrong-value", "world", "a world of another size", case.get("first"), here.world)
+        if here.rank == 0:
+            note.write_text(case.text)
+    else:
+        here.require(here.world == case.integer("second"), "wrong-value", "world", "a world of another size", case.get("second"), here.world)
+        here.require(note.read_text() == case.text, "wrong-value", "note", "the folder is not shared")
+    here.require(case.get("bad", "no") != str(here.stage), "wrong-value", "stage", "this stage is bad")
+
+
+def deposits(case: Case, here: Here) -> None:
+    """A partial result, judged by the driver; ``off`` is what one rank adds to it."""
+    from reference.layout import Layout
+
+    mesh = case.meshes[0]
+    full = case.tensor("x").build(case.seed)
+    local = here.dtensor(full, Layout(tuple(full.shape), mesh, case.tensor("x").placements or ()))
+    if here.rank == BAD and "off" in case:
+        local.to_local().add_(case.integer("off"))
+    here.same_dtensor(local, full, "partial")
+
+
+def kills_server(case: Case, here: Here) -> None:
+    """Once."""
+    mark = Path(here.folder()) / "killed"
+    if here.rank == BAD and not mark.exists():
+        mark.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+
 CHECKS = (
-    everybody, nothing, raises_alone, raises_alone_and_others_wait, raises_alike, raises_alike_after_sum, raises_differently, exits, killed, aborts,
-    joins_alone, all_wait, mismatched, spins, prints_without_end, destroys_group, closes_stream, leaves_thread,
+    sums, nothing, wrong, rejects, raises_alone, raises_while_others_wait, raises_alike, raises_alike_after_sum, raises_differently, raises_exit,
+    raises_textless, exits, killed, aborts, joins_alone, starts_alone, all_wait, mismatched_shape, mismatched_dtype, spins, prints_without_end, eats_memory,
+    stopped, destroys_group, all_destroy_group, closes_stream, babbles, leaves_thread, dies_later, disturbs, remembers, marks, passes_on, deposits, kills_server,
 )  # fmt: skip
 LAWS = [
-    Law(f"fault.{check.__name__}", check.__doc__ or "A rank misbehaves.", "the tests of worlds", check, f"fault.{check.__name__} world=2", "")
+    Law(
+        f"fault.rank[{check.__name__}]",
+        check.__doc__ or "A rank misbehaves.",
+        "the tests of worlds",
+        check,
+        f"fault.rank[{check.__name__}] world=3",
+        "",
+        stages=(lambda case: (case.integer("first"), case.integer("second"))) if check is passes_on else None,
+    )
     for check in CHECKS
 ]

@@ -59,7 +59,8 @@ def tiling(rng: random.Random, whole: Box, depth: int) -> list[Box]:
     at = rng.randint(0, whole.size[dim])
     halves = [(whole.offset[dim], at), (whole.offset[dim] + at, whole.size[dim] - at)]
     cut = [
-        Box((*whole.offset[:dim], start, *whole.offset[dim + 1 :]), (*whole.size[:dim], size, *whole.size[dim + 1 :])) for start, size in halves
+        Box((*whole.offset[:dim], start, *whole.offset[dim + 1 :]), (*whole.size[:dim], size, *whole.size[dim + 1 :]))
+        for start, size in halves
     ]
     return [box for half in cut for box in tiling(rng, half, depth - 1)]
 

@@ -55,7 +55,8 @@ def test_a_slice_of_all_dims_is_the_mesh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "ranks"), [((), ()), ((0,), ()), ((2, 0), ()), ((2,), (0,)), ((2,), (0, 0)), ((2,), (0, -1)), ((2, 2), (0, 1, 2)), ((-1,), (0,))]
+    ("shape", "ranks"),
+    [((), ()), ((0,), ()), ((2, 0), ()), ((2,), (0,)), ((2,), (0, 0)), ((2,), (0, -1)), ((2, 2), (0, 1, 2)), ((-1,), (0,))],
 )
 def test_no_meshes(shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
     with pytest.raises(MeshError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.placement import REDUCE_OPS, Partial, Replicate, Shard, parse_placements
-from reference.simulate import assemble, assemble_replicas, can_reduce, contributions, distribute, reduce_by, redistribute, take
+from reference.simulate import assemble, assemble_replicas, can_reduce, contributions, distribute, redistribute, reduce_by, take
 from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec, dense, lay_out
 from strategies import layouts, redistributions
 
@@ -64,7 +64,9 @@ def test_contributions_reduce_exactly_and_no_rank_alone_holds_the_value(dtype: s
             assert any(not torch.equal(part, given_[0]) for part in given_)
 
 
-@pytest.mark.parametrize("placements", ["P(sum),P(sum)", "P(max),P(max)", "P(avg),P(sum)", "P(sum),R", "R,P(min)", "P(product),S(0)", "_S(0,2),P(sum)"])
+@pytest.mark.parametrize(
+    "placements", ["P(sum),P(sum)", "P(max),P(max)", "P(avg),P(sum)", "P(sum),R", "R,P(min)", "P(product),S(0)", "_S(0,2),P(sum)"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_reductions_over_several_mesh_dims(placements: str, dtype: str) -> None:
     for shape in ((2, 2), (2, 3), (1, 2), (3, 2)):

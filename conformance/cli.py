@@ -1,0 +1,226 @@
+"""The command line. Nothing heavy is imported before a request is understood.
+
+Exit codes: 0 nothing new; 1 a new finding; 2 the request cannot be understood, the target cannot start, or no case was judged: one line
+on stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from conformance import __version__
+from conformance.errors import UsageError
+
+app = typer.Typer(
+    name="shardlaw",
+    help="Check sharded tensors and checkpoints on real processes against an executable specification.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Laws = Annotated[list[str] | None, typer.Argument(metavar="LAW", help="Law ids; * and ? are special, a leading ! excludes.")]
+TargetName = Annotated[str, typer.Option("--target", metavar="NAME", help="What to validate; see 'shardlaw targets'.")]
+
+
+@app.callback(invoke_without_command=True)
+def shardlaw(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"shardlaw {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    laws: Laws = None,
+    target: TargetName = "gloo",
+    storage: Annotated[str | None, typer.Option(metavar="NAME", help="Checkpoint storage; default: the target's.")] = None,
+    world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the largest world.")] = 4,
+    profile: Annotated[Literal["smoke", "ci", "nightly"], typer.Option(help="How many cases each law tries.")] = "smoke",
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Cut every law's list of cases short: 90s, 2m.")] = None,
+    op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="One seed, one list of cases.")] = 0,
+    expect: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Further expectations; may be repeated.")] = None,
+    no_expect: Annotated[bool, typer.Option("--no-expect", help="Expect nothing: every finding is new.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A stale expectation fails the run too.")] = False,
+    known: Annotated[Path | None, typer.Option(metavar="DIR", help="Try the findings stored here first.")] = None,
+    report: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("shardlaw-report"),
+    shard: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N parts of the run.")] = "1/1",
+    worlds: Annotated[int, typer.Option("-n", metavar="WORLDS", help="Worlds of one size side by side.")] = 1,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit for one case; default: the target's.")] = None,
+    exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,
+) -> int:
+    """Try the laws on a target; exit 1 when something new deviates."""
+    from conformance.request import RunRequest, parse_duration, parse_shard
+
+    request = RunRequest(
+        laws=tuple(laws or ()),
+        target=target,
+        storage=storage,
+        world_size=world_size,
+        profile=profile,
+        budget=None if budget is None else parse_duration(budget),
+        ops=tuple(op or ()),
+        seed=seed,
+        expect=tuple(expect or ()),
+        no_expect=no_expect,
+        strict=strict,
+        known=known,
+        report=report,
+        shard=parse_shard(shard),
+        worlds=worlds,
+        timeout=timeout,
+        exitfirst=exitfirst,
+        list=list_,
+    )
+    if not request.list:
+        from conformance.engine import run as run_laws
+
+        return run_laws(request)
+    from conformance.laws import catalogue
+    from conformance.selection import select
+    from conformance.target.config import named_target, read_config, with_storage
+
+    config = read_config()
+    with_storage(named_target(target, config), storage, config)
+    for law in select(list(catalogue().values()), request.laws, request.ops):
+        print(law.id)
+    return 0
+
+
+@app.command()
+def replay(
+    what: Annotated[str, typer.Argument(metavar="FINDING.json|FOLDER|'CASE TEXT'", help="What to try again.")],
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Default: where it was found, else gloo.")] = None,
+    times: Annotated[int, typer.Option(metavar="N", help="How often, each time in a fresh world.")] = 1,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every rank's stack and output.")] = False,
+) -> int:
+    """Try stored findings or one case again; same exit codes as run."""
+    from conformance.replay import replay as replay_cases
+
+    return replay_cases(what, target, times, trace)
+
+
+@app.command()
+def repro(
+    finding: Annotated[Path, typer.Argument(metavar="FINDING.json", help="A file from findings/ of a report.")],
+    output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
+) -> int:
+    """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""
+    from conformance.replay import script_of
+
+    text = script_of(finding)
+    if output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        output.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
+    return 0
+
+
+@app.command()
+def laws(
+    laws: Laws = None,
+    features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """The catalogue: id, tier, clause, source."""
+    from conformance.listing import list_features, list_laws
+
+    print(list_features(as_json) if features else list_laws(tuple(laws or ()), as_json))
+    return 0
+
+
+@app.command()
+def show(
+    shape: Annotated[str, typer.Argument(metavar="SHAPE", help="Such as 5x6, or () for a 0-d tensor.")],
+    mesh: Annotated[str, typer.Option(metavar="MESH", help="Such as 2x3, or 2x2@0,2,1,3.")],
+    place: Annotated[str, typer.Option(metavar="PLACEMENTS", help="One a mesh dim: R, S(0), _S(0,2), P(sum).")],
+) -> int:
+    """Who holds what of a sharded tensor."""
+    from conformance.show import show as show_layout
+
+    print(show_layout(shape, mesh, place))
+    return 0
+
+
+@app.command()
+def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
+    """What can be validated here."""
+    from conformance.doctor import list_targets
+
+    return list_targets(probe)
+
+
+@app.command()
+def doctor(target: TargetName = "gloo") -> int:
+    """Does the backend load, do ranks start, does an all_reduce end."""
+    from conformance.doctor import examine
+
+    return examine(target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code. Never a traceback for what a person can mend."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if threading.current_thread() is not threading.main_thread():
+        return _call(arguments)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _call(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+def _call(arguments: list[str]) -> int:
+    try:
+        code: Any = typer.main.get_command(app)(args=arguments, prog_name="shardlaw", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except UsageError as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        print("shardlaw: interrupted", file=sys.stderr)
+        return 130
+    except _Terminated:
+        return 143
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        # typer brings its own copy of click, whose errors have no public name
+        if hasattr(error, "format_message"):
+            return _refuse(error.format_message())
+        import traceback
+
+        traceback.print_exc()
+        print(f"shardlaw: internal error: {type(error).__name__}; this is a fault of shardlaw", file=sys.stderr)
+        return 3
+
+
+def _refuse(message: str) -> int:
+    print("shardlaw:", " ".join(message.split()), file=sys.stderr)
+    return 2

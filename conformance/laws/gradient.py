@@ -1,0 +1,370 @@
+"""Laws of gradients: through distribution, redistribution and the ways in and out of a DTensor, on each rank's local tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from hypothesis import strategies as st
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from conformance.case import Case
+from conformance.law import Law, Limits
+from conformance.laws import draws, scripts
+from conformance.laws.given import Given, given, target
+from conformance.report.reproducer import Script
+from reference import simulate
+from reference.layout import Layout
+from reference.mesh import Coord
+from reference.placement import Partial, Placements, Replicate
+from reference.tensors import dense
+from strategies.placements import placements
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from conformance.here import Here
+
+DOC = "torch.distributed.tensor docs"
+TABLE = f"{DOC}, DTensor.from_local, the table of gradient placements"
+GRAD_SEED = 977
+
+
+def incoming(x: Given, at: int = 0) -> torch.Tensor:
+    """The global gradient that arrives: small integers, the same on every rank unless ``at`` says which."""
+    return dense(x.layout.shape, x.full.dtype, "small", x.seed + GRAD_SEED + 13 * at)
+
+
+def returned(layout: Layout) -> Layout:
+    """How a gradient leaves for a local tensor of ``layout``: shards as shards, replicas and contributions as replicas."""
+    return layout.replace(tuple(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
+
+
+def part(full: torch.Tensor, layout: Layout, coord: Coord | None) -> torch.Tensor:
+    """The slice at a coordinate; what a rank outside holds instead."""
+    return torch.empty((0,), dtype=full.dtype) if coord is None else simulate.take(full, layout, coord)
+
+
+def expect_grad(here: Here, local: torch.Tensor, want: torch.Tensor, check: str) -> None:
+    """The gradient of a local tensor is there, also where it has no elements, and is what it must be."""
+    if here.require(local.grad is not None, "wrong-value", check, "there is no gradient", want, "None") and local.grad is not None:
+        here.same(local.grad, want, check, what="gradient of the local tensor")
+
+
+def _leaf(x: Given, here: Here) -> tuple[torch.Tensor, DTensor]:
+    """A local tensor that requires a gradient, and the DTensor of it."""
+    local = here.tensor(x.local(here.coord(x.layout.mesh))).requires_grad_()
+    at = here.placements(x.layout.placements)
+    return local, DTensor.from_local(local, here.mesh(x.layout.mesh), at, shape=x.full.shape, stride=x.stride)
+
+
+def _script(case: Case, body: list[str], grads: Mapping[int, torch.Tensor], want: Mapping[int, torch.Tensor]) -> Script:
+    """``body`` makes ``out`` from the leaf ``x``; what arrives at ``out`` and what ``x.grad`` must be are given by rank."""
+    x = given(case)
+    locals_ = scripts.tensors("X", {rank: x.local(x.layout.mesh.coord(rank)) for rank in range(case.world)})
+    made = f"d = DTensor.from_local(x, mesh, {scripts.placements(x.layout.placements)}, shape=torch.Size({x.layout.shape}), stride={x.stride})"
+    if not x.layout.shape:
+        made = f"d = DTensor.from_local(x, mesh, {scripts.placements(x.layout.placements)})"
+    lines = ["x = X[rank].requires_grad_()", f"mesh = {scripts.mesh(x.layout.mesh)}", made, *body, "out.backward(G[rank])"]
+    lines += ["if rank not in WANT:", "    return None, None"] if len(want) < case.world else []
+    constants = [*locals_, *scripts.tensors("G", grads), *scripts.tensors("WANT", want)]
+    return scripts.script([*lines, "return WANT[rank], x.grad"], world=case.world, constants=constants)
+
+
+def _sliced(full: torch.Tensor, layout: Layout, world: int) -> dict[int, torch.Tensor]:
+    return {rank: part(full, layout, layout.mesh.coord(rank)) for rank in range(world)}
+
+
+def _on_members(full: torch.Tensor, layout: Layout) -> dict[int, torch.Tensor]:
+    return {rank: part(full, layout, layout.mesh.coord(rank)) for rank in sorted(layout.mesh.ranks)}
+
+
+def _moving(law: str) -> object:
+    def draw(limits: Limits) -> SearchStrategy[Case]:
+        usual = draws.moved(law, limits, kinds=("R", "S", "P"), targets=("R", "S"), reduce_ops=("sum",), dtypes=draws.FLOATS)
+        strided = draws.moved(law, limits, kinds=("R", "S", "_S"), targets=("R", "S", "_S"))
+        return draws.mostly(usual, strided, 9)
+
+    return draw
+
+
+def check_redistribute(case: Case, here: Here) -> None:
+    """The gradient goes back to the placements that the tensor came from; contributions get it whole."""
+    x = given(case)
+    to, coord = target(case, x), here.coord(x.layout.mesh)
+    local, live = _leaf(x, here)
+    out = live.redistribute(placements=here.placements(to.placements)).to_local()
+    out.backward(here.tensor(part(incoming(x), to, coord)))
+    if coord is not None:
+        expect_grad(here, local, part(incoming(x), returned(x.layout), coord), "gradient")
+
+
+def script_redistribute(case: Case) -> Script:
+    x = given(case)
+    to = target(case, x)
+    body = [f"out = d.redistribute(placements={scripts.placements(to.placements)}).to_local()"]
+    return _script(case, body, _sliced(incoming(x), to, case.world), _on_members(incoming(x), returned(x.layout)))
+
+
+def check_leaf(case: Case, here: Here) -> None:
+    """The gradient of a distributed leaf is a DTensor that denotes the dense gradient."""
+    x = given(case)
+    to, coord = target(case, x), here.coord(x.layout.mesh)
+    full = here.tensor(x.full).requires_grad_()
+    live = distribute_tensor(full, here.mesh(x.layout.mesh), here.placements(x.layout.placements), src_data_rank=None)
+    out = live.redistribute(placements=here.placements(to.placements)).to_local()
+    out.backward(here.tensor(part(incoming(x), to, coord)))
+    here.require(full.grad is None, "wrong-value", "source", "the plain tensor that was distributed got a gradient", None, full.grad)
+    if coord is not None:
+        here.same_dtensor(live.grad, incoming(x), "gradient", mesh=x.layout.mesh)
+
+
+def draw_leaf(limits: Limits) -> SearchStrategy[Case]:
+    return draws.moved("gradient.leaf", limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
+
+
+def script_leaf(case: Case) -> Script:
+    x = given(case)
+    to = target(case, x)
+    body = [
+        f"full = {scripts.tensor(x.full)}.requires_grad_()",
+        f"mesh = {scripts.mesh(x.layout.mesh)}",
+        f"d = distribute_tensor(full, mesh, {scripts.placements(x.layout.placements)}, src_data_rank=None)",
+        f"d.redistribute(placements={scripts.placements(to.placements)}).to_local().backward(G[rank])",
+    ]
+    constants = scripts.tensors("G", _sliced(incoming(x), to, case.world))
+    return scripts.holds(case, body, "d.grad", incoming(x), x.layout, constants=constants)
+
+
+def draw_full(limits: Limits) -> SearchStrategy[Case]:
+    def grads(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+        return {"grads": draw(st.sampled_from(["replicate", "partial"]))}
+
+    usual = draws.placed("gradient.full-tensor", limits, kinds=("R", "S", "P"), dtypes=draws.FLOATS, extra=grads)
+    return draws.mostly(usual, draws.placed("gradient.full-tensor", limits, extra=grads), 9)
+
+
+def _full_grad(case: Case, coord: Coord) -> torch.Tensor:
+    """What arrives for the whole tensor at a coordinate: its own gradient, or the sum of all ranks' gradients."""
+    x = given(case)
+    mesh = x.layout.mesh
+    if case.get("grads") == "replicate":
+        return incoming(x, mesh.rank_at(coord) + 1)
+    return torch.stack([incoming(x, rank + 1) for rank in mesh.ranks]).sum(0)
+
+
+def check_full(case: Case, here: Here) -> None:
+    """Each rank's gradient of the full tensor counts as a replica, of which it keeps its slice; declared partial, they add up."""
+    x = given(case)
+    coord = here.coord(x.layout.mesh)
+    local, live = _leaf(x, here)
+    declared = {} if case.get("grads") == "replicate" else {"grad_placements": here.placements((Partial(),) * x.layout.mesh.ndim)}
+    out = live.full_tensor(**declared)
+    own = torch.empty_like(out) if coord is None else here.tensor(incoming(x, here.rank + 1))
+    out.backward(own)
+    if coord is not None:
+        expect_grad(here, local, part(_full_grad(case, coord), returned(x.layout), coord), "gradient")
+
+
+def script_full(case: Case) -> Script:
+    x = given(case)
+    mesh, back = x.layout.mesh, returned(x.layout)
+    declared = "" if case.get("grads") == "replicate" else f"grad_placements={scripts.placements((Partial(),) * mesh.ndim)}"
+    grads = {rank: torch.empty(0, dtype=x.full.dtype) if mesh.coord(rank) is None else incoming(x, rank + 1) for rank in range(case.world)}
+    want = {mesh.rank_at(coord): part(_full_grad(case, coord), back, coord) for coord in mesh.coords()}
+    return _script(case, [f"out = d.full_tensor({declared})"], grads, want)
+
+
+def draw_to_local(limits: Limits) -> SearchStrategy[Case]:
+    def declared(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+        free = [p if not isinstance(p, (Replicate, Partial)) else draw(st.sampled_from([Replicate(), Partial()])) for p in layout.placements]
+        return {"declared": draw(st.sampled_from([None, tuple(free), tuple(free)]))}
+
+    return draws.placed("gradient.to-local", limits, kinds=("R", "S", "P"), dtypes=draws.FLOATS, extra=declared)
+
+
+def _declared(case: Case) -> Placements | None:
+    return case.placements("declared") if "declared" in case else None
+
+
+def _local_grad(case: Case, coord: Coord) -> torch.Tensor:
+    """The sum of the local gradients along the mesh dims that are declared partial; else the rank's own."""
+    x, declared = given(case), _declared(case)
+    mesh, back = x.layout.mesh, returned(x.layout)
+    summed = [isinstance(p, Partial) for p in declared] if declared else [False] * mesh.ndim
+    others = [at for at in mesh.coords() if all(add or a == b for add, a, b in zip(summed, at, coord, strict=True))]
+    return torch.stack([part(incoming(x, mesh.rank_at(at) + 1), back, at) for at in others]).sum(0)
+
+
+def check_to_local(case: Case, here: Here) -> None:
+    """The gradient of a local tensor comes back as it is; along mesh dims that were declared partial the ranks' gradients add up."""
+    x, declared = given(case), _declared(case)
+    coord, back = here.coord(x.layout.mesh), returned(x.layout)
+    local, live = _leaf(x, here)
+    out = live.to_local(grad_placements=here.placements(declared)) if declared else live.to_local()
+    out.backward(torch.empty_like(out) if coord is None else here.tensor(part(incoming(x, here.rank + 1), back, coord)))
+    if coord is not None:
+        expect_grad(here, local, _local_grad(case, coord), "gradient")
+
+
+def script_to_local(case: Case) -> Script:
+    x, declared = given(case), _declared(case)
+    mesh, back = x.layout.mesh, returned(x.layout)
+    option = f"grad_placements={scripts.placements(declared)}" if declared else ""
+    grads = {rank: part(incoming(x, rank + 1), back, mesh.coord(rank)) for rank in range(case.world)}
+    want = {mesh.rank_at(coord): _local_grad(case, coord) for coord in mesh.coords()}
+    return _script(case, [f"out = d.to_local({option})"], grads, want)
+
+
+def draw_twice(limits: Limits) -> SearchStrategy[Case]:
+    drawn = draws.moved("gradient.accumulate", limits, kinds=("R", "S", "P"), targets=("R", "S"), reduce_ops=("sum",), dtypes=draws.FLOATS)
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        base = draw(drawn)
+        return base.with_fields(via=draw(placements(base.mesh(), len(base.tensor("x").shape), kinds=("R", "S") if base.tensor("x").shape else ("R",))))
+
+    return case()
+
+
+def check_twice(case: Case, here: Here) -> None:
+    """A tensor that is used twice, by two redistributions and in two backward passes, gets the sum of the gradients."""
+    x = given(case)
+    coord = here.coord(x.layout.mesh)
+    local, live = _leaf(x, here)
+    total = torch.zeros_like(incoming(x))
+    for at, field in enumerate(("to", "via", "to")):
+        goal = target(case, x, field)
+        out = live.redistribute(placements=here.placements(goal.placements)).to_local()
+        out.backward(here.tensor(part(incoming(x, at), goal, coord)), retain_graph=True)
+        total += incoming(x, at)
+    if coord is not None:
+        expect_grad(here, local, part(total, returned(x.layout), coord), "gradient")
+
+
+def script_twice(case: Case) -> Script:
+    x = given(case)
+    goals = [target(case, x, field) for field in ("to", "via")]
+    body = [
+        f"d.redistribute(placements={scripts.placements(goals[0].placements)}).to_local().backward(G[rank], retain_graph=True)",
+        f"d.redistribute(placements={scripts.placements(goals[1].placements)}).to_local().backward(H[rank], retain_graph=True)",
+        f"out = d.redistribute(placements={scripts.placements(goals[0].placements)}).to_local()",
+    ]
+    total = incoming(x) * 2 + incoming(x, 1)
+    made = _script(case, body, _sliced(incoming(x), goals[0], case.world), _on_members(total, returned(x.layout)))
+    second = scripts.tensors("H", _sliced(incoming(x, 1), goals[1], case.world))
+    return Script(made.stages, made.imports, (*made.constants, *second))
+
+
+def draw_second(limits: Limits) -> SearchStrategy[Case]:
+    return draws.moved("gradient.second", limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
+
+
+def check_second(case: Case, here: Here) -> None:
+    """The gradient of a gradient goes through a redistribution and back: sum(g*x*x) has 2*g*x, and that has 2*g*h along h."""
+    x = given(case)
+    to, coord = target(case, x), here.coord(x.layout.mesh)
+    local, live = _leaf(x, here)
+    if coord is None:
+        live.redistribute(placements=here.placements(to.placements))
+        return
+    out = live.redistribute(placements=here.placements(to.placements)).to_local()
+    weight = here.tensor(part(incoming(x), to, coord))
+    (first,) = torch.autograd.grad((out * out * weight).sum(), local, create_graph=True)
+    here.same(first, part(incoming(x) * 2 * x.full, x.layout, coord), "first", what="gradient of the local tensor")
+    along = here.tensor(part(incoming(x, 1), x.layout, coord))
+    (first * along).sum().backward()
+    expect_grad(here, local, part(incoming(x) * 2 * incoming(x, 1), x.layout, coord), "second")
+
+
+def script_second(case: Case) -> Script:
+    x = given(case)
+    to = target(case, x)
+    body = [
+        "if mesh.get_coordinate() is None:",
+        "    return None, None",
+        f"y = d.redistribute(placements={scripts.placements(to.placements)}).to_local()",
+        "(first,) = torch.autograd.grad((y * y * H[rank]).sum(), x, create_graph=True)",
+        "out = first",
+    ]
+    want = _on_members(incoming(x) * 2 * incoming(x, 1), x.layout)
+    made = _script(case, body, _sliced(incoming(x, 1), x.layout, case.world), want)
+    return Script(made.stages, made.imports, (*made.constants, *scripts.tensors("H", _sliced(incoming(x), to, case.world))))
+
+
+LAWS = (
+    Law(
+        id="gradient.redistribute",
+        clause="Through a redistribution the gradient returns to the placements of its source: shards to shards, replicas and contributions whole.",
+        source=f"{TABLE}; DTensor.redistribute",
+        check=check_redistribute,
+        script=script_redistribute,
+        control="gradient.redistribute mesh=2x2 x=5x6:S(0),P(sum) to=R,S(1)",
+        planted="backward_keeps_target",
+        draw=_moving("gradient.redistribute"),
+        draws=140,
+        weight=1.5,
+    ),
+    Law(
+        id="gradient.leaf",
+        clause="The gradient of a distributed leaf is a DTensor on its mesh that denotes the dense gradient.",
+        source=f"{DOC}, distribute_tensor",
+        check=check_leaf,
+        script=script_leaf,
+        control="gradient.leaf mesh=2x2 x=5x6:S(0),R to=R,S(1)",
+        planted="backward_keeps_target",
+        draw=draw_leaf,
+        draws=50,
+        weight=0.6,
+    ),
+    Law(
+        id="gradient.full-tensor",
+        clause="A rank's gradient of the full tensor is taken for a replica, of which it keeps its slice; with grad_placements partial the ranks' add up.",
+        source=f"{DOC}, DTensor.full_tensor (grad_placements)",
+        check=check_full,
+        script=script_full,
+        control="gradient.full-tensor mesh=2x2 x=5x6:S(0),R grads=partial",
+        planted="grad_placements_ignored",
+        draw=draw_full,
+        draws=80,
+        weight=0.8,
+    ),
+    Law(
+        id="gradient.to-local",
+        clause="The gradient of a local tensor comes back as it is, or summed along the mesh dims that grad_placements declares partial.",
+        source=f"{DOC}, DTensor.to_local (grad_placements)",
+        check=check_to_local,
+        script=script_to_local,
+        control="gradient.to-local mesh=2x2 x=5x6:S(0),R declared=S(0),P(sum)",
+        planted="grad_placements_ignored",
+        draw=draw_to_local,
+        draws=70,
+        weight=0.7,
+    ),
+    Law(
+        id="gradient.accumulate",
+        clause="A tensor that several redistributions use gets the sum of their gradients.",
+        source=f"{TABLE}; gradients accumulate",
+        check=check_twice,
+        script=script_twice,
+        control="gradient.accumulate mesh=2x2 x=5x6:S(0),R via=R,R to=R,S(1)",
+        planted="backward_overwrites",
+        draw=draw_twice,
+        draws=40,
+        weight=0.6,
+    ),
+    Law(
+        id="gradient.second",
+        clause="A redistribution is twice differentiable.",
+        source=f"{DOC}, DTensor.redistribute, note",
+        check=check_second,
+        script=script_second,
+        control="gradient.second mesh=2x2 x=5x6:S(0),R to=R,S(1)",
+        planted="second_backward_is_zero",
+        draw=draw_second,
+        draws=40,
+        weight=0.6,
+        tier="extended",
+    ),
+)

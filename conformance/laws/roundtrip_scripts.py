@@ -1,0 +1,183 @@
+"""Reproducers of the round trip laws that do more than save, load and compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from conformance import trip as t
+from conformance.case import Case
+from conformance.laws import scripts
+from conformance.report.reproducer import Script
+from conformance.trip_script import compared, load_lines, mesh_lines, save_lines, script, state_text, tensor_text, writer_text
+from reference.checkpoint.state_dict import Slot, State, flatten, slots, spoiled
+
+READ = "FileSystemReader({}).read_metadata()"
+FAILED = "from torch.distributed.checkpoint.api import CheckpointException"
+
+
+def meta(case: Case) -> Script:
+    trip = t.read_trip(case)
+    return script(trip, [(trip.worlds[0], save_lines(trip)), (trip.worlds[1], load_lines(trip, spoil="meta"))])
+
+
+def subset(case: Case, want: State, kept: set[str], partial: bool) -> Script:
+    """``want`` is what the destination must hold, ``kept`` the tensors in it that stay as they were."""
+    trip = t.read_trip(case)
+    planner = ", planner=dcp.DefaultLoadPlanner(allow_partial_load=True)" if partial else ""
+    expected, got = compared(trip, trip.load, want, trip.worlds[1], kept=kept)
+    lines = [*_poisoned(trip), f"dcp.load(state, storage_reader=FileSystemReader(folder){planner})", f"return {expected}, {got}"]
+    return script(trip, [(trip.worlds[0], save_lines(trip)), (trip.worlds[1], lines)])
+
+
+def refused_load(case: Case) -> Script:
+    trip = t.read_trip(case)
+    expected, got = compared(trip, trip.load, spoiled(trip.load.state), trip.worlds[1], kept=slots(trip.load.state))
+    lines = [
+        *_poisoned(trip),
+        "try:",
+        "    dcp.load(state, storage_reader=FileSystemReader(folder))",
+        '    return "refused", "accepted"',
+        "except CheckpointException:",
+        f"    return {expected}, {got}",
+    ]
+    return script(trip, [(trip.worlds[0], save_lines(trip)), (trip.worlds[1], lines)], imports=[FAILED])
+
+
+def refused_save(case: Case) -> Script:
+    trip = t.read_trip(case)
+    other = replace(trip.save, state=trip.load.state)
+    good = t.Trip(trip.save, trip.save, trip.worlds, trip.values, trip.writer, trip.planner)
+    lines = [
+        *save_lines(trip)[:-1],
+        f"bad = {state_text(trip, other, trip.worlds[0])}",
+        "try:",
+        f"    dcp.save(bad, storage_writer={writer_text(trip)})",
+        '    return "refused", "accepted"',
+        "except CheckpointException:",
+        "    return None, None",
+    ]
+    return script(trip, [(trip.worlds[0], lines), (trip.worlds[1], load_lines(good))], imports=[FAILED])
+
+
+def _poisoned(trip: t.Trip) -> list[str]:
+    """The statements that make the destination."""
+    end = replace(trip.load, state=spoiled(trip.load.state))
+    return [*mesh_lines(end), f"state = {state_text(trip, end, trip.worlds[1], spoil='+ 1')}"]
+
+
+def metadata(case: Case, due: dict[str, Any]) -> Script:
+    """``due``: by name of leaf its path and, for a tensor, its dtype, its size and its chunks."""
+    trip = t.read_trip(case)
+    told = (
+        "def told(name, entry, path):",
+        '    if not hasattr(entry, "chunks"):',
+        "        return [path]",
+        "    chunks = sorted((tuple(c.offsets), tuple(c.sizes)) for c in entry.chunks if c.sizes.numel())",
+        "    return [path, str(entry.properties.dtype), tuple(entry.size), chunks]",
+        "def apart(items):",
+        "    spans = sorted((i.relative_path, i.offset, i.offset + i.length) for i in items)",
+        "    inside = all(0 <= a < b <= os.path.getsize(os.path.join(folder, f)) for f, a, b in spans)",
+        "    return inside and all(p[0] != q[0] or p[2] <= q[1] for p, q in zip(spans, spans[1:]))",
+    )
+    lines = [
+        *save_lines(trip)[:-1],
+        f"md = {READ.format('folder')}",
+        "got = {k: told(k, v, (md.planner_data or {}).get(k)) for k, v in md.state_dict_metadata.items()}",
+        "return [WANT, True], [got, apart(md.storage_data.values())]",
+    ]
+    return script(trip, [(case.world, lines)], constants=[f"WANT = {due!r}", *told], imports=["import os"])
+
+
+def dedup(case: Case, due: dict[int, list[Any]] | None) -> Script:
+    """``due``: what each rank must write; ``None`` where all is shared out evenly."""
+    trip = t.read_trip(case)
+    recorder = (
+        "class Recorder(dcp.DefaultSavePlanner):",
+        "    def finish_plan(self, new_plan):",
+        "        plan = super().finish_plan(new_plan)",
+        "        self.items = [(i.index.fqn, i.index.offset and tuple(i.index.offset)) for i in plan.items]",
+        "        return plan",
+    )
+    options = ", ".join(f"{key}={value}" for key, value in trip.planner.items())
+    lines = [f"planner = Recorder({options})", *save_lines(trip, planner="planner")[:-1]]
+    if due is None:
+        leaves, world = len(flatten(trip.save.state)), case.world
+        lines.append(f"return True, {leaves // world} <= len(planner.items) <= {-(-leaves // world)}")
+        return script(trip, [(case.world, lines)], constants=recorder)
+    return script(trip, [(case.world, [*lines, f"return {due!r}[rank], sorted(planner.items, key=repr)"])], constants=recorder)
+
+
+def overwrite(case: Case, newer: t.Trip, back: t.Trip) -> Script:
+    trip = t.read_trip(case)
+    first = save_lines(trip)
+    changed = {f"{name.upper()}": f"{name.upper()}_NEW" for name in trip.values}
+    second, third = save_lines(newer, end=newer.load), load_lines(back)
+    constants = [f"{new} = {'~' if trip.values[old.lower()].dtype.is_floating_point is False and 'bool' in str(trip.values[old.lower()].dtype) else ''}{old}{'' if 'bool' in str(trip.values[old.lower()].dtype) else ' + 1'}" for old, new in changed.items()]
+    renamed = [[_renamed(line, changed) for line in lines] for lines in (second, third)]
+    made = script(trip, [(trip.worlds[0], first)])
+    full = script(trip, [(trip.worlds[0], first), (trip.worlds[1], renamed[0]), (trip.worlds[0], renamed[1])])
+    del made
+    return replace(full, constants=(*full.constants, *constants))
+
+
+def _renamed(line: str, names: dict[str, str]) -> str:
+    import re
+
+    for old, new in names.items():
+        line = re.sub(rf"(?<![\w\"']){old}(?![\w(\"'])", new, line)
+    return line
+
+
+def caching(case: Case, ends: dict[str, t.End], order: str) -> Script:
+    """Every save of ``order`` with one class of planner, then every load; dtypes and paths as the metadata tells them."""
+    trip = t.read_trip(case)
+    lines = mesh_lines(replace(trip.save, state={name: Slot(name) for name in trip.values}))
+    states, want = {}, {}
+    for which in sorted({*order}):
+        states[which] = state_text(trip, ends[which], case.world)
+        want[which] = {
+            name: (path, f"torch.{ends[which].specs[leaf.name].dtype}" if isinstance(leaf, Slot) else None)
+            for name, (path, leaf) in flatten(ends[which].state).items()
+        }
+    made = ", ".join(f"{which!r}: {text}" for which, text in states.items())
+    lines += [
+        f"states = {{{made}}}",
+        f"for at, which in enumerate({order!r}):",
+        f"    dcp.save(states[which], storage_writer={writer_text(trip, 'os.path.join(folder, str(at))')},",
+        "             planner=dcp.DefaultSavePlanner(enable_plan_caching=True))",
+        "got = []",
+        f"for at in range({len(order)}):",
+        f"    md = {READ.format('os.path.join(folder, str(at))')}",
+        "    dtypes = {k: str(v.properties.dtype) if hasattr(v, 'chunks') else None for k, v in md.state_dict_metadata.items()}",
+        "    got.append({k: (md.planner_data[k], dtypes[k]) for k in sorted(dtypes)})",
+        f"want = {want!r}",
+        f"return [dict(sorted(want[which].items())) for which in {order!r}], got",
+    ]
+    return script(trip, [(case.world, lines)], imports=["import os"])
+
+
+def asynchronous(case: Case) -> Script:
+    trip = t.read_trip(case)
+    stager = case.get("async")
+    writer = writer_text(trip, **({"cache_staged_state_dict": True} if stager == "cached" else {}))
+    lines = [*mesh_lines(trip.save)]
+    for name in slots(trip.save.state):
+        lines.append(f"{name} = {tensor_text(trip, trip.save, trip.worlds[0], name)}")
+    state = save_lines(trip)[-3] if False else state_text(trip, trip.save, trip.worlds[0])
+    for name in slots(trip.save.state):
+        state = state.replace(tensor_text(trip, trip.save, trip.worlds[0], name), name)
+    own = ", async_stager=DefaultStager(StagingOptions(False, False, False, False))" if stager == "stager" else ""
+    lines += [
+        f"writer = {writer}",
+        f"state = {state}",
+        f"pending = dcp.async_save(state, storage_writer=writer{own})",
+        *(f"({name}.to_local() if isinstance({name}, DTensor) else {name}).zero_()" for name in slots(trip.save.state)),
+        'getattr(pending, "upload_completion", pending).result()',
+        "return None, None",
+    ]
+    imports = ["from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions"] if own else []
+    return script(trip, [(trip.worlds[0], lines), (trip.worlds[1], load_lines(trip))], imports=imports)
+
+
+__all__ = ["asynchronous", "caching", "dedup", "meta", "metadata", "overwrite", "refused_load", "refused_save", "scripts", "subset"]

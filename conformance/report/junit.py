@@ -1,0 +1,50 @@
+"""``junit.xml``: one test case a law, for the machines that read such files."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from conformance.report.run_report import FindingLine, RunReport
+
+# what XML 1.0 cannot hold, escaped or not
+UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: RunReport) -> str:
+    """The file's text. A law fails for its new findings (under ``--strict`` also when it is stale) and is skipped when untested."""
+    suites = ElementTree.Element("testsuites")
+    counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in ("deviates", "untested", "stale")}
+    suite = ElementTree.SubElement(
+        suites,
+        "testsuite",
+        name="shardlaw",
+        tests=str(len(report.laws)),
+        failures=str(counts["deviates"] + (counts["stale"] if report.strict else 0)),
+        errors="0",
+        skipped=str(counts["untested"]),
+        time=f"{report.seconds:.2f}",
+        timestamp=report.started.partition("+")[0],
+    )
+    for law in report.laws:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"shardlaw.{law.chapter}", name=law.id, time=f"{law.seconds:.2f}")
+        if law.outcome == "deviates":
+            found = [finding for finding in report.new() if finding.law == law.id]
+            message = f"{len(found)} new finding{'s' * (len(found) != 1)}"
+            failure = ElementTree.SubElement(case, "failure", message=message, type=found[0].kind if found else "deviates")
+            failure.text = _clean("\n\n".join([law.clause, *map(_told, found)]))
+        elif law.outcome == "untested":
+            ElementTree.SubElement(case, "skipped", message=_clean(law.reason or "not reached"))
+        elif law.outcome == "stale" and report.strict:
+            ElementTree.SubElement(case, "failure", message="an expectation for it is stale", type="stale")
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _told(found: FindingLine) -> str:
+    lines = [f"{found.kind} {found.id}", found.text, found.message]
+    return "\n".join([*lines, *([f"reproducer: {found.reproducer}"] if found.reproducer else []), *([found.note] if found.note else [])])
+
+
+def _clean(text: str) -> str:
+    return UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,85 @@
+"""``report.md``: one screen, to paste into an issue or a chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
+
+SHOWN_FINDINGS = 10
+SHOWN_REASONS = 5
+SHOWN_FEATURES = 12
+
+
+def markdown(report: RunReport, folder: Path) -> str:
+    """The file's text; ``folder`` is where the report lies, as the reader would call it."""
+    target, totals = report.target, report.totals
+    lines = [
+        f"# shardlaw {report.harness} on {target.name}: {headline(report)}",
+        "",
+        f"torch {target.torch}, python {target.python}, {target.device}/{target.backend}, up to {target.world_size} ranks, "
+        f"storage {target.storage}, profile {report.profile}, seed {report.seed}"
+        + (f", shard {report.shard}" if report.shard != "1/1" else "")
+        + f": {totals.cases:,} cases ({totals.distinct:,} distinct) in {report.seconds:.0f} s"
+        + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
+        + ".",
+        "",
+        f"| chapter | laws | {' | '.join(OUTCOMES)} | cases |",
+        f"| --- |{' ---: |' * (len(OUTCOMES) + 2)}",
+    ]
+    for chapter, count in report.chapters().items():
+        lines.append(f"| {chapter} | {count['laws']} | {' | '.join(str(count[outcome]) for outcome in OUTCOMES)} | {count['cases']:,} |")
+    new = report.new()
+    if new:
+        lines += ["", "## New findings", ""]
+        for at, found in enumerate(new[:SHOWN_FINDINGS], 1):
+            lines += _finding(at, found, folder)
+        if len(new) > SHOWN_FINDINGS:
+            lines.append(f"\nand {len(new) - SHOWN_FINDINGS} more in `{folder}/findings/`")
+    if totals.unconfirmed:
+        lines += ["", f"{totals.unconfirmed} deviation{'s' * (totals.unconfirmed != 1)} did not repeat in a fresh world: see `unconfirmed` in report.json."]
+    if report.warnings:
+        lines += ["", "## Warnings", "", *(f"- {_flat(warning)}" for warning in report.warnings)]
+    reasons = report.untested()
+    if reasons or report.features_missing:
+        lines += ["", "## Not reached", ""]
+        for reason, laws in list(reasons.items())[:SHOWN_REASONS]:
+            lines.append(f"- {len(laws)} law{'s' * (len(laws) != 1)}, {_flat(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}")
+        if report.features_missing:
+            lines.append(f"- {some(report.features_missing, SHOWN_FEATURES, 'features')}")
+    return "\n".join(lines) + "\n"
+
+
+def headline(report: RunReport) -> str:
+    """The run in half a line: what was found, or what the exit code means."""
+    if report.exit is None:
+        return "not finished"
+    new = report.totals.new
+    found = f"{new} new finding{'s' * (new != 1)}" if new else ""
+    if report.exit in (0, 1):
+        expected = report.totals.findings - new
+        stale = sum(law.outcome == "stale" for law in report.laws)
+        parts = [found or "nothing new", f"{expected} expected" if expected else "", f"{stale} stale" if stale else ""]
+        return ", ".join(filter(None, parts))
+    return ", ".join(filter(None, [MEANING.get(report.exit, f"exit code {report.exit}"), found]))
+
+
+def some(names: list[str], count: int, what: str) -> str:
+    """``12 features: a, b, ...``"""
+    return f"{len(names)} {what}: {', '.join(names[:count])}{', ...' * (len(names) > count)}"
+
+
+def _finding(at: int, found: FindingLine, folder: Path) -> list[str]:
+    lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}", f"   `{found.text}`", f"   {_flat(found.message)}"]
+    if found.reproducer:
+        lines.append(f"   `python {folder / found.reproducer}` exits 1 while it is there")
+    if found.note:
+        lines.append(f"   ({_flat(found.note)})")
+    return [line + "  " for line in lines]
+
+
+def _flat(text: str) -> str:
+    """One line that Markdown takes as it is."""
+    line = " ".join(text.split())
+    line = line if len(line) <= 300 else f"{line[:297]}..."
+    return "".join(f"\\{char}" if char in "\\`*_<>[]|" else char for char in line)

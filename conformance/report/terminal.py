@@ -1,0 +1,201 @@
+"""What a terminal shows of a run: one live line while it goes on, then what was found and what was not reached.
+
+Where the output is no terminal there is a line every ten seconds instead, and no colour. ``NO_COLOR`` is honoured.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from conformance.report.markdown import headline, some
+from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport, report_of
+
+if TYPE_CHECKING:
+    from conformance.engine import LawResult, Run
+    from conformance.findings import Finding
+    from conformance.verdict import Verdict
+
+LIVE_SECONDS = 0.1
+PLAIN_SECONDS = 10.0
+STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
+
+
+def standard_output() -> TextIO:
+    """Where people look. A duplicate of the real one, so that what a test runner captures of ours still shows."""
+    if sys.stdout is not sys.__stdout__ or sys.__stdout__ is None:
+        return sys.stdout
+    try:
+        return open(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace", buffering=1)
+    except (OSError, ValueError):
+        return sys.stdout
+
+
+def console(file: TextIO | None = None) -> Console:
+    """A console that takes texts as they are and leaves long lines to the terminal."""
+    return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+class Terminal:
+    """Shows one run of ``laws`` laws."""
+
+    def __init__(self, laws: int, file: TextIO | None = None) -> None:
+        self.console = console(file or standard_output())
+        self._laws = laws
+        self._done = 0
+        self._cases = 0
+        self._new = 0
+        self._expected = 0
+        self._doing = ""
+        self._began = self._shown = time.monotonic()
+        self._live: Live | None = None
+
+    def law(self, law_id: str) -> None:
+        """A law's turn has come."""
+        self._doing = law_id
+        self._show(now=self._live is None)
+
+    def case(self) -> None:
+        """One more case was judged."""
+        self._cases += 1
+        self._show()
+
+    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+        """A deviation is being shrunk and confirmed."""
+        self._doing = f"{law_id}, shrinking a {verdict.kind}"
+        self._show(now=self.console.is_terminal)
+
+    def finding(self, found: Finding) -> None:
+        """Something was found."""
+        if found.status == "expected":
+            self._expected += 1
+            return
+        self._new += 1
+        self._say(Text.assemble((found.kind, "bold red"), f" {found.id} {found.case.text}"))
+
+    def done(self, result: LawResult) -> None:
+        """A law is finished."""
+        self._done += 1
+        self._show()
+
+    def summary(self, run: Run, exit_code: int) -> None:
+        """The end of a run."""
+        self._stop()
+        print_summary(self.console, run.writer.last or report_of(run, exit_code), str(run.request.report))
+
+    def _line(self) -> Text:
+        spent = time.monotonic() - self._began
+        found = f"{self._new} new, {self._expected} expected"
+        rate = self._cases / spent if spent > 1 else 0.0
+        return Text(f"[{spent:4.0f} s] law {min(self._done + 1, self._laws)} of {self._laws}, {self._cases} cases, {rate:.0f}/s, {found}: {self._doing}")
+
+    def _show(self, now: bool = False) -> None:
+        moment = time.monotonic()
+        if not now and moment - self._shown < (LIVE_SECONDS if self.console.is_terminal else PLAIN_SECONDS):
+            return
+        self._shown = moment
+        if not self.console.is_terminal:
+            self._say(self._line())
+            return
+        line = self._line()
+        line.truncate(self.console.width, overflow="ellipsis")
+        if self._live is None:
+            self._live = Live(line, console=self.console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+        self._live.update(line, refresh=True)
+
+    def _say(self, text: Text) -> None:
+        self.console.print(text)
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def print_summary(out: Console, report: RunReport, folder: str) -> None:
+    """What a report says, for people: chapters, findings, what was not reached, and what the exit code means."""
+    target, totals = report.target, report.totals
+    out.print()
+    out.print(
+        f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, profile {report.profile}, "
+        f"seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
+        + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
+    )
+    _print_chapters(out, report)
+    _print_findings(out, report, folder)
+    reasons = report.untested()
+    if reasons or report.features_missing or totals.skipped_expected:
+        out.print()
+        out.print("not reached:")
+        for reason, laws in reasons.items():
+            out.print(f"  {some(laws, 4, 'laws')} ({reason})")
+        if report.features_missing:
+            out.print(f"  {some(report.features_missing, 16, 'features')}")
+        if totals.skipped_expected:
+            out.print(f"  {totals.skipped_expected} cases that would be an expected hang or crash")
+    stale = [entry for entry in report.expectations if entry.stale]
+    for entry in stale:
+        out.print(f"stale: {entry.where}: {entry.kind} of {entry.law} did not happen")
+    for warning in report.warnings:
+        out.print(f"warning: {warning}")
+    out.print()
+    code = report.exit if report.exit is not None else 3
+    why = MEANING.get(code, "")
+    if code == 1 and not totals.new:
+        why = "a stale expectation, under --strict"
+    summed = headline(report)
+    out.print(Text(f"exit {code}: {why}" + (f" ({summed})" if summed != why else ""), style="green" if code == 0 else "bold red"))
+    out.print(f"report: {folder}/report.md, {folder}/report.json, {folder}/junit.xml")
+
+
+def _print_chapters(out: Console, report: RunReport) -> None:
+    chapters = report.chapters()
+    if not chapters:
+        return
+    width = max(map(len, chapters))
+    out.print()
+    out.print(Text(f"{'':{width}}  {'laws':>5}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES) + f"{'cases':>9}", style="dim"))
+    for chapter, count in chapters.items():
+        line = Text(f"{chapter:{width}}  {count['laws']:>5}")
+        for outcome in OUTCOMES:
+            line.append(f"{count[outcome]:>10}", style=STYLES[outcome] if count[outcome] else "dim")
+        line.append(f"{count['cases']:>9}")
+        out.print(line)
+
+
+def _print_findings(out: Console, report: RunReport, folder: str) -> None:
+    for found in report.new():
+        out.print()
+        out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
+        out.print(f"  {found.text}")
+        out.print(f"  {_short(found.message)}")
+        for line in _more(found, folder):
+            out.print(f"  {line}")
+    expected = [found for found in report.findings if found.status == "expected"]
+    if expected:
+        out.print()
+        out.print("expected:")
+        for found in expected:
+            out.print(f"  {found.kind} {found.id} {found.law}: {_short(found.note)}")
+    if report.unconfirmed:
+        out.print()
+        out.print("unconfirmed (a fresh world did not show it again):")
+        for line in report.unconfirmed:
+            out.print(f"  {line.kind} {line.text}: {_short(line.message)}")
+
+
+def _more(found: FindingLine, folder: str) -> list[str]:
+    lines = [f"python {folder}/{found.reproducer}"] if found.reproducer else []
+    return [*lines, *([f"({_short(found.note)})"] if found.note else [])]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 240 else f"{line[:237]}..."

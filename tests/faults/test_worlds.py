@@ -1,0 +1,169 @@
+"""Worlds: what they share, what they forget, and how they are replaced."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from conformance.case import Case
+from conformance.target import Target
+from conformance.verdict import Verdict
+from conformance.world import Pool, WorldError
+from tests.faults.conftest import LAWS, House, case
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_each_case_has_one_verdict_in_order(house: House) -> None:
+    cases = [case("nothing", 2 + i % 3, seed=i) for i in range(300)]
+    assert [verdict.case for verdict in house.pool.judge(LAWS["nothing"], cases)] == cases
+
+
+def test_callbacks_may_feed(house: House) -> None:
+    found: list[Verdict] = []
+
+    def again(verdict: Verdict) -> None:
+        found.append(verdict)
+        if len(found) < 20:
+            house.pool.feed(LAWS["nothing"], case("nothing", seed=len(found)), again)
+
+    house.pool.feed(LAWS["nothing"], case("nothing", seed=0), again)
+    house.pool.flush()
+    assert [verdict.case.seed for verdict in found] == list(range(20))
+
+
+def test_callback_that_raises_loses_no_other_verdict(house: House) -> None:
+    found: list[Verdict] = []
+
+    def spoil(verdict: Verdict) -> None:
+        raise KeyError("mine")
+
+    house.pool.feed(LAWS["nothing"], case("nothing", seed=1), found.append)
+    house.pool.feed(LAWS["nothing"], case("nothing", seed=2), spoil)
+    house.pool.feed(LAWS["nothing"], case("nothing", seed=3), found.append)
+    with pytest.raises(KeyError, match="mine"):
+        house.pool.flush()
+    house.pool.flush()
+    assert [verdict.case.seed for verdict in found] == [1, 3]
+
+
+def test_deviations_and_rejections(house: House) -> None:
+    wrong, rejected = house.judge(case("wrong"), case("rejects"))
+    assert (wrong.kind, wrong.check) == ("wrong-value", "rank")
+    assert (rejected.status, rejected.message) == ("rejected", "it means nothing")
+
+
+@pytest.mark.parametrize(("off", "kind"), [({}, None), ({"off": 1}, "wrong-value")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_deposits_reach_the_driver(house: House, off: dict[str, int], kind: str | None, dtype: str) -> None:
+    if dtype == "bool" and off:
+        pytest.skip("nothing can be added to a bool")
+    (verdict,) = house.judge(case("deposits", 2, mesh="2", x=f"3x2:P(sum):{dtype}:small", **off))
+    assert (verdict.kind, verdict.message) == (kind, verdict.message if kind else "")
+
+
+def test_what_a_case_changes_is_restored(house: House) -> None:
+    assert {verdict.status for verdict in house.judge(*(case("disturbs", seed=i) for i in range(3)))} == {"held"}
+
+
+def test_history_is_what_the_world_has_served(house: House) -> None:
+    house.pool.judge(LAWS["killed"], [case("killed", 2)])
+    cases = [case("sums", 2, seed=i) for i in range(5)] + [case("marks", 2), case("sums", 2, seed=9)]
+    house.judge(*cases)
+    (verdict,) = house.judge(case("remembers", 2))
+    assert verdict.kind == "wrong-value"
+    assert verdict.history == tuple(cases)
+    alone = house.pool.fresh(LAWS["remembers"], verdict.case)
+    assert alone.status == "held"
+    after = verdict.case.with_after((case("nothing", 2), case("marks", 2)))
+    assert house.pool.fresh(LAWS["remembers"], after).kind == "wrong-value"
+    house.pool.judge(LAWS["killed"], [case("killed", 2)])
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 1), (2, 2)])
+def test_stages_run_in_worlds_of_their_sizes_and_share_a_folder(house: House, sizes: tuple[int, int]) -> None:
+    one = Case.of("fault.rank[passes_on]", first=sizes[0], second=sizes[1])
+    assert [verdict.status for verdict in house.judge(one, one)] == ["held", "held"]
+    assert house.pool.fresh(LAWS["passes_on"], one).status == "held"
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_stage_that_does_not_hold_is_the_verdict(house: House, bad: int) -> None:
+    one = Case.of("fault.rank[passes_on]", first=2, second=3, bad=bad)
+    for verdict in (*house.judge(one), house.pool.fresh(LAWS["passes_on"], one)):
+        assert (verdict.kind, verdict.check, len(verdict.ranks)) == ("wrong-value", "stage", 2 + bad)
+
+
+def test_hang_is_confirmed_under_the_full_limit(house: House) -> None:
+    before = time.monotonic()
+    verdict = house.pool.fresh(LAWS["all_wait"], case("all_wait"))
+    assert verdict.kind == "hang"
+    assert time.monotonic() - before > 4
+
+
+def test_dead_world_is_replaced_quickly(house: House) -> None:
+    house.judge(*(case("sums", 4, seed=i) for i in range(3)))
+    spent = []
+    for i in range(5):
+        before = time.monotonic()
+        house.judge(case("killed", 4, seed=i), case("sums", 4, seed=i))
+        spent.append(time.monotonic() - before)
+    assert sorted(spent)[2] < 0.6, spent  # 0.05 s on an idle machine
+
+
+def test_many_sizes_side_by_side_do_not_pile_up(house: House) -> None:
+    cases = [case("sums", size) for size in (8, 7, 6, 5, 4, 3, 2) * 2]
+    assert {verdict.status for verdict in house.judge(*cases)} == {"held"}
+    assert sum(world.size for world in house.pool._worlds.values()) <= 35
+
+
+def test_worlds_side_by_side() -> None:
+    with Pool(Target(timeout=4), worlds=2) as pool:
+        cases = [case("sums", 2, seed=i) for i in range(400)]
+        assert {verdict.status for verdict in pool.judge(LAWS["sums"], cases)} == {"held"}
+        assert sum(world.size == 2 for world in pool._worlds.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (Target(backend="nonsense"), r"rank \d of 2 ended while it started: .*nonsense"),
+        (Target(setup="tests.faults.hooks:breaks"), r"rank \d of 2 ended while it started: RuntimeError: this backend is broken"),
+        (Target(setup="tests.faults.hooks:missing"), r"rank \d of 2 ended while it started: AttributeError: .*missing"),
+        (Target(setup="tests.faults.hooks:ends"), r"rank \d of 2 ended while it started: exit code 5"),
+        (Target(setup="tests.faults.hooks:sleeps", startup_timeout=1.5), r"ranks \[0, 1\] of 2 were not ready within 1.5 s"),
+        (Target(env=(("SHARDLAW_LAWS", "no.such.module"),)), "ModuleNotFoundError: No module named 'no'"),
+        (Target(env=(("SHARDLAW_LAWS", "tests.faults.hooks"),)), "AttributeError: .*LAWS"),
+        (Target(setup="tests.faults.hooks:kills_server"), "the process that starts ranks has ended"),
+    ],
+    ids=["backend", "raises", "missing", "exits", "sleeps", "no-laws", "bad-laws", "server"],
+)
+def test_target_that_cannot_start_says_why(target: Target, told: str) -> None:
+    with Pool(target) as pool, pytest.raises(WorldError, match=told) as caught:
+        pool.judge(LAWS["nothing"], [case("nothing", 2)])
+    assert "\n" not in str(caught.value)
+
+
+def test_setup_and_environment_of_a_target_reach_every_rank() -> None:
+    target = Target(setup="tests.faults.hooks:marks", env=(("WANTED", "here"),), options=(("threads", 2),))
+    with Pool(target) as pool:
+        (verdict,) = pool.judge(LAWS["remembers"], [case("remembers", 2)])
+        assert [answer.outcome for answer in verdict.ranks] == ["deviates", "deviates"]
+
+
+def test_init_method_of_a_target() -> None:
+    with Pool(Target(init_method="tcp://localhost:{port}")) as pool:
+        verdicts = pool.judge(LAWS["sums"], [case("sums", 2), case("sums", 3)])
+        assert {verdict.status for verdict in verdicts} == {"held"}
+
+
+def test_lost_server_is_started_again() -> None:
+    with Pool(Target(timeout=4)) as pool:
+        pool.judge(LAWS["sums"], [case("sums", 2)])
+        verdicts = pool.judge(LAWS["kills_server"], [case("kills_server", 2)])
+        assert verdicts[0].status == "held"
+
+
+def test_unknown_law_is_no_silent_pass(house: House) -> None:
+    (verdict,) = house.pool.judge(replace(LAWS["nothing"], id="fault.unknown"), [Case.of("fault.unknown", world=2)])
+    assert (verdict.kind, verdict.error) == ("raised", "KeyError: 'fault.unknown'")

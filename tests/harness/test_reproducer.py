@@ -1,0 +1,197 @@
+"""Scripts that show a finding with torch alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.case import Case
+from conformance.law import Law
+from conformance.report import reproducer as template
+from conformance.report.pasted import UnfitError, fitted
+from conformance.report.reproducer import MAX_COLUMNS, MAX_LINES, Script, ScriptError, Stage, render, reproducer
+
+HEADER = ["A reduction adds what all ranks hold.", "collective.sum mesh=2 x=3", "Seen with torch 2.13.0."]
+ADD = ("x = torch.full((3,), float(rank))", "dist.all_reduce(x)")
+SHARD = ("from torch.distributed.tensor import DTensor, Shard, distribute_tensor", "from torch.distributed.device_mesh import init_device_mesh")
+
+
+def ran(text: str, folder: Path, limit: int = 60) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(text)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=limit, check=False, cwd=folder)
+
+
+def held(text: str) -> str:
+    """The text, after what every reproducer must be."""
+    lines = text.splitlines()
+    assert len(lines) <= MAX_LINES == 60
+    assert max(map(len, lines)) <= MAX_COLUMNS == 110
+    ast.parse(text)
+    return text
+
+
+def test_a_script_whose_ranks_are_right_exits_0(tmp_path: Path) -> None:
+    done = ran(held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER)), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0: right" in done.stdout
+    assert "rank 1: right" in done.stdout
+    assert "expected tensor([1., 1., 1.])" in done.stdout
+
+
+def test_one_wrong_rank_is_the_fault(tmp_path: Path) -> None:
+    body = (*ADD, "return torch.ones(3), x + (rank == 1)")
+    done = ran(held(render(Script((Stage(2, body),)), HEADER)), tmp_path)
+    assert done.returncode == 1
+    assert "rank 0: right" in done.stdout
+    assert "rank 1: WRONG" in done.stdout
+    assert "got tensor([2., 2., 2.])" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (("if rank == 1:", "    raise ValueError('no such shard')", "return 1, 1"), "ValueError: no such shard"),
+        (("if rank == 1:", "    import os", "    os.kill(os.getpid(), 9)", "return 1, 1"), "-9"),
+    ],
+)
+def test_a_rank_that_raises_or_dies_is_the_fault(body: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = ran(render(Script((Stage(2, body),)), HEADER), tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_a_rank_that_does_not_answer_is_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
+    body = ("if rank == 0:", "    dist.recv(torch.ones(1), 1)", "return 1, 1")
+    done = ran(held(render(Script((Stage(2, body),)), HEADER)), tmp_path)
+    assert done.returncode == 1
+    assert "-14" in done.stderr
+
+
+def test_what_the_body_catches_is_no_fault(tmp_path: Path) -> None:
+    body = ("try:", "    DTensor.from_local(torch.ones(2), None, 5)", "except Exception:", '    return "refused", "refused"', 'return "refused", "accepted"')
+    done = ran(held(render(Script((Stage(2, body),), SHARD), HEADER)), tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_stages_run_one_after_another_and_share_a_folder(tmp_path: Path) -> None:
+    save = Stage(2, ('torch.save(WANT[rank], f"{folder}/{rank}")', "return None, None"))
+    load = Stage(3, ("if rank > 1:", "    return None, None", 'return WANT[rank], torch.load(f"{folder}/{rank}")'))
+    script = Script((save, load), constants=("WANT = {0: torch.arange(3), 1: torch.zeros(0, 4)}",))
+    done = ran(held(render(script, HEADER)), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("right") == 5
+
+
+def test_a_first_stage_at_fault_ends_the_script(tmp_path: Path) -> None:
+    script = Script((Stage(2, ("return 1, 2",)), Stage(1, ('print("second")', "return 1, 1"))))
+    done = ran(render(script, HEADER), tmp_path)
+    assert done.returncode == 1
+    assert "second" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "right"),
+    [
+        ("torch.tensor([1, 2])", "torch.tensor([1, 2])", True),
+        ("torch.tensor([1, 2])", "torch.tensor([1., 2.])", False),
+        ("torch.tensor([1.])", "torch.tensor([1., 1.])", False),
+        ("torch.tensor([float('nan'), 1.])", "torch.tensor([float('nan'), 1.])", True),
+        ("torch.tensor([True, False])", "torch.tensor([True, True])", False),
+        ("(torch.ones(2), 'a', [1])", "(torch.ones(2), 'a', [1])", True),
+        ("(torch.ones(2), 'a')", "(torch.zeros(2), 'a')", False),
+        ("torch.zeros(0, 3)", "torch.zeros(0, 4)", False),
+        ("torch.Size([2])", "(2,)", True),
+        ("None", "torch.ones(1)", False),
+        ("1", "float('nan')", False),
+    ],
+)
+def test_what_counts_as_the_same(expected: str, got: str, right: bool) -> None:
+    text = render(Script((Stage(1, ("return None, None",)),)), HEADER)
+    import torch
+
+    scope: dict[str, object] = {"torch": torch}
+    same = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "same")
+    exec(compile(ast.Module([same], []), "same", "exec"), scope)
+    a, b = eval(expected, scope), eval(got, scope)
+    assert scope["same"](a, b) is right  # type: ignore[operator]
+
+
+def test_a_tolerance_is_written_out() -> None:
+    text = held(render(Script((Stage(1, ("return None, None",)),), tolerance=1e-5), HEADER))
+    assert "torch.allclose(a, b, 0, 1e-05, equal_nan=True)" in text
+
+
+def test_a_history_runs_first_in_the_same_ranks(tmp_path: Path) -> None:
+    earlier = Script((Stage(2, ("torch.served = NUMBER", "raise ValueError('ignored')")),), constants=("NUMBER = 7",))
+    last = Script((Stage(2, ("return 7, torch.served",)),))
+    text = held(render(last, HEADER, [earlier]))
+    assert ran(text, tmp_path).returncode == 0
+    assert ran(held(render(last, HEADER)), tmp_path).returncode == 1
+
+
+def test_imports_are_merged_and_cut() -> None:
+    names = ", ".join(f"a_rather_long_name_{at}" for at in range(8))
+    text = held(render(Script((Stage(1, ("return 1, 1",)),), (*SHARD, f"from torch.futures import {names}", "import os")), HEADER))
+    assert text.count("from torch.futures import") == 1
+    assert "import os\nimport torch\n" in text
+
+
+def test_long_lines_are_cut_within_brackets() -> None:
+    rows = ", ".join(str(number) for number in range(200))
+    text = held(render(Script((Stage(1, (f"return torch.tensor([{rows}]), torch.arange(200)",)),)), HEADER))
+    assert "199]), torch.arange(200)" in text
+
+
+def test_tables_are_packed_when_the_script_is_long() -> None:
+    table = ("WANT = {", *(f"    {rank}: torch.tensor([{rank}])," for rank in range(40)), "}")
+    text = held(render(Script((Stage(1, ("return WANT[0], torch.tensor([0])",)),), constants=table), HEADER))
+    assert "WANT = {0: torch.tensor([0]), 1: torch.tensor([1])," in text
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (Script((Stage(1, tuple(f"x{at} = {at}" for at in range(40))),)), "at most 60"),
+        (Script((Stage(1, (f"return '{'a' * 200}', 1",)),)), "cannot be cut"),
+        (Script((Stage(1, ("return (1",)),)), "not Python"),
+        (Script((Stage(1, ("return 1, 1",)),), ("import numpy",)), "only torch and the standard library"),
+        (Script((Stage(1, ("from conformance import law", "return 1, 1")),)), "only torch and the standard library"),
+        (Script((Stage(1, ("exec('1')", "return 1, 1")),)), "literally"),
+        (Script((Stage(1, ("return 1, 1",)),), ("torch.ones(1)",)), "is no import"),
+        (Script((Stage(1, ("return 1, 1",)),), constants=("same = 1",)), "defined twice"),
+    ],
+)
+def test_what_cannot_be_told_is_said_rather_than_written(script: Script, message: str) -> None:
+    with pytest.raises(ScriptError, match=message):
+        render(script, HEADER)
+
+
+def test_a_docstring_may_hold_anything() -> None:
+    text = held(render(Script((Stage(1, ("return 1, 1",)),)), ['A clause with """ and \\ in it. ' * 8, "law x='\\n'", "seen"]))
+    assert ast.get_docstring(ast.parse(text)) is not None
+
+
+def test_a_law_without_a_script_says_so() -> None:
+    law = Law("mesh.x", "A clause.", "docs", lambda case, here: None, "mesh.x mesh=2", "fault")
+    with pytest.raises(ScriptError, match=r"mesh\.x has no reproducer"):
+        reproducer(law, Case.parse("mesh.x mesh=2"))
+
+
+def test_the_header_names_clause_case_and_version() -> None:
+    law = Law("mesh.x", "A clause.", "docs", lambda case, here: None, "mesh.x mesh=2", "fault", script=lambda case: Script((Stage(1, ("return 1, 1",)),)))
+    text = held(reproducer(law, Case.parse("mesh.x mesh=2 x=5x6:S(0)"), "wrong-value", "2.13.0"))
+    assert text.startswith('"""A clause.\nmesh.x mesh=2 x=5x6:S(0)\nSeen with torch 2.13.0 (wrong-value). Exits 1 while')
+
+
+def test_fitted_leaves_what_fits() -> None:
+    lines = ["WANT = {", "    0: [1, 2],", "}", "", "x = 1  # why"]
+    assert fitted(lines, 40) == lines
+    assert fitted(lines, 40, pack=True) == ["WANT = {0: [1, 2]}", "x = 1  # why"]
+    with pytest.raises(UnfitError, match="comment"):
+        fitted(["x = [1, 2, 3]  # why this is so"], 20)

@@ -1,0 +1,100 @@
+"""Who holds what, as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.errors import UsageError
+from conformance.show import indices, show
+from reference.layout import Layout
+from reference.mesh import Mesh
+from reference.notation import parse_shape
+from reference.placement import parse_placements
+
+CASES = [
+    ("7", "2x2", "S(0),S(0)"),
+    ("5x6", "2x3", "_S(0,2),S(1)"),
+    ("()", "2", "R"),
+    ("3", "2x2@0,3,5,1", "P(sum),S(0)"),
+    ("0x3", "2", "S(0)"),
+    ("1", "4", "S(-1)"),
+    ("5x6", "2x2", "R,S(1)"),
+    ("7", "2x3", "S(0),_S(0,2)"),
+    ("2x3x4", "2x2", "S(2),R"),
+    ("5", "2x2x1", "S(0),R,M(0)"),
+]
+
+
+@pytest.mark.parametrize(("shape", "mesh", "placements"), CASES)
+def test_every_rank_stands_with_what_it_owns(shape: str, mesh: str, placements: str) -> None:
+    layout = Layout(parse_shape(shape), Mesh.parse(mesh), parse_placements(placements))
+    lines = show(shape, mesh, placements).splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("rank"))
+    rows = lines[start + 1 : start + 1 + layout.mesh.size]
+    assert len(rows) == layout.mesh.size
+    for row, coord in zip(rows, layout.mesh.coords(), strict=True):
+        cells = [cell.strip() for cell in row.split("  ") if cell.strip()]
+        assert cells[0] == str(layout.mesh.rank_at(coord))
+        local = "x".join(map(str, layout.local_shape(coord))) or "()"
+        assert cells[2] == local
+        assert cells[4:] == [" ".join(map(str, owned)) or "-" for owned in layout.owned(coord)]
+    assert max(map(len, lines)) <= 120
+
+
+def test_uneven_nested_shards() -> None:
+    text = show("7", "2x2", "S(0),S(0)")
+    assert "3     (1, 1)      1            (6)     6" in text
+    assert "uneven" in text
+    assert "rank | 0  0  1  1  2  2  3" in text
+
+
+def test_strided_shards_in_two_dims() -> None:
+    text = show("5x6", "2x3", "_S(0,2),S(1)")
+    assert "3     (1, 0)      2x2          (2, 0)  2 4               0 1" in text
+    assert "2 | 3  3  4  4  5  5" in text
+    assert "not one rectangle" in text
+
+
+def test_empty_ranks_replicas_and_outsiders_are_named() -> None:
+    assert "nothing is held by ranks 1 2 3" in show("1", "4", "S(0)")
+    assert "the same elements are held by ranks 0 2" in show("5x6", "2x2", "R,S(1)")
+    assert "outside the mesh: ranks 2 4" in show("3", "2x2@0,3,5,1", "R,S(0)")
+    assert "contributions to the same elements are held by ranks 0 1" in show("4", "2", "P(max)")
+    assert "the tensor has no elements" in show("0x3", "2", "S(0)")
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "placements", "message"),
+    [
+        ("5x6", "2", "S(", "placement 'S('"),
+        ("5x6", "2", "S(9)", "it has 2 dims"),
+        ("5x6", "2x2", "R,R,R", "3 placements"),
+        ("5x6", "2x2", "R", "1 placements"),
+        ("5y6", "2", "R", "shape '5y6'"),
+        ("5x6", "2x", "R", "mesh '2x'"),
+        ("5x6", "2@0,0", "R", "distinct"),
+        ("5x6", "0", "R", "size 1 or more"),
+        ("5x6", "2", "P(mean)", "P(OP)"),
+        ("5x6", "2", "", "want one for each mesh dim"),
+        ("4", "2x2", "P(sum),P(max)", "mixes"),
+        ("()", "2", "S(0)", "it has 0 dims"),
+        ("1000000000", "2", "S(0)", "too large"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_in_one_line(shape: str, mesh: str, placements: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        show(shape, mesh, placements)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_large_tensors_have_no_picture() -> None:
+    assert "would be too large" in show("4x1000", "4", "S(1)")
+    assert "250..499" in show("4x1000", "4", "S(1)")
+
+
+def test_long_runs_are_cut_short() -> None:
+    assert indices(range(7)) == "0..6"
+    assert indices((0, 1, 2, 9)) == "0 1 2 9"
+    assert indices(()) == "-"
+    assert indices(range(0, 1000, 2)).endswith("(500 in all)")

@@ -1,0 +1,67 @@
+"""The round trip laws on real ranks: what must hold does, and every law sees the fault that is planted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.case import Case
+from conformance.features import features_of, known
+from conformance.law import Law, Limits
+from conformance.laws import laws_of
+from conformance.target import Target
+from conformance.trip import read_trip, tensor_names
+from conformance.world import Pool
+
+ROOT = Path(__file__).parents[2]
+LAWS = laws_of("conformance.laws.roundtrip")
+by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+
+
+@dataclass
+class Plant:
+    """Worlds in which one fault at a time is planted: every case goes to worlds of its own, made after the fault was named."""
+
+    pool: Pool
+    named: Path
+
+    def judge(self, law: Law, case: Case, fault: str = "") -> str:
+        self.named.write_text(fault)
+        verdict = self.pool.fresh(law, case)
+        return verdict.kind or verdict.status
+
+
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    named = tmp_path_factory.mktemp("planted") / "fault"
+    env = (("PYTHONPATH", str(ROOT)), ("PLANTED_FAULT_FILE", str(named)))
+    named.write_text("")
+    with Pool(Target(setup="tests.planted.roundtrip_faults:planted", env=env)) as pool:
+        yield Plant(pool, named)
+
+
+@by_law
+@pytest.mark.planted
+def test_control_holds_and_the_planted_fault_is_seen(law: Law, plant: Plant) -> None:
+    control = Case.parse(law.control)
+    assert plant.judge(law, control) == "held"
+    assert plant.judge(law, control, law.planted) not in ("held", "refused", "rejected", "hang", "crash")
+
+
+@by_law
+def test_every_written_case_is_a_round_trip(law: Law) -> None:
+    assert law.sweep is not None
+    cases = law.sweep(Limits())
+    assert len(set(cases)) == len(cases) >= law.sweeps >= 3
+    for case in (Case.parse(law.control), *cases):
+        trip = read_trip(case)
+        assert max(trip.worlds) <= 4
+        assert Case.parse(case.text) == case
+        assert all(map(known, features_of(case, law)))
+        for end in (trip.save, trip.load):
+            for name in tensor_names(case):
+                layout = end.layout(name)
+                assert layout is None or layout.shape == end.specs[name].shape

@@ -1,0 +1,277 @@
+"""Faults of distributed checkpointing, planted one at a time in the rank processes: each law of the round trip chapter meets its own.
+
+Every function plants one fault when it is called, before the process group starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import (
+    _dedup_save_plans,
+    _nested_dict,
+    _traverse,
+    default_planner,
+    filesystem,
+    planner_helpers,
+    resharding,
+    staging,
+    state_dict_loader,
+)
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
+from torch.distributed.tensor import DTensor, Shard
+
+
+def overlap_offset_lost() -> None:
+    """A saved chunk that starts inside the wanted one is written at its beginning."""
+    true = resharding._shards_get_overlap_region_wrt_saved_tensor
+
+    def fault(saved_shard: Any, current_shard: Any) -> Any:
+        return [(dim, saved, 0, length) for dim, saved, _, length in true(saved_shard, current_shard)]
+
+    planner_helpers._shards_get_overlap_region_wrt_saved_tensor = fault
+
+
+def plain_tensor_offset_one() -> None:
+    """A plain tensor is read from the saved chunk's second row on, where there is one."""
+    true = planner_helpers._create_chunk_from_tensor
+
+    def fault(tensor: torch.Tensor) -> Any:
+        chunk = true(tensor)
+        sizes = torch.Size(max(size - 1, min(size, 1)) for size in chunk.sizes)
+        return dataclasses.replace(chunk, sizes=sizes)
+
+    planner_helpers._create_chunk_from_tensor = fault
+
+
+def strided_taken_for_shard() -> None:
+    """A strided shard is saved and loaded where a plain shard would lie."""
+    true = planner_helpers.compute_local_shape_and_global_offset
+
+    def fault(shape: Any, mesh: Any, placements: Any) -> Any:
+        return true(shape, mesh, [Shard(p.dim) if hasattr(p, "split_factor") else p for p in placements])
+
+    planner_helpers.compute_local_shape_and_global_offset = fault
+
+
+def reinterpreted_dtype() -> None:
+    """What is loaded into another dtype is rounded away from zero."""
+    true = torch.Tensor.copy_
+
+    def fault(self: torch.Tensor, other: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if self.dtype != other.dtype and other.dtype != torch.bool:
+            other = other + 1
+        return true(self, other, *args, **options)
+
+    torch.Tensor.copy_ = fault  # type: ignore[method-assign]
+
+
+def memory_order_saved() -> None:
+    """A tensor that is a view is saved in the order of its memory."""
+
+    def values(self: Any) -> Any:
+        for _, item in self.items:
+            tensor = self.resolve_fun(item).detach()
+            if not tensor.is_contiguous():
+                flat = tensor.new_empty(0).set_(tensor.untyped_storage())
+                tensor = flat[tensor.storage_offset() :][: tensor.numel()].reshape(tensor.shape)
+            yield tensor.clone(), item
+
+    filesystem._SerialCpuLoader.values = values
+
+
+def meta_shape_inferred() -> None:
+    """The global shape of a DTensor that leaves the meta device is inferred from its local shard."""
+    true = DTensor.from_local
+
+    def fault(local: Any, *args: Any, shape: Any = None, stride: Any = None, **options: Any) -> Any:
+        return true(local, *args, **options)
+
+    def init(state: dict[str, Any]) -> None:
+        DTensor.from_local = staticmethod(fault)  # type: ignore[method-assign]
+        try:
+            healthy(state)
+        finally:
+            DTensor.from_local = staticmethod(true)  # type: ignore[method-assign]
+
+    healthy = default_planner._init_state_dict
+    default_planner._init_state_dict = init
+
+
+def numbers_at_the_top_dropped() -> None:
+    """A number at the top of a state is not saved, nor missed by the load."""
+    true = _traverse.traverse_state_dict
+
+    def fault(state: Any, visitor: Callable[..., None], *args: Any) -> None:
+        def visit(path: Any, value: Any) -> None:
+            if not (isinstance(value, float) and len(path) == 1):
+                visitor(path, value)
+
+        true(state, visit, *args)
+
+    _nested_dict.traverse_state_dict = fault
+
+
+def stateful_not_told() -> None:
+    """An object with state gets its old state back."""
+
+    class Never:
+        pass
+
+    state_dict_loader.Stateful = Never
+
+
+def partial_load_clears() -> None:
+    """Tensors that are loaded take whatever lies beside them along: every tensor is zeroed before a load."""
+    true = default_planner.create_default_local_load_plan
+
+    def fault(state: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
+        if not strict or set(metadata.state_dict_metadata) - set(state):
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    (value.to_local() if isinstance(value, DTensor) else value).zero_()
+            if strict:
+                state = {name: value for name, value in state.items() if not isinstance(value, DTensor)}
+        return true(state, metadata, strict)
+
+    default_planner.create_default_local_load_plan = fault
+
+
+def missing_dtensor_accepted() -> None:
+    """A DTensor that the checkpoint has not is passed over in silence."""
+    true = default_planner.create_default_local_load_plan
+
+    def fault(state: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
+        known = metadata.state_dict_metadata
+        return true({name: value for name, value in state.items() if name in known or not isinstance(value, DTensor)}, metadata, strict)
+
+    default_planner.create_default_local_load_plan = fault
+
+
+def size_check_by_dims() -> None:
+    """A tensor of another size is accepted as long as it has as many dims."""
+    true = default_planner.create_default_local_load_plan
+
+    def fault(state: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
+        entries = dict(metadata.state_dict_metadata)
+        for name, value in state.items():
+            entry = entries.get(name)
+            if isinstance(value, torch.Tensor) and hasattr(entry, "chunks") and len(entry.size) == value.dim():
+                entries[name] = dataclasses.replace(entry, size=value.size())
+        return true(state, dataclasses.replace(metadata, state_dict_metadata=entries), strict)
+
+    default_planner.create_default_local_load_plan = fault
+
+
+def kind_check_skipped() -> None:
+    """A tensor in the checkpoint is passed over where the destination holds another value."""
+    true = default_planner._create_read_items
+
+    def fault(name: str, entry: Any, value: Any) -> Any:
+        if hasattr(entry, "chunks") and not isinstance(value, torch.Tensor):
+            return []
+        return true(name, entry, value)
+
+    default_planner._create_read_items = fault
+
+
+def duplicate_names_accepted() -> None:
+    """Of two leaves with one path the last one is kept."""
+
+    def fault(state: dict[str, Any]) -> Any:
+        flat: dict[str, Any] = {}
+        paths: dict[str, Any] = {}
+
+        def keep(path: Any, value: Any) -> None:
+            name = ".".join(map(str, path))
+            flat[name], paths[name] = value, path
+
+        _traverse.traverse_state_dict(state, keep)
+        return flat, paths
+
+    default_planner.flatten_state_dict = fault
+
+
+def threads_drop_values() -> None:
+    """With several writer threads only the last values that are no tensors are written."""
+    true = filesystem._split_by_size_and_type
+
+    def fault(bins: int, items: list[Any]) -> Any:
+        buckets = true(bins, items)
+        if bins == 1:
+            return buckets
+        kept = []
+        for bucket in buckets:
+            values = [item for item in bucket if item.type == WriteItemType.BYTE_IO]
+            kept.append(values[-1:] + [item for item in bucket if item.type != WriteItemType.BYTE_IO])
+        return kept
+
+    filesystem._split_by_size_and_type = fault
+
+
+def every_item_at_offset_zero() -> None:
+    """The metadata says of every item that it starts where its file does."""
+    true = filesystem._write_item
+
+    def fault(*args: Any) -> Any:
+        result = true(*args)
+        return dataclasses.replace(result, storage_data=dataclasses.replace(result.storage_data, offset=0))
+
+    filesystem._write_item = fault
+
+
+def duplicates_kept_by_the_highest() -> None:
+    """What several ranks hold is written by the highest of them."""
+    true = _dedup_save_plans.dedup_save_plans
+
+    def fault(plans: list[Any], lowest: bool = False) -> list[Any]:
+        return true(plans[::-1], True)[::-1]
+
+    default_planner.dedup_save_plans = fault
+
+
+def old_metadata_kept() -> None:
+    """A save over another checkpoint leaves the old metadata in place."""
+    true = dcp.FileSystemWriter.finish
+
+    def fault(self: Any, metadata: Any, results: Any) -> None:
+        if not self.fs.exists(self._get_metadata_path()):
+            true(self, metadata, results)
+
+    dcp.FileSystemWriter.finish = fault  # type: ignore[method-assign]
+
+
+def stale_cached_metadata() -> None:
+    """Kept plans: the metadata of the first save is used for every later one."""
+    true = dcp.DefaultSavePlanner._create_global_plan_with_caching
+
+    def fault(self: Any, plans: Any) -> Any:
+        delta, plan, metadata = true(self, plans)
+        first = SavePlanner._cached_metadata.setdefault(f"first {self._cached_plans_key}", metadata)
+        return delta, plan, first
+
+    dcp.DefaultSavePlanner._create_global_plan_with_caching = fault  # type: ignore[method-assign]
+
+
+def staging_without_copy() -> None:
+    """An asynchronous save writes the tensors of the caller, whatever they hold by then."""
+
+    def fault(self: Any, state: Any, *args: Any, **options: Any) -> Any:
+        return state
+
+    staging.BlockingAsyncStager.stage = fault  # type: ignore[method-assign]
+    dcp.FileSystemWriter.stage = fault  # type: ignore[method-assign]
+
+
+
+def planted() -> None:
+    """Plant the fault that the file in ``PLANTED_FAULT_FILE`` names, if it names any."""
+    name = Path(os.environ["PLANTED_FAULT_FILE"]).read_text()
+    if name:
+        globals()[name]()
