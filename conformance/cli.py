@@ -203,11 +203,10 @@ def _call(arguments: list[str]) -> int:
     except UsageError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        print("shardlaw: interrupted", file=sys.stderr)
         return 130
     except _Terminated:
         return 143
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer makes a SystemExit of a pipe that nobody reads, and of nothing else
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:

@@ -170,10 +170,9 @@ def _told(verdict: Verdict) -> str:
 
 def examine(name: str) -> int:
     """Print what is installed and whether a target works; returns 0, or 2 where its ranks do not start or cannot reduce."""
+    target = named_target(name, read_config())
     print(f"shardlaw {__version__}, python {platform.python_version()}, torch {torch.__version__}")
     print(f"hypothesis {metadata.version('hypothesis')}, pytest {metadata.version('pytest')}, {os.cpu_count()} cpus, {platform.platform()}")
-    config = read_config()
-    target = named_target(name, config)
     print(f"target {target.name}: device {target.device}, backend {target.backend}, storage {target.storage}")
     check_target(target, RANKS)
     needed = devices_needed(target, RANKS)

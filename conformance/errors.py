@@ -14,7 +14,7 @@ class UsageError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:

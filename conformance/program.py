@@ -30,13 +30,13 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from conformance import compat
 from reference.notation import NotationError
-from reference.placement import parse_placements
+from reference.placement import Partial, Placement, Replicate, Shard, StridedShard, parse_placements
 from reference.tensors import DTYPES
 
 ATTRIBUTES = ("T", "mT", "real", "imag")
@@ -239,10 +239,10 @@ def _parse(text: str) -> Program:
                 if any(keyword.arg is None for keyword in keywords):
                     raise wrong("** is not allowed")
                 given = tuple(map(read, args)), tuple((str(keyword.arg), read(keyword.value)) for keyword in keywords)
-                name = dotted(func)
-                if name and (isinstance(func, ast.Name) or name.rpartition(".")[0] in NAMESPACES or name.startswith("aten.")):
-                    _callable(name, text)
-                    return Call(name, *given)
+                called = dotted(func)
+                if called and (isinstance(func, ast.Name) or called.rpartition(".")[0] in NAMESPACES or called.startswith("aten.")):
+                    _callable(called, text)
+                    return Call(called, *given)
                 if isinstance(func, ast.Attribute):
                     _method(func.attr, text)
                     return Call(func.attr, *given, base=read(func.value))
@@ -307,7 +307,7 @@ def _callable(name: str, text: str) -> Callable[..., Any] | None:
         for part in name.split(".")[1:]:
             found = getattr(found, part, None)
         if isinstance(found, compat.name("OpOverload")):
-            return found
+            return cast(Callable[..., Any], found)
         raise NotationError(f"steps {text!r}: torch.ops.{name} is no overload, such as aten.mean.dim")
     space, _, last = name.rpartition(".")
     if space:
@@ -406,11 +406,17 @@ def placements_source(node: Node | str) -> str:
     text = node if isinstance(node, str) else str(node.value) if isinstance(node, Literal) else ""
     if not text:
         raise NotationError(f"steps: {node} must be placements in quotes, such as 'S(0),R'")
-    words = {"Replicate": "Replicate()", "Shard": "Shard({0})", "StridedShard": "_StridedShard({0}, split_factor={1})", "Partial": "Partial({0!r})"}
-    shown = []
-    for placement in parse_placements(text):
-        form = words.get(type(placement).__name__)
-        if form is None:
-            raise NotationError(f"steps: {placement} is made by operators only")
-        shown.append(form.format(*vars(placement).values()))
-    return f"[{', '.join(shown)}]"
+    return f"[{', '.join(map(_placement_source, parse_placements(text)))}]"
+
+
+def _placement_source(placement: Placement) -> str:
+    match placement:
+        case Replicate():
+            return "Replicate()"
+        case Shard(dim):
+            return f"Shard({dim})"
+        case StridedShard(dim, factor):
+            return f"_StridedShard({dim}, split_factor={factor})"
+        case Partial(op):
+            return f"Partial({op!r})"
+    raise NotationError(f"steps: {placement} is made by operators only")

@@ -6,7 +6,8 @@ stage of the script and the load the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,25 +19,24 @@ from reference.checkpoint.state_dict import Slot, State, Stateful, format_state,
 from reference.layout import Layout
 from reference.mesh import Coord
 
-IMPORTS = (
-    "import torch.distributed.checkpoint as dcp",
-    "from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter",
-    "from torch.distributed.device_mesh import DeviceMesh",
-    "from torch.distributed.tensor import DTensor",
-)
-APP = (
-    "class App:",
-    "    def __init__(self, state):",
-    "        self.state = state",
-    "    def state_dict(self):",
-    "        return dict(self.state)",
-    "    def load_state_dict(self, state):",
-    "        self.state = state",
-)
-MEMORY = {
-    "transposed": "def transposed(t):\n    back = range(t.ndim)[::-1]\n    return t.permute(*back).contiguous().permute(*back)",
-    "sliced": "def sliced(t):\n    return torch.stack([t, t], -1)[..., 0] if t.ndim else t",
-    "expanded": "def expanded(t):\n    return t[:1].expand(t.shape) if t.ndim else t",
+HELPERS = {
+    "dtensor": (
+        "def dtensor(local, whole, mesh, *placements):",
+        "    how = dict(run_check=False, shape=whole.shape, stride=whole.stride())",
+        "    return DTensor.from_local(local, mesh, placements, **how)",
+    ),
+    "App": ("class App(dict):", "    state_dict, load_state_dict = dict.copy, dict.update"),
+    "transposed": ("transposed = lambda t: t.mT.contiguous().mT",),
+    "sliced": ("sliced = lambda t: torch.stack([t, t], -1)[..., 0]",),
+    "expanded": ("expanded = lambda t: t[:1].expand(t.shape)",),
+}
+IMPORTS = {
+    "dcp": "import torch.distributed.checkpoint as dcp",
+    "DTensor": "from torch.distributed.tensor import DTensor",
+    "Shard": "from torch.distributed.tensor import Shard",
+    "Replicate": "from torch.distributed.tensor import Replicate",
+    "Partial": "from torch.distributed.tensor import Partial",
+    "_StridedShard": "from torch.distributed.tensor.placement_types import _StridedShard",
 }
 
 
@@ -47,41 +47,38 @@ def round_trip_script(case: Case) -> Script:
 
 
 def script(trip: Trip, stages: Iterable[tuple[int, Sequence[str]]], constants: Iterable[str] = (), imports: Iterable[str] = ()) -> Script:
-    """A script of these stages, with the constants and the imports that their lines need."""
-    bodies = tuple(Stage(world, tuple(lines)) for world, lines in stages)
-    text = "\n".join(line for stage in bodies for line in stage.body)
-    used = [name for name in trip.values if f"{name.upper()}[" in text or f"{name.upper()}." in text or f"{name.upper()}" in _words(text)]
-    made = [f"{name.upper()} = {scripts.tensor(trip.values[name].contiguous())}" for name in used]
-    helpers = [line for memory, lines in MEMORY.items() if f"{memory}(" in text for line in lines.splitlines()]
-    app = APP if "App(" in text else ()
-    placed = [f"from {module} import {name}" for name, module in PLACEMENTS.items() if name in _words(text)]
-    wanted = [line for line in IMPORTS if set(_words(line.partition("import ")[2])) & {*_words(text)}]
-    return Script(bodies, (*wanted, *placed, *imports), (*made, *helpers, *app, *constants))
+    """A script of these stages, with the constants and the imports that their lines need. Stages in worlds of one size become one."""
+    merged: list[tuple[int, list[str]]] = []
+    for world, lines in stages:
+        if merged and merged[-1][0] == world:
+            earlier = merged[-1][1]
+            earlier += [line for line in lines if not (line.startswith("mesh = ") and line in earlier)]
+        else:
+            merged.append((world, list(lines)))
+    bodies = [(world, lines if "return " in lines[-1] else [*lines, "return None, None"]) for world, lines in merged]
+    text = "\n".join([*(line for _, lines in bodies for line in lines), *constants])
+    helpers = [line for name, lines in HELPERS.items() if name in _words(text) for line in lines]
+    words = _words("\n".join([text, *helpers]))
+    made = [f"{name.upper()} = {scripts.tensor(full.contiguous())}" for name, full in trip.values.items() if name.upper() in words]
+    wanted = [line for name, line in IMPORTS.items() if name in words]
+    return Script(tuple(Stage(world, tuple(lines)) for world, lines in bodies), (*wanted, *imports), (*made, *helpers, *constants))
 
 
-PLACEMENTS = {
-    "Shard": "torch.distributed.tensor",
-    "Replicate": "torch.distributed.tensor",
-    "Partial": "torch.distributed.tensor",
-    "_StridedShard": "torch.distributed.tensor.placement_types",
-}
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
-def _words(text: str) -> list[str]:
-    return "".join(char if char.isalnum() or char == "_" else " " for char in text).split()
-
-
-def save_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "", name: str = "state") -> list[str]:
-    """The body of a stage that saves one end (default: the save)."""
+def save_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "") -> list[str]:
+    """The statements that save one end (default: the save)."""
     end = end or trip.save
     planner = planner or (f"dcp.DefaultSavePlanner({_options(trip.planner)})" if trip.planner else "")
     chosen = f", planner={planner}" if planner else ""
-    lines = [*mesh_lines(end), f"{name} = {state_text(trip, end, trip.worlds[0])}"]
-    return [*lines, f"dcp.save({name}, storage_writer={writer_text(trip, folder)}{chosen})", "return None, None"]
+    lines = [*mesh_lines(end), f"state = {state_text(trip, end, trip.worlds[0])}"]
+    return [*lines, f"dcp.save(state, storage_writer={writer_text(trip, folder)}{chosen})"]
 
 
 def load_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "", spoil: str = "+ 1") -> list[str]:
-    """The body of a stage that loads into one end (default: the load) and compares every leaf with what was saved."""
+    """The statements that load into one end (default: the load) and compare every leaf with what was saved."""
     end = end or trip.load
     chosen = f", planner={planner}" if planner else ""
     state = state_text(trip, replace(end, state=spoiled(end.state)), trip.worlds[1], spoil=spoil)
@@ -89,7 +86,7 @@ def load_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", pl
     return [
         *mesh_lines(end),
         f"state = {state}",
-        f"dcp.load(state, storage_reader=FileSystemReader({folder}){chosen})",
+        f"dcp.load(state, storage_reader=dcp.FileSystemReader({folder}){chosen})",
         f"return {expected}, {got}",
     ]
 
@@ -97,38 +94,39 @@ def load_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", pl
 def mesh_lines(end: End) -> list[str]:
     """The statement that makes the mesh of an end, where any of its tensors needs one."""
     needed = any(end.layout(name) is not None for name in slots(end.state))
-    return [f"mesh = {scripts.mesh(end.mesh)}"] if needed else []
+    return [f"mesh = dist.{scripts.mesh(end.mesh)}"] if needed else []
 
 
-def writer_text(trip: Trip, folder: str = "folder", **options: Any) -> str:
-    return f"FileSystemWriter({folder}, sync_files=False{''.join(f', {key}={value!r}' for key, value in {**trip.writer, **options}.items())})"
+def writer_text(trip: Trip, folder: str = "folder", *, cached: bool = False) -> str:
+    """The expression of the writer that a case asks for."""
+    options = {"sync_files": False, **trip.writer, **({"cache_staged_state_dict": True} if cached else {})}
+    return f"dcp.FileSystemWriter({folder}, {_options(options)})"
 
 
 def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
-def state_text(trip: Trip, end: End, world: int, *, spoil: str = "") -> str:
-    """The expression of a state; ``spoil`` follows (or, ``~``, precedes) the elements of every tensor of a destination."""
-    return "{" + ", ".join(f"{key!r}: {_value(trip, end, world, value, spoil)}" for key, value in end.state.items()) + "}"
+def state_text(trip: Trip, end: End, world: int, *, spoil: str = "", make: Callable[[str], str] | None = None) -> str:
+    """The expression of a state. ``spoil`` is what is done to the elements of a destination (``+ 1``, or ``meta``); ``make`` gives
+    the expression of a tensor by its name, where that is another than :func:`tensor_text`."""
+    tensor = make or (lambda name: tensor_text(trip, end, world, name, spoil))
 
+    def text(value: Any) -> str:
+        match value:
+            case Slot(name):
+                return tensor(name)
+            case Stateful(state):
+                return f"App({text(state)})"
+            case dict():
+                return "{" + ", ".join(f"{key!r}: {text(entry)}" for key, entry in value.items()) + "}"
+            case list():
+                return "[" + ", ".join(map(text, value)) + "]"
+            case tuple():
+                return "(" + ", ".join(map(text, value)) + ("," if len(value) == 1 else "") + ")"
+        return repr(value)
 
-def _value(trip: Trip, end: End, world: int, value: Any, spoil: str) -> str:
-    def inner(entry: Any) -> str:
-        return _value(trip, end, world, entry, spoil)
-
-    match value:
-        case Slot(name):
-            return tensor_text(trip, end, world, name, spoil)
-        case Stateful(state):
-            return f"App({inner(state)})"
-        case dict():
-            return "{" + ", ".join(f"{key!r}: {inner(entry)}" for key, entry in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(inner, value)) + "]"
-        case tuple():
-            return "(" + ", ".join(map(inner, value)) + ("," if len(value) == 1 else "") + ")"
-    return repr(value)
+    return text(end.state)
 
 
 def tensor_text(trip: Trip, end: End, world: int, name: str, spoil: str = "") -> str:
@@ -136,16 +134,15 @@ def tensor_text(trip: Trip, end: End, world: int, name: str, spoil: str = "") ->
     spec, layout = end.specs[name], end.layout(name)
     full = name.upper()
     held = elements(trip, end, world, name, outside=full if not spec.shape else f"{full}.new_empty(0)")
-    if spec.dtype != trip.save.specs[name].dtype:
+    if spec.torch_dtype != trip.values[name].dtype:
         held = f"{held}.to(torch.{spec.dtype})"
     if spoil:
         held = f'{held}.to("meta")' if spoil == "meta" else f"~{held}" if spec.dtype == "bool" else f"{held} {spoil}"
-    if spec.memory != "plain":
+    if spec.memory != "plain" and len(spec.shape) > (spec.memory == "transposed"):
         held = f"{spec.memory}({held})"
     if layout is None:
         return f"{held}.clone()" if held == full else held
-    shape = f", shape={full}.shape, stride={full}.stride()" if spec.shape else ""
-    return f"DTensor.from_local({held}, mesh, {scripts.placements(layout.placements)}, run_check=False{shape})"
+    return f"dtensor({held}, {full}, mesh, {', '.join(map(scripts.placement, layout.placements))})"
 
 
 def elements(trip: Trip, end: End, world: int, name: str, *, outside: str = "None") -> str:
@@ -166,7 +163,8 @@ def piece(full: str, layout: Layout, coord: Coord) -> str:
     """The elements that a rank owns, as an indexing of the whole."""
     box, rank = layout.box(coord), len(layout.shape)
     if box is not None:
-        cuts = [f"{start}:{end}" if (start, end) != (0, size) else ":" for start, end, size in zip(box.offset, box.end, layout.shape, strict=True)]
+        bounds = zip(box.offset, box.end, layout.shape, strict=True)
+        cuts = [":" if (start, end) == (0, size) else f"{start}:{end}" for start, end, size in bounds]
         while cuts and cuts[-1] == ":":
             cuts.pop()
         return f"{full}[{', '.join(cuts)}]" if cuts else full
@@ -187,7 +185,7 @@ def compared(trip: Trip, end: End, want: State, world: int, *, kept: Iterable[st
             continue
         layout, spec = end.layout(leaf.name), end.specs[leaf.name]
         due = elements(trip, end, world, leaf.name)
-        if spec.dtype != trip.save.specs[leaf.name].dtype:
+        if spec.torch_dtype != trip.values[leaf.name].dtype:
             due = f"{due}.to(torch.{spec.dtype})"
         if leaf.name in spared:
             due = f"~{due}" if spec.dtype == "bool" else f"{due} {spoil}"
@@ -202,7 +200,7 @@ def compared(trip: Trip, end: End, want: State, world: int, *, kept: Iterable[st
 def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:
     match value:
         case Stateful(state):
-            yield from _leaves(f"{path}.state", state)
+            yield from _leaves(path, state)
         case dict() if value:
             for key, entry in value.items():
                 yield from _leaves(f"{path}[{key!r}]", entry)

@@ -15,14 +15,14 @@ from reference.mesh import Mesh
 from reference.notation import Shape
 from strategies._arguments import check_count, check_range, check_sizes, refuse
 
-# How often the shapes of one number of mesh dims are drawn, and which share of them goes to those with extents of 1.
-SLOTS_BY_DIMS = {1: 50, 2: 50, 3: 15}
+# How often each number of mesh dims is drawn, and which share of its shapes has extents of 1.
+DIMS_WEIGHT = {1: 10, 2: 10, 3: 3}
 UNIT_SHARE = {1: 0.1, 2: 0.3, 3: 0.5}
-
-# The ways in which the cells of a mesh are filled with ranks, the plainest first. 12 of 20 are plain.
-PLAIN = "plain"
-PERMUTED = ("flip-last", "flip-first", "transpose", "rotate", "mix")
-SUBMESH = ("gap", "shift", "gap-flip")
+SLOTS = 60
+# Which ranks sit in a mesh: the first ones, all but one in the middle, all but rank 0. And the order in which they fill its cells:
+# ascending, or not along one mesh dim, or along none. What comes first is plainest. 60 % of meshes are plain in both.
+MEMBERS = ("first",) * 11 + ("gap", "shift")
+ORDERS = ("ascending",) * 12 + ("flip-last", "flip-first", "transpose", "rotate", "mix")
 
 
 def meshes(
@@ -57,10 +57,18 @@ def meshes(
     if not shapes:
         options = refuse(world_size=world_size, min_dims=least, max_dims=most, min_size=min_size, unit_dims=unit_dims, sizes=allowed)
         raise InvalidArgument(f"{options}: no mesh is like that")
-    fillings = (PLAIN,) * 12 + PERMUTED * bool(permuted) + SUBMESH * bool(submeshes)
-    if len(fillings) == 12:
-        return st.sampled_from(shapes).map(_plain)
-    return st.tuples(st.sampled_from(shapes), st.sampled_from(fillings)).map(lambda drawn: fill(drawn[0], drawn[1], world_size))
+    # the first of each number of dims comes before the second, so that a mesh can lose a dim in one step while it is shrunk
+    ndims = [*shapes, *(ndim for ndim in shapes for _ in range(DIMS_WEIGHT.get(ndim, 1)))]
+    members = st.sampled_from(MEMBERS if submeshes else MEMBERS[:1])
+    orders = st.sampled_from(ORDERS if permuted else ORDERS[:1])
+    drawn_dims = st.sampled_from(ndims)
+    by_dims = {ndim: st.sampled_from(some) for ndim, some in shapes.items()}
+
+    @st.composite
+    def mesh(draw: st.DrawFn) -> Mesh:
+        return fill(draw(by_dims[draw(drawn_dims)]), draw(members), draw(orders), world_size)
+
+    return mesh()
 
 
 def exact_meshes(
@@ -77,22 +85,27 @@ def exact_meshes(
 
 @cache
 def _exact(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, permuted: bool) -> Sequence[Mesh]:
-    shapes = tuple(dict.fromkeys(_shapes(world_size, 1, max_dims, 1, unit_dims or world_size == 1, None)))
-    plain = [_plain(shape) for shape in shapes if math.prod(shape) == world_size]
-    odd = [fill(shape, way, world_size) for way in PERMUTED * permuted + SUBMESH * submeshes for shape in shapes]
-    fitting = [mesh for mesh in dict.fromkeys(odd) if max(mesh.ranks) == world_size - 1 and mesh not in plain]
-    often = max(1, round(1.5 * len(fitting) / len(plain)))
-    return [mesh for mesh in plain for _ in range(often)] + fitting
+    by_dims = _shapes(world_size, 1, max_dims, 1, unit_dims or world_size == 1, None)
+    weight = {shape: some.count(shape) * DIMS_WEIGHT.get(ndim, 1) for ndim, some in by_dims.items() for shape in some}
+    plain = {_plain(shape): weight[shape] for shape in weight if math.prod(shape) == world_size}
+    ways = [(who, how) for how in (ORDERS[11:] if permuted else ORDERS[:1]) for who in (MEMBERS[10:] if submeshes else MEMBERS[:1])]
+    odd = {fill(shape, *way, world_size): weight[shape] for way in ways for shape in weight}
+    odd = {mesh: times for mesh, times in odd.items() if max(mesh.ranks) == world_size - 1 and mesh not in plain}
+    drawn: list[Mesh] = []
+    for group, share in ((plain, 0.6 if odd else 1.0), (odd, 0.4)):
+        whole = sum(group.values())
+        drawn += [mesh for mesh, times in group.items() for _ in range(max(1, round(2 * SLOTS * share * times / whole)))]
+    firsts = {mesh.ndim: mesh for mesh in reversed(drawn)}
+    return [firsts[ndim] for ndim in sorted(firsts)] + drawn
 
 
 @cache
 def _shapes(  # noqa: PLR0917
     world_size: int, min_dims: int, max_dims: int, min_size: int, unit_dims: bool, sizes: tuple[int, ...] | None
-) -> tuple[Shape, ...]:
-    """Every mesh shape that the options allow, the plainest first, repeated by its weight."""
+) -> dict[int, list[Shape]]:
+    """By number of dims, every mesh shape that the options allow, the plainest first, repeated by its weight."""
     extents = [size for size in range(1, world_size + 1) if (unit_dims or size > 1) and (sizes is None or size in sizes)]
-    plain: list[Shape] = []
-    odd: list[Shape] = []
+    found: dict[int, list[Shape]] = {}
     for ndim in range(min_dims, max_dims + 1):
         fitting = [shape for shape in _products(extents, ndim, world_size) if min_size <= math.prod(shape)]
         fitting.sort(key=lambda shape: (math.prod(shape), shape))
@@ -101,12 +114,12 @@ def _shapes(  # noqa: PLR0917
         if ndim > 2:
             # of many dims, leave out the shapes that are all but 1-D, where there are others
             unit = [shape for shape in unit if ndim - shape.count(1) > 1] or unit
-        slots, share = SLOTS_BY_DIMS[min(ndim, 3)], UNIT_SHARE[min(ndim, 3)]
-        plain += [shape for shape in full for _ in range(max(1, round(slots * (1 - share * bool(unit)) / len(full))))]
-        odd += [shape for shape in unit for _ in range(max(1, round(slots * (share if full else 1) / len(unit))))]
-    # the first of each number of dims comes before the second, so that a mesh can lose a dim in one step while it is shrunk
-    firsts = [next(shape for shape in plain + odd if len(shape) == ndim) for ndim in sorted(set(map(len, plain + odd)))]
-    return tuple(firsts + plain + odd)
+        share = UNIT_SHARE[min(ndim, 3)] if full and unit else float(not full)
+        drawn = [shape for shape in full for _ in range(max(1, round(SLOTS * (1 - share) / len(full))))]
+        drawn += [shape for shape in unit for _ in range(max(1, round(SLOTS * share / len(unit))))]
+        if drawn:
+            found[ndim] = drawn
+    return found
 
 
 def _products(extents: Sequence[int], ndim: int, most: int) -> list[Shape]:
@@ -119,27 +132,27 @@ def _plain(shape: Shape) -> Mesh:
 
 
 @cache
-def fill(shape: Shape, way: str, world_size: int) -> Mesh:
-    """The mesh of ``shape`` whose cells are filled in one of the ways above; the plain one where the way does not apply."""
+def fill(shape: Shape, members: str, order: str, world_size: int) -> Mesh:
+    """The mesh of ``shape`` that is filled in one of the ways above.
+
+    Where one does not apply, another of its kind takes its place, so that the kind stays while the mesh is shrunk.
+    """
     size = math.prod(shape)
-    plain = list(range(size))
-    if way in SUBMESH:
-        if size >= world_size:
-            return _plain(shape)
-        ranks = list(range(1, size + 1)) if way == "shift" else [*range(size - 1), size]
-        return Mesh(shape, tuple(ranks[::-1] if way == "gap-flip" else ranks))
-    last, first = shape[-1], shape[0]
-    rows = [plain[at : at + last] for at in range(0, size, last)]
-    if way == "flip-last" and last > 1:
-        return Mesh(shape, tuple(rank for row in rows for rank in reversed(row)))
-    if way == "flip-first" and first > 1:
+    ranks, (first, last) = list(range(size)), (shape[0], shape[-1])
+    if size < world_size and members != "first":
+        ranks = [*range(1, size + 1)] if members == "shift" else [*range(size - 1), size]
+    if order == "flip-last" and last > 1:
+        ranks = [rank for at in range(0, size, last) for rank in reversed(ranks[at : at + last])]
+    elif order == "flip-first" and first > 1:
         slab = size // first
-        return Mesh(shape, tuple(rank for at in reversed(range(first)) for rank in plain[at * slab : (at + 1) * slab]))
-    if way == "transpose" and len([extent for extent in shape if extent > 1]) > 1:
+        ranks = [rank for at in reversed(range(first)) for rank in ranks[at * slab : (at + 1) * slab]]
+    elif order == "transpose" and sum(extent > 1 for extent in shape) > 1:
         table = Mesh.of(*reversed(shape))
-        return Mesh(shape, tuple(table.rank_at(coord[::-1]) for coord in Mesh.of(*shape).coords()))
-    if way == "rotate" and size > 1:
-        return Mesh(shape, (*plain[1:], 0))
-    if way == "mix" and size > 2:
-        return Mesh(shape, (*plain[1::2][::-1], *plain[::2]))
-    return _plain(shape)
+        ranks = [ranks[table.rank_at(coord[::-1])] for coord in Mesh.of(*shape).coords()]
+    elif order == "rotate":
+        ranks = [*ranks[1:], ranks[0]]
+    elif order == "mix" and size > 2:
+        ranks = [*ranks[1::2][::-1], *ranks[::2]]
+    elif order != "ascending":
+        ranks.reverse()
+    return Mesh(shape, tuple(ranks))

@@ -7,9 +7,8 @@ from strategies.ops import ANY, FLOATS, INTEGERS, NUMBERS, Op, Variant, variants
 
 def _unary(name: str, call: str = "", *more: str, dtypes: tuple[str, ...] = FLOATS, fill: str = "distinct", exact: bool = False) -> Op:
     function = call or f"{name}(a)"
-    return Op(
-        name, variants("a=m,n", function, *more, dtypes=dtypes, fill=fill) + variants("a=()", function, dtypes=dtypes, fill=fill), exact
-    )
+    made = variants("a=m,n", function, *more, dtypes=dtypes, fill=fill) + variants("a=()", function, dtypes=dtypes, fill=fill)
+    return Op(name, made, exact, light=True)
 
 
 def _in_place(

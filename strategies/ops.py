@@ -139,6 +139,7 @@ class Op:
     light: bool = False
     zeros: bool = True
     refuses: Refuses = "never"
+    source: str = ""
 
     def find(self, tensors: Mapping[str, TensorSpec], steps: str) -> tuple[Variant, Sizes] | None:
         """The variant and sizes behind the tensors and steps of a case."""

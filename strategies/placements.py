@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from hypothesis import strategies as st
@@ -49,22 +49,25 @@ def placements(
 def _placements(  # noqa: PLR0917
     mesh_ndim: int, ndim: int, kinds: tuple[str, ...], ops: tuple[str, ...], factors: tuple[int, ...], negative: bool
 ) -> SearchStrategy[Placements]:
-    options = {favoured: st.sampled_from(_options(ndim, kinds, ops, factors, negative, favoured)) for favoured in (None, *range(ndim))}
+    first = options(ndim, kinds, ops, factors, negative)
     if mesh_ndim == 1:
-        return options[None].map(lambda placement: (placement,))
+        return first.map(lambda placement: (placement,))
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Placements:
         placed: list[Placement] = []
-        favoured: int | None = None
         for _ in range(mesh_ndim):
-            placement = draw(options[favoured])
-            dim = shard_dim(placement)
-            favoured = favoured if dim is None else dim % ndim
-            placed.append(_unmixed(placement, placed))
+            favoured = favoured_dim(placed, ndim)
+            placed.append(unmixed(draw(options(ndim, kinds, ops, factors, negative, favoured)), placed))
         return tuple(placed)
 
     return drawn()
+
+
+def favoured_dim(placed: Sequence[Placement], ndim: int) -> int | None:
+    """The tensor dim that the last sharding mesh dim shards: the next one often shards it too."""
+    dims = [dim % ndim for dim in map(shard_dim, placed) if dim is not None]
+    return dims[-1] if dims else None
 
 
 # How many times each kind stands among the options of a mesh dim.
@@ -73,10 +76,15 @@ FAVOUR = 0.7
 
 
 @cache
-def _options(  # noqa: PLR0917
-    ndim: int, kinds: tuple[str, ...], ops: tuple[str, ...], factors: tuple[int, ...], negative: bool, favoured: int | None
-) -> tuple[Placement, ...]:
-    """The placements of one mesh dim, the plainest first, repeated by weight.
+def options(  # noqa: PLR0917
+    ndim: int,
+    kinds: tuple[str, ...],
+    ops: tuple[str, ...],
+    factors: tuple[int, ...],
+    negative: bool = False,
+    favoured: int | None = None,
+) -> SearchStrategy[Placement]:
+    """The placements of one mesh dim, the plainest first, repeated by weight; ``kinds`` in the order of :data:`KINDS`.
 
     The options of two tensors differ in nothing but the dims, so that a tensor can lose dims while it is shrunk and keep its
     placements.
@@ -90,10 +98,12 @@ def _options(  # noqa: PLR0917
     if negative:
         parts["S"] += [Shard(dim - ndim) for dim in _dims(ndim, WEIGHT["S"] // 4, None)]
         parts["_S"] += [StridedShard(dim - ndim, factor) for factor in factors for dim in _dims(ndim, 3, None)]
-    given = [placement for kind in kinds for placement in parts[kind]]
-    if not given:
+    # what a 0-d tensor has in place of shards
+    instead: Placement | None = Replicate() if "R" in kinds else Partial(ops[0]) if ops else None
+    if not ndim and instead is None:
         raise InvalidArgument(f"{refuse(kinds=kinds, ndim=ndim)}: a 0-d tensor cannot be sharded, and no other kind is allowed")
-    return tuple(given)
+    given = [placement for kind in kinds for placement in parts[kind]]
+    return st.sampled_from([instead if instead and not ndim and shard_dim(placement) is not None else placement for placement in given])
 
 
 def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
@@ -101,19 +111,18 @@ def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
 
     There are at least three blocks, the first for the first dim, and so on; those to spare are shared by all dims.
     """
-    if not ndim:
-        return []
-    order = list(range(ndim))
+    order = list(range(max(ndim, 1)))
     blocks = max(3, ndim)
     width = [max(1, weight // blocks)] * blocks
     if favoured is not None:
         order.insert(0, order.pop(favoured))
         width = [round(weight * FAVOUR), *[max(1, round(weight * (1 - FAVOUR) / (blocks - 1)))] * (blocks - 1)]
-    spare = [order[at * ndim // sum(width[ndim:])] for at in range(sum(width[ndim:]))]
+    left = sum(width[len(order) :])
+    spare = [order[at * len(order) // left] for at in range(left)]
     return [dim for dim, times in zip(order, width, strict=False) for _ in range(times)] + spare
 
 
-def _unmixed(placement: Placement, earlier: list[Placement]) -> Placement:
+def unmixed(placement: Placement, earlier: Sequence[Placement]) -> Placement:
     """``placement``, with the reduction of an earlier mesh dim where the two may not stand side by side."""
     if isinstance(placement, Partial):
         for other in earlier:

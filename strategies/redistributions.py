@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
@@ -11,11 +12,10 @@ from hypothesis.strategies import SearchStrategy
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape
-from reference.placement import Partial
-from strategies._arguments import check_choices, check_sizes, refuse, shape_or_strategy
-from strategies.layouts import layouts
-from strategies.meshes import exact_meshes
-from strategies.placements import KINDS, placements
+from reference.placement import Partial, Placement
+from strategies._arguments import check_choices, check_sizes, mesh_or_strategy, refuse, shape_or_strategy
+from strategies.meshes import exact_meshes, meshes
+from strategies.placements import KINDS, favoured_dim, options, placements, unmixed
 from strategies.shapes import shapes
 
 
@@ -36,7 +36,7 @@ def redistributions(
     ``P`` among ``target_kinds`` means that a mesh dim may *keep* the pending reduction that the source has there: nothing can
     be redistributed to a new one.
 
-    Shrinks to ``R`` on both sides; source before target.
+    Shrinks to ``R`` on both sides, each mesh dim by itself.
 
     Raises ``InvalidArgument`` where an option is wrong.
     """
@@ -45,23 +45,41 @@ def redistributions(
     ops, factors = tuple(reduce_ops), tuple(split_factors)
     if shape is None and ("R" not in end or not {"R", "P"} & set(begin)):
         shape = shapes(min_dims=1)
-    free = tuple(kind for kind in end if kind != "P")
+    free = tuple(kind for kind in KINDS if kind in end and kind != "P")
     if not free:
         raise InvalidArgument(f"{refuse(target_kinds=end)}: want a kind that every tensor can be redistributed to, R, S or _S")
+    placements(Mesh.of(2), 1, kinds=begin, reduce_ops=ops, split_factors=factors)
     placements(Mesh.of(2), 1, kinds=free, split_factors=factors)
-    drawn = layouts(world_size=world_size, mesh=mesh, shape=shape, kinds=begin, reduce_ops=ops, split_factors=factors)
-    drawn_source = drawn if source is None else source if isinstance(source, SearchStrategy) else st.just(source)
+    mesh_drawn = mesh_or_strategy(mesh, meshes(world_size=world_size))
+    shape_drawn = shape_or_strategy(shape, shapes())
+    source_drawn = st.just(source) if isinstance(source, Layout) else source
+    begin = tuple(kind for kind in KINDS if kind in begin)
 
     @st.composite
     def pair(draw: st.DrawFn) -> tuple[Layout, Layout]:
-        first: Layout = draw(drawn_source)
-        placed = draw(placements(first.mesh, len(first.shape), kinds=free, split_factors=factors))
-        if "P" in end and first.has_partial():
-            kept = [isinstance(old, Partial) and draw(st.booleans()) for old in first.placements]
-            placed = tuple(old if keep else new for old, new, keep in zip(first.placements, placed, kept, strict=True))
-        return first, first.replace(placed)
+        given = None if source_drawn is None else draw(source_drawn)
+        on = draw(mesh_drawn) if given is None else given.mesh
+        extents = draw(shape_drawn) if given is None else given.shape
+        first: list[Placement] = []
+        last: list[Placement] = []
+        for at in range(on.ndim):
+            # source and target of a mesh dim are drawn as one, so that a mesh can lose the dim with both while it is shrunk
+            drawn_first = options(len(extents), begin, ops, factors, False, favoured_dim(first, len(extents)))
+            drawn_last = options(len(extents), free, (), factors, False, favoured_dim(last, len(extents)))
+            new = draw(_steps(drawn_first if given is None else None, drawn_last, "P" in end))
+            first.append(unmixed(new[0], first) if given is None else given.placements[at])
+            last.append(first[-1] if new[2] and isinstance(first[-1], Partial) else new[1])
+        return Layout(extents, on, tuple(first)), Layout(extents, on, tuple(last))
 
     return pair()
+
+
+@cache
+def _steps(
+    first: SearchStrategy[Placement] | None, last: SearchStrategy[Placement], keeps: bool
+) -> SearchStrategy[tuple[Placement, Placement, bool]]:
+    """Source and target of one mesh dim, and whether a pending reduction is kept."""
+    return st.tuples(st.none() if first is None else first, last, st.booleans() if keeps else st.just(False))
 
 
 def reshards(

@@ -378,7 +378,7 @@ LAWS = (
         check=check_copies,
         script=script_copies,
         control="mesh.copies mesh=2x2",
-        planted="mesh_pickle_drops_names",
+        planted="mesh_pickle_reverses_ranks",
         sweep=_on("mesh.copies"),
         sweeps=40,
         narrow=_plainer,

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
 
 from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws.op_check import check_program, evenly
+from conformance.law import Law
+from conformance.laws.op_check import check_program, operands, registered_everywhere, without_pending
+from conformance.laws.op_refusals import REFUSALS
+from conformance.laws.op_scripts import script_of
 from strategies.op_catalogue import OPS
+from strategies.op_draws import no_larger, op_samples
+from strategies.op_programs import op_histories, op_programs
 from strategies.op_sweep import Sweep
 from strategies.ops import Op, Sample
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from conformance.here import Here
 
-SOURCE = "torch.distributed.tensor docs, DTensor: operators on DTensor follow the semantics of the same operator on the full torch.Tensor"
+DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor"
+LIGHT_SWEEPS = 16
+SWEEPS = 36
+LIGHT_DRAWS = 3
+DRAWS = 6
+UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": None}
 
 
 def case_of(law: str, sample: Sample, seed: int = 0) -> Case:
-    """The case that a sample makes."""
-    return Case.of(law, mesh=sample.mesh, **dict(sample.tensors), steps=sample.steps, seed=seed or None)
+    """The case that a sample makes; seed 0 is not printed."""
+    tensors: dict[str, Any] = dict(sample.tensors)
+    return Case.of(law, mesh=sample.mesh, **tensors, steps=sample.steps, seed=seed or None)
+
+
+def cases_of(law: str, samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
+    """Cases of samples, with seeds."""
+    return st.tuples(samples, st.integers(0, 3)).map(lambda drawn: case_of(law, *drawn))
 
 
 class Cases(Sequence[Case]):
@@ -38,23 +57,71 @@ class Cases(Sequence[Case]):
 
 
 def _forward(op: Op) -> Law:
-    law_id = f"op.forward[{op.name}]"
+    law = f"op.forward[{op.name}]"
+    chosen = Sweep(op).chosen
 
     def check(case: Case, here: Here) -> None:
-        check_program(case, here, exact=op.exact)
+        check_program(case, here, exact=op.exact, unrefused=UNREFUSED[op.refuses])
 
-    sample = Sweep(op).chosen[0]
+    def narrow(case: Case) -> SearchStrategy[Case]:
+        sample = Sample(case.mesh(), tuple((name, x.spec) for name, x in operands(case).items()), case.get("steps"))
+        smaller = no_larger(op, sample)
+        if smaller is None:
+            return st.just(case)
+        return st.tuples(smaller, st.integers(0, case.seed)).map(lambda drawn: case_of(law, *drawn))
+
     return Law(
-        id=law_id,
-        clause=f"{op.name} of sharded tensors has the value, shape and dtype that it has of the full tensors, under the placements that its result claims.",
-        source=SOURCE,
+        id=law,
+        clause=f"{op.name} of sharded tensors has the value, shape and dtype that it has of the full tensors, under the placements "
+        "that its result claims.",
+        source=op.source or DTENSOR,
         check=check,
-        control=case_of(law_id, sample).text,
+        control=case_of(law, chosen[0]).text,
         planted="",
-        sweep=lambda limits: Cases(law_id, Sweep(op, limits.world_size)),
-        sweeps=min(40, len(Sweep(op).chosen)),
+        draw=lambda limits: cases_of(law, op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
+        draws=LIGHT_DRAWS if op.light else DRAWS,
+        sweep=lambda limits: Cases(law, Sweep(op, limits.world_size)),
+        sweeps=min(LIGHT_SWEEPS if op.light else SWEEPS, len(chosen)),
+        narrow=narrow,
         refusal="allowed",
+        script=lambda case: script_of(case, exact=op.exact),
     )
 
 
-LAWS = [_forward(op) for op in OPS.values()]
+def _program(case: Case, here: Here) -> None:
+    check_program(case, here, exact=False)
+
+
+def _history(case: Case, here: Here) -> None:
+    check_program(case, here, exact=False, every_step=True)
+
+
+PROGRAM = Law(
+    id="op.program",
+    clause="A chain of ops gives what it gives on full tensors, also where a later op takes a result whose reduction is still pending.",
+    source=DTENSOR,
+    check=_program,
+    control="op.program mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
+    planted="",
+    draw=lambda limits: cases_of("op.program", op_programs(world_size=limits.world_size)),
+    draws=240,
+    weight=8.0,
+    refusal="allowed",
+    script=lambda case: script_of(case, exact=False),
+)
+
+HISTORY = Law(
+    id="op.history",
+    clause="An op gives the same result whatever it was called with before: scalars of another kind, other dims, dtypes and shapes.",
+    source=DTENSOR,
+    check=_history,
+    control="op.history mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
+    planted="",
+    draw=lambda limits: cases_of("op.history", op_histories(world_size=limits.world_size)),
+    draws=160,
+    weight=5.0,
+    refusal="allowed",
+    script=lambda case: script_of(case, exact=False, every_step=True),
+)
+
+LAWS = [*map(_forward, OPS.values()), PROGRAM, HISTORY, *REFUSALS]

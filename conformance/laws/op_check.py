@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,11 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from conformance import compat
+from conformance.laws.given import Given
 from conformance.program import Program
 from reference.layout import Layout
 from reference.mesh import Mesh
-from reference.placement import Placements, parse_placements
-from reference.tensors import TensorSpec, lay_out
+from reference.placement import parse_placements
 
 if TYPE_CHECKING:
     from conformance.case import Case
@@ -24,8 +25,37 @@ if TYPE_CHECKING:
 EXACT_DTYPES = (torch.float32, torch.float64)
 
 
-class UnwarrantedRefusal(Exception):
-    """An op was refused though every tensor is replicated or evenly sharded, and nothing documents that it may be."""
+class UnwarrantedRefusalError(Exception):
+    """An op was refused that is registered for every layout, and nothing documents that it may be."""
+
+
+def program_of(case: Case) -> Program:
+    return Program.parse(case.get("steps"))
+
+
+def operands(case: Case) -> dict[str, Given]:
+    """The tensors that the steps of a case want, each with a seed of its own; plain ones are laid out as replicated."""
+    wanted, mesh = program_of(case).names(), case.mesh()
+    found = {}
+    for at, name in enumerate(name for name, _ in case.fields if name in wanted):
+        spec, seed = case.tensor(name), case.seed * 64 + 7 * at + 1
+        placements = spec.placements or parse_placements(",".join("R" * mesh.ndim))
+        found[name] = Given(spec, spec.build(seed), Layout(spec.shape, mesh, placements), seed)
+    return found
+
+
+def plain_of(given: Mapping[str, Given]) -> dict[str, torch.Tensor]:
+    """Dense tensors that a program may change."""
+    return {name: x.full.clone(memory_format=torch.preserve_format) for name, x in given.items()}
+
+
+def is_exact(given: Mapping[str, Given]) -> bool:
+    """Whether the dtypes hold small integers and their sums exactly."""
+    return all(x.spec.torch_dtype in EXACT_DTYPES or not x.spec.torch_dtype.is_floating_point for x in given.values())
+
+
+def sharded(x: Given, here: Here) -> torch.Tensor:
+    return here.tensor(x.full.clone()) if x.spec.placements is None else x.dtensor(here)
 
 
 class Setting:
@@ -33,119 +63,109 @@ class Setting:
 
     def __init__(self, case: Case, here: Here) -> None:
         self.here = here
-        self.program = Program.parse(case.get("steps"))
+        self.program = program_of(case)
         self.mesh = case.mesh()
-        wanted = self.program.names()
-        names = [name for name, _ in case.fields if name in wanted]
-        self.specs = {name: case.tensor(name) for name in names}
-        self.seeds = {name: seed_of(case.seed, at) for at, name in enumerate(names)}
-        live = here.mesh(self.mesh)
-        self.plain = {name: spec.build(self.seeds[name]) for name, spec in self.specs.items()}
-        self.sharded = {name: self._sharded(name, spec) for name, spec in self.specs.items()}
-        self.live = live
-        self.before = {name: tensor.clone() for name, tensor in self.plain.items()}
+        here.mesh(self.mesh)
+        self.given = operands(case)
+        self.plain = plain_of(self.given)
+        self.sharded = {name: sharded(x, here) for name, x in self.given.items()}
         self.locals = {name: local_of(tensor).clone() for name, tensor in self.sharded.items()}
-
-    def _sharded(self, name: str, spec: TensorSpec) -> torch.Tensor:
-        full = self.plain[name]
-        if spec.placements is None:
-            return self.here.tensor(full.clone())
-        layout = Layout(spec.shape, self.mesh, spec.placements)
-        if spec.memory == "plain":
-            return self.here.dtensor(full, layout, seed=self.seeds[name])
-        local = lay_out(self.here.local(full, layout, self.seeds[name]), spec.memory)
-        placements = self.here.placements(layout.placements)
-        return DTensor.from_local(local, self.here.mesh(self.mesh), placements, run_check=False, shape=full.shape, stride=full.stride())
 
     def place(self, tensor: Any, placements: str) -> Any:
         """What the step ``redistribute`` does to a sharded tensor."""
         return tensor.redistribute(placements=self.here.placements(parse_placements(placements)))
 
+    def run_plain(self) -> list[Any]:
+        with noting_overloads(self.here):
+            return self.program.run(self.plain)
 
-def seed_of(seed: int, at: int) -> int:
-    """The seed of the ``at``-th tensor of a case."""
-    return seed * 64 + 7 * at + 1
+    def run_sharded(self) -> list[Any]:
+        return self.program.run(self.sharded, self.place)
 
 
-def check_program(case: Case, here: Here, *, exact: bool, unrefused: bool = False, every_step: bool = False) -> None:
+def check_program(
+    case: Case, here: Here, *, exact: bool, unrefused: Callable[[Setting], bool] | None = None, every_step: bool = False
+) -> None:
     """Run the steps of ``case`` plain and sharded, and judge the result (with ``every_step`` all of them) and the operands.
 
-    ``exact``: results must agree to the bit, dtypes allowing. ``unrefused``: a refusal is a deviation. What the plain run refuses, the
-    sharded run must refuse too.
+    ``exact``: results must agree to the bit, dtypes allowing. ``unrefused`` tells when a refusal is a deviation. What the plain run
+    refuses, the sharded run must refuse too.
     """
     setting = Setting(case, here)
     failure: Exception | None = None
     want: list[Any] = []
     try:
-        with noting_overloads(here):
-            want = setting.program.run(setting.plain)
+        want = setting.run_plain()
     except Exception as error:
         failure = error
     try:
-        got = setting.program.run(setting.sharded, setting.place)
+        got = setting.run_sharded()
     except Exception as error:
-        if failure is None:
-            if unrefused:
-                raise UnwarrantedRefusal(f"refused with every tensor replicated or evenly sharded: {type(error).__name__}: {error}") from error
-            raise
-        return
+        if failure is not None:
+            return
+        if unrefused is not None and unrefused(setting):
+            raise UnwarrantedRefusalError(f"{type(error).__name__}: {error}") from error
+        raise
     if failure is not None:
         message = f"the plain op is refused ({type(failure).__name__}: {str(failure).splitlines()[0]}), the sharded one is accepted"
         here.deviates("wrong-error", "parity", message, "an error", str(got[-1]))
         return
-    sharp = exact and all(spec.torch_dtype in EXACT_DTYPES or not spec.torch_dtype.is_floating_point for spec in setting.specs.values())
-    steps = range(len(want)) if every_step else [len(want) - 1]
-    for at in steps:
-        judge_value(here, got[at], want[at], f"step{at + 1}" if every_step else "result", setting.mesh, sharp)
-    judge_operands(setting, sharp)
+    sharp = exact and is_exact(setting.given)
+    for at in range(len(want)) if every_step else [len(want) - 1]:
+        judge_value(here, got[at], want[at], f"step{at + 1}" if every_step else "result", mesh=setting.mesh, exact=sharp)
+    for name in setting.given:
+        judge_operand(setting, name, sharp)
 
 
-def judge_operands(setting: Setting, exact: bool) -> None:
+def judge_operand(setting: Setting, name: str, exact: bool) -> None:
     """What the plain run changed in place must hold the new value under its old placements; the rest must be untouched."""
-    here = setting.here
-    for name, spec in setting.specs.items():
-        now, before = setting.plain[name], setting.before[name]
-        tensor = setting.sharded[name]
-        if tuple(now.shape) == tuple(before.shape) and now.dtype == before.dtype and torch.equal(now, before):
-            local = local_of(tensor)
-            same = local.shape == setting.locals[name].shape and torch.equal(local, setting.locals[name])
-            here.require(same, "wrong-value", f"operand.{name}", f"operand {name} must not change", setting.locals[name], local)
-        elif spec.placements is None:
-            here.same(tensor, now, f"operand.{name}", exact=exact, what=f"operand {name}")
-        elif here.coord(setting.mesh) is not None:
-            kept = spec.placements if tuple(now.shape) == tuple(before.shape) else None
-            here.same_dtensor(tensor, now, f"operand.{name}", exact=exact, mesh=setting.mesh, placements=kept)
+    here, x = setting.here, setting.given[name]
+    now, tensor, check = setting.plain[name], setting.sharded[name], f"operand.{name}"
+    if not changed(x, now):
+        local, before = local_of(tensor), setting.locals[name]
+        same = local.shape == before.shape and torch.equal(local, before)
+        here.require(same, "wrong-value", check, f"operand {name} must not change", before, local)
+    elif x.spec.placements is None:
+        here.same(tensor, now, check, exact=exact, what=f"operand {name}")
+    elif here.coord(setting.mesh) is not None:
+        kept = x.layout.placements if now.shape == x.full.shape else None
+        here.same_dtensor(tensor, now, check, exact=exact, mesh=setting.mesh, placements=kept)
 
 
-def judge_value(here: Here, got: Any, want: Any, check: str, mesh: Mesh, exact: bool) -> None:
+def changed(x: Given, now: torch.Tensor) -> bool:
+    """Whether a program has changed the dense tensor that it was given."""
+    return now.shape != x.full.shape or now.dtype != x.full.dtype or not torch.equal(now, x.full)
+
+
+def judge_value(here: Here, got: Any, want: Any, check: str, *, mesh: Mesh, exact: bool) -> None:
     """Judge one result, or each part of a result that has several."""
     theirs, ours = list(leaves(got)), list(leaves(want))
-    if not here.require(len(theirs) == len(ours), "wrong-metadata", check, f"{len(theirs)} results, must be {len(ours)}", len(ours), len(theirs)):
+    if not here.require(len(theirs) == len(ours), "wrong-metadata", check, f"{len(theirs)} results, must be {len(ours)}"):
         return
     member = here.coord(mesh) is not None
     for at, (found, due) in enumerate(zip(theirs, ours, strict=True)):
         name = check if len(ours) == 1 else f"{check}[{at}]"
-        if not isinstance(due, torch.Tensor):
-            if member:
-                here.require(type(found) is type(due) and alike(found, due, exact), "wrong-value", name, f"is {found!r}, must be {due!r}", due, found)
-        elif not member:
-            judge_outsider(here, found, due, name)
-        else:
+        if isinstance(due, torch.Tensor) and member:
             here.same_dtensor(settled(found), due, name, exact=exact, mesh=mesh)
+        elif isinstance(due, torch.Tensor):
+            judge_outsider(here, found, due, name)
+        elif member:
+            alike = type(found) is type(due) and same_number(found, due, exact)
+            here.require(alike, "wrong-value", name, f"is {found!r}, must be {due!r}", due, found)
 
 
 def judge_outsider(here: Here, found: Any, due: torch.Tensor, check: str) -> None:
     """A rank outside the mesh knows the global shape and dtype of a result, and no more."""
     if here.require(isinstance(found, DTensor), "wrong-metadata", check, f"result is a {type(found).__name__}, must be a DTensor"):
         claimed = (tuple(found.shape), found.dtype)
-        here.require(claimed == (tuple(due.shape), due.dtype), "wrong-metadata", check, "a rank outside the mesh sees another shape or dtype",
-                     (tuple(due.shape), due.dtype), claimed)  # fmt: skip
+        seen = claimed == (tuple(due.shape), due.dtype)
+        here.require(seen, "wrong-metadata", check, "a rank outside the mesh sees another shape or dtype", due.shape, claimed)
 
 
 def settled(tensor: Any) -> Any:
     """A tensor whose pending reductions are plain ones: those with a transform of their own (norms, masked lookups) are done by
     the target, since only it knows what the contributions mean."""
-    if not isinstance(tensor, DTensor) or not any(derived(placement) for placement in tensor.placements):
+    if not isinstance(tensor, DTensor) or not any(map(derived, tensor.placements)):
         return tensor
     return tensor.redistribute(placements=[Replicate() if derived(placement) else placement for placement in tensor.placements])
 
@@ -155,10 +175,10 @@ def derived(placement: object) -> bool:
     return isinstance(placement, Partial) and type(placement) is not Partial
 
 
-def alike(found: Any, due: Any, exact: bool) -> bool:
+def same_number(found: Any, due: Any, exact: bool) -> bool:
     """Whether two Python results agree."""
     if isinstance(due, float) and not exact:
-        return bool(abs(found - due) <= 1e-4 * max(1.0, abs(due))) or found != found and due != due
+        return abs(found - due) <= 1e-4 * max(1.0, abs(due)) or (math.isnan(found) and math.isnan(due))
     return bool(found == due)
 
 
@@ -175,13 +195,23 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def noting_overloads(here: Here) -> Any:
+def registered_everywhere(setting: Setting) -> bool:
+    """Whether nothing about the tensors is out of the way: they have elements, lie in one piece and are not strided."""
+    return all(0 not in x.spec.shape and not x.layout.is_strided() and x.spec.memory == "plain" for x in setting.given.values())
+
+
+def without_pending(setting: Setting) -> bool:
+    """As :func:`registered_everywhere`, and no reduction is pending."""
+    return registered_everywhere(setting) and not any(x.layout.has_partial() for x in setting.given.values())
+
+
+def noting_overloads(here: Here) -> AbstractContextManager[Any]:
     """Counts, as features, the aten overloads that the plain run calls; on one rank, which is enough."""
     return _noting()(here) if here.rank == 0 else nullcontext()
 
 
 @cache
-def _noting() -> type:
+def _noting() -> Any:
     mode = compat.name("TorchDispatchMode")
 
     class Noting(mode):  # type: ignore[misc,valid-type]
@@ -194,13 +224,3 @@ def _noting() -> type:
             return func(*args, **(kwargs or {}))
 
     return Noting
-
-
-def evenly(specs: Sequence[TensorSpec], mesh: Mesh) -> bool:
-    """Whether every tensor is replicated or evenly sharded on a plain 1-D mesh."""
-    return mesh.ndim == 1 and all(spec.placements is not None and _even(spec, mesh, spec.placements) for spec in specs)
-
-
-def _even(spec: TensorSpec, mesh: Mesh, placements: Placements) -> bool:
-    layout = Layout(spec.shape, mesh, placements)
-    return not layout.has_partial() and not layout.is_strided() and layout.is_even() and 0 not in spec.shape

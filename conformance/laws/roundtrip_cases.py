@@ -12,6 +12,7 @@ from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Law, Limits
 from conformance.trip import round_trip, tensor_names, worlds
+from conformance.trip_script import round_trip_script
 from reference.checkpoint.state_dict import format_state, parse_state, slots
 from reference.mesh import Mesh
 from reference.notation import Shape
@@ -35,7 +36,7 @@ def law_of(name: str, *, holds: str, texts: Sequence[str], check: Callable[[Case
         narrow=narrow,
         needs=("checkpoint", "object_collectives"),
         smallest=1,
-        **fields,
+        **{"script": round_trip_script, **fields},
     )
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from conformance import trip as t
 from conformance.case import Case
-from conformance.laws import scripts
 from conformance.report.reproducer import Script
 from conformance.trip_script import compared, load_lines, mesh_lines, save_lines, script, state_text, tensor_text, writer_text
-from reference.checkpoint.state_dict import Slot, State, flatten, slots, spoiled
+from reference.checkpoint.state_dict import Slot, State, flatten, mapped, slots, spoiled
 
-READ = "FileSystemReader({}).read_metadata()"
+READ = "dcp.FileSystemReader({}).read_metadata()"
 FAILED = "from torch.distributed.checkpoint.api import CheckpointException"
 
 
@@ -26,7 +27,7 @@ def subset(case: Case, want: State, kept: set[str], partial: bool) -> Script:
     trip = t.read_trip(case)
     planner = ", planner=dcp.DefaultLoadPlanner(allow_partial_load=True)" if partial else ""
     expected, got = compared(trip, trip.load, want, trip.worlds[1], kept=kept)
-    lines = [*_poisoned(trip), f"dcp.load(state, storage_reader=FileSystemReader(folder){planner})", f"return {expected}, {got}"]
+    lines = [*_poisoned(trip), f"dcp.load(state, storage_reader=dcp.FileSystemReader(folder){planner})", f"return {expected}, {got}"]
     return script(trip, [(trip.worlds[0], save_lines(trip)), (trip.worlds[1], lines)])
 
 
@@ -36,7 +37,7 @@ def refused_load(case: Case) -> Script:
     lines = [
         *_poisoned(trip),
         "try:",
-        "    dcp.load(state, storage_reader=FileSystemReader(folder))",
+        "    dcp.load(state, storage_reader=dcp.FileSystemReader(folder))",
         '    return "refused", "accepted"',
         "except CheckpointException:",
         f"    return {expected}, {got}",
@@ -49,13 +50,13 @@ def refused_save(case: Case) -> Script:
     other = replace(trip.save, state=trip.load.state)
     good = t.Trip(trip.save, trip.save, trip.worlds, trip.values, trip.writer, trip.planner)
     lines = [
-        *save_lines(trip)[:-1],
+        *save_lines(trip),
         f"bad = {state_text(trip, other, trip.worlds[0])}",
         "try:",
         f"    dcp.save(bad, storage_writer={writer_text(trip)})",
         '    return "refused", "accepted"',
         "except CheckpointException:",
-        "    return None, None",
+        "    pass",
     ]
     return script(trip, [(trip.worlds[0], lines), (trip.worlds[1], load_lines(good))], imports=[FAILED])
 
@@ -69,24 +70,19 @@ def _poisoned(trip: t.Trip) -> list[str]:
 def metadata(case: Case, due: dict[str, Any]) -> Script:
     """``due``: by name of leaf its path and, for a tensor, its dtype, its size and its chunks."""
     trip = t.read_trip(case)
-    told = (
-        "def told(name, entry, path):",
-        '    if not hasattr(entry, "chunks"):',
-        "        return [path]",
-        "    chunks = sorted((tuple(c.offsets), tuple(c.sizes)) for c in entry.chunks if c.sizes.numel())",
-        "    return [path, str(entry.properties.dtype), tuple(entry.size), chunks]",
-        "def apart(items):",
-        "    spans = sorted((i.relative_path, i.offset, i.offset + i.length) for i in items)",
-        "    inside = all(0 <= a < b <= os.path.getsize(os.path.join(folder, f)) for f, a, b in spans)",
-        "    return inside and all(p[0] != q[0] or p[2] <= q[1] for p, q in zip(spans, spans[1:]))",
-    )
+    chunks = "sorted((tuple(c.offsets), tuple(c.sizes)) for c in v.chunks if c.sizes.numel())"
+    described = f"[str(v.properties.dtype), tuple(v.size), {chunks}]"
     lines = [
-        *save_lines(trip)[:-1],
+        *save_lines(trip),
         f"md = {READ.format('folder')}",
-        "got = {k: told(k, v, (md.planner_data or {}).get(k)) for k, v in md.state_dict_metadata.items()}",
-        "return [WANT, True], [got, apart(md.storage_data.values())]",
+        f"tensors = {{k: {described} for k, v in md.state_dict_metadata.items() if hasattr(v, 'chunks')}}",
+        "got = {k: [md.planner_data.get(k), *tensors.get(k, [])] for k in md.state_dict_metadata}",
+        "spans = sorted((i.relative_path, i.offset, i.offset + i.length) for i in md.storage_data.values())",
+        "inside = all(0 <= a < b <= os.path.getsize(os.path.join(folder, f)) for f, a, b in spans)",
+        "apart = all(p[0] != q[0] or p[2] <= q[1] for p, q in zip(spans, spans[1:]))",
+        f"return [{due!r}, True, True], [got, inside, apart]",
     ]
-    return script(trip, [(case.world, lines)], constants=[f"WANT = {due!r}", *told], imports=["import os"])
+    return script(trip, [(case.world, lines)], imports=["import os"])
 
 
 def dedup(case: Case, due: dict[int, list[Any]] | None) -> Script:
@@ -100,7 +96,7 @@ def dedup(case: Case, due: dict[int, list[Any]] | None) -> Script:
         "        return plan",
     )
     options = ", ".join(f"{key}={value}" for key, value in trip.planner.items())
-    lines = [f"planner = Recorder({options})", *save_lines(trip, planner="planner")[:-1]]
+    lines = [f"planner = Recorder({options})", *save_lines(trip, planner="planner")]
     if due is None:
         leaves, world = len(flatten(trip.save.state)), case.world
         lines.append(f"return True, {leaves // world} <= len(planner.items) <= {-(-leaves // world)}")
@@ -108,25 +104,20 @@ def dedup(case: Case, due: dict[int, list[Any]] | None) -> Script:
     return script(trip, [(case.world, [*lines, f"return {due!r}[rank], sorted(planner.items, key=repr)"])], constants=recorder)
 
 
-def overwrite(case: Case, newer: t.Trip, back: t.Trip) -> Script:
+def overwrite(case: Case, values: dict[str, torch.Tensor]) -> Script:
+    """``values`` are those of the second save, under the names of the first."""
     trip = t.read_trip(case)
-    first = save_lines(trip)
-    changed = {f"{name.upper()}": f"{name.upper()}_NEW" for name in trip.values}
-    second, third = save_lines(newer, end=newer.load), load_lines(back)
-    constants = [f"{new} = {'~' if trip.values[old.lower()].dtype.is_floating_point is False and 'bool' in str(trip.values[old.lower()].dtype) else ''}{old}{'' if 'bool' in str(trip.values[old.lower()].dtype) else ' + 1'}" for old, new in changed.items()]
-    renamed = [[_renamed(line, changed) for line in lines] for lines in (second, third)]
-    made = script(trip, [(trip.worlds[0], first)])
-    full = script(trip, [(trip.worlds[0], first), (trip.worlds[1], renamed[0]), (trip.worlds[0], renamed[1])])
-    del made
-    return replace(full, constants=(*full.constants, *constants))
+    newer = t.End(mapped(trip.load.state, _renamed), trip.load.mesh, {f"{name}2": spec for name, spec in trip.load.specs.items()})
+    back = t.End(newer.state, trip.save.mesh, {f"{name}2": spec for name, spec in trip.save.specs.items()})
+    both = replace(trip, values={**trip.values, **{f"{name}2": full for name, full in values.items()}})
+    first, second = trip.worlds
+    read = replace(both, worlds=(first, first))
+    saved = replace(both, worlds=(second, second))
+    return script(both, [(first, save_lines(both)), (second, save_lines(saved, end=newer)), (first, load_lines(read, end=back))])
 
 
-def _renamed(line: str, names: dict[str, str]) -> str:
-    import re
-
-    for old, new in names.items():
-        line = re.sub(rf"(?<![\w\"']){old}(?![\w(\"'])", new, line)
-    return line
+def _renamed(leaf: Any) -> Any:
+    return Slot(f"{leaf.name}2") if isinstance(leaf, Slot) else leaf
 
 
 def caching(case: Case, ends: dict[str, t.End], order: str) -> Script:
@@ -144,8 +135,8 @@ def caching(case: Case, ends: dict[str, t.End], order: str) -> Script:
     lines += [
         f"states = {{{made}}}",
         f"for at, which in enumerate({order!r}):",
-        f"    dcp.save(states[which], storage_writer={writer_text(trip, 'os.path.join(folder, str(at))')},",
-        "             planner=dcp.DefaultSavePlanner(enable_plan_caching=True))",
+        "    planner = dcp.DefaultSavePlanner(enable_plan_caching=True)",
+        f"    dcp.save(states[which], storage_writer={writer_text(trip, 'os.path.join(folder, str(at))')}, planner=planner)",
         "got = []",
         f"for at in range({len(order)}):",
         f"    md = {READ.format('os.path.join(folder, str(at))')}",
@@ -159,25 +150,16 @@ def caching(case: Case, ends: dict[str, t.End], order: str) -> Script:
 
 def asynchronous(case: Case) -> Script:
     trip = t.read_trip(case)
-    stager = case.get("async")
-    writer = writer_text(trip, **({"cache_staged_state_dict": True} if stager == "cached" else {}))
-    lines = [*mesh_lines(trip.save)]
-    for name in slots(trip.save.state):
-        lines.append(f"{name} = {tensor_text(trip, trip.save, trip.worlds[0], name)}")
-    state = save_lines(trip)[-3] if False else state_text(trip, trip.save, trip.worlds[0])
-    for name in slots(trip.save.state):
-        state = state.replace(tensor_text(trip, trip.save, trip.worlds[0], name), name)
+    stager, names, world = case.get("async"), [*slots(trip.save.state)], trip.worlds[0]
     own = ", async_stager=DefaultStager(StagingOptions(False, False, False, False))" if stager == "stager" else ""
-    lines += [
-        f"writer = {writer}",
-        f"state = {state}",
+    lines = [
+        *mesh_lines(trip.save),
+        *(f"{name} = {tensor_text(trip, trip.save, world, name)}" for name in names),
+        f"state = {state_text(trip, trip.save, world, make=str)}",
+        f"writer = {writer_text(trip, cached=stager == 'cached')}",
         f"pending = dcp.async_save(state, storage_writer=writer{own})",
-        *(f"({name}.to_local() if isinstance({name}, DTensor) else {name}).zero_()" for name in slots(trip.save.state)),
+        *(f"({name}.to_local() if isinstance({name}, DTensor) else {name}).zero_()" for name in names),
         'getattr(pending, "upload_completion", pending).result()',
-        "return None, None",
     ]
     imports = ["from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions"] if own else []
-    return script(trip, [(trip.worlds[0], lines), (trip.worlds[1], load_lines(trip))], imports=imports)
-
-
-__all__ = ["asynchronous", "caching", "dedup", "meta", "metadata", "overwrite", "refused_load", "refused_save", "scripts", "subset"]
+    return script(trip, [(world, lines), (trip.worlds[1], load_lines(trip))], imports=imports)

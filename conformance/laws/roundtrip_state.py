@@ -13,6 +13,7 @@ from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Law, Limits
+from conformance.laws import roundtrip_scripts
 from conformance.laws.roundtrip_cases import law_of, trips
 from reference.checkpoint.state_dict import Path, Slot, State, flatten, format_state, slots, spoiled
 from strategies.state_dicts import state_dicts
@@ -41,12 +42,17 @@ def check_subset(case: Case, here: Here) -> None:
     if here.stage == 0:
         t.save(trip, here)
         return
+    want, kept, partial = after_subset(trip)
+    planner = t.dcp.DefaultLoadPlanner(allow_partial_load=True) if partial else None
+    t.judge(trip, here, t.load(here, t.destination(trip, here), planner=planner), want=want, kept=kept)
+
+
+def after_subset(trip: t.Trip) -> tuple[State, set[str], bool]:
+    """What the destination must hold, which tensors in it stay as they were, and whether anything does."""
     saved, into = flatten(trip.save.state), flatten(trip.load.state)
-    planner = t.dcp.DefaultLoadPlanner(allow_partial_load=True) if {*into} - {*saved} else None
-    state = t.load(here, t.destination(trip, here), planner=planner)
     unsaved = {path for name, (path, _) in into.items() if name not in saved}
     kept = {leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)}
-    t.judge(trip, here, state, want=spoiled_at(trip.load.state, unsaved), kept=kept)
+    return spoiled_at(trip.load.state, unsaved), kept, bool(unsaved)
 
 
 def spoiled_at(state: State, paths: set[Path]) -> State:
@@ -188,6 +194,7 @@ def _refused(variant: str) -> Law:
         sweeps=4,
         stages=t.worlds,
         features=must_refuse,
+        script=roundtrip_scripts.refused_load,
     )
 
 
@@ -232,6 +239,7 @@ LAWS = (
         texts=SUBSET,
         sweeps=5,
         stages=t.worlds,
+        script=lambda case: roundtrip_scripts.subset(case, *after_subset(t.read_trip(case))),
     ),
     *map(_refused, REFUSED_LOADS),
     law_of(
@@ -245,5 +253,6 @@ LAWS = (
         sweeps=3,
         stages=t.worlds,
         features=must_refuse,
+        script=roundtrip_scripts.refused_save,
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from concurrent.futures import Future
 from itertools import pairwise
@@ -17,11 +16,12 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
+from conformance.laws import roundtrip_scripts
 from conformance.laws.roundtrip_cases import law_of, trips
+from conformance.report.reproducer import Script
 from conformance.target import storage
 from reference.box import Box, tiling_errors
 from reference.checkpoint.state_dict import Slot, flatten
-from reference.layout import Layout
 from reference.notation import Shape
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -57,16 +57,29 @@ def _judge_tensor_entry(here: Here, trip: t.Trip, slot: str, name: str, entry: A
     # in bounds, disjoint, and of the tensor's volume together
     errors = tiling_errors(spec.shape, [box for box in boxes if box.volume])
     here.require(not errors, "wrong-metadata", "tiling", f"the chunks of {name} do not tile it: {'; '.join(errors)}", spec.shape, boxes)
-    # no box is cut further than a rank's shard: as many as there are different shards
-    layout = trip.save.layout(slot)
-    due = sorted(_boxes(layout)) if layout else [((0,) * len(spec.shape), spec.shape)]
+    # no shard is cut up: there are as many chunks as different shards
+    due = due_chunks(trip, slot)
     found = sorted((box.offset, box.size) for box in boxes if box.volume)
     here.require(found == due, "wrong-metadata", "chunks", f"the chunks of {name} are not the shards that were saved", due, found)
 
 
-def _boxes(layout: Layout) -> set[tuple[Shape, Shape]]:
-    """The different boxes with elements that the ranks of a layout hold."""
-    return {(layout.offset(coord), layout.local_shape(coord)) for coord in layout.mesh.coords() if math.prod(layout.local_shape(coord))}
+def due_chunks(trip: t.Trip, slot: str) -> list[tuple[Shape, Shape]]:
+    """Offset and size of every different shard with elements of a saved tensor."""
+    layout, shape = trip.save.layout(slot), trip.save.specs[slot].shape
+    boxes = {((0,) * len(shape), shape)}
+    if layout is not None:
+        boxes = {(layout.offset(coord), layout.local_shape(coord)) for coord in layout.mesh.coords()}
+    return sorted((offset, size) for offset, size in boxes if 0 not in size)
+
+
+def metadata_script(case: Case) -> Script:
+    trip = t.read_trip(case)
+    due: dict[str, list[Any]] = {}
+    for name, (path, leaf) in flatten(trip.save.state).items():
+        due[name] = [path]
+        if isinstance(leaf, Slot):
+            due[name] += [f"torch.{trip.save.specs[leaf.name].dtype}", trip.save.specs[leaf.name].shape, due_chunks(trip, leaf.name)]
+    return roundtrip_scripts.metadata(case, due)
 
 
 def _judge_extents(here: Here, metadata: Metadata) -> None:
@@ -89,10 +102,13 @@ def _judge_extents(here: Here, metadata: Metadata) -> None:
         here.require(apart, "wrong-metadata", "extent", f"{one.name} and {other.name} share bytes of {one.file}", "", (one, other))
 
 
+Item = tuple[str, Shape | None]
+
+
 class Recorder(DefaultSavePlanner):
     """Notes which items this rank is to write."""
 
-    items: list[tuple[str, tuple[int, ...] | None]]
+    items: list[Item]
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         plan = super().finish_plan(new_plan)
@@ -105,16 +121,7 @@ def check_dedup(case: Case, here: Here) -> None:
     trip = t.read_trip(case)
     planner = Recorder(**trip.planner)
     t.save(trip, here, planner=planner)
-    holders: dict[tuple[str, tuple[int, ...] | None], list[int]] = {}
-    for name, (_, leaf) in flatten(trip.save.state).items():
-        layout = trip.save.layout(leaf.name) if isinstance(leaf, Slot) else None
-        for rank in range(here.world):
-            coord = layout.mesh.coord(rank) if layout else None
-            if layout is None:
-                offset = (0,) * len(trip.save.specs[leaf.name].shape) if isinstance(leaf, Slot) else None
-                holders.setdefault((name, offset), []).append(rank)
-            elif coord is not None and 0 not in layout.local_shape(coord):
-                holders.setdefault((name, layout.offset(coord)), []).append(rank)
+    holders = holders_of(trip, here.world)
     mine = [item for item in planner.items if item in holders]
     here.require(len({*mine}) == len(mine), "wrong-metadata", "once", "this rank writes an item twice", "", mine)
     strange = [item for item in mine if here.rank not in holders[item]]
@@ -133,6 +140,29 @@ def check_dedup(case: Case, here: Here) -> None:
         here.require(least <= written <= most, "wrong-metadata", "balance", message, (least, most), mine)
 
 
+def holders_of(trip: t.Trip, world: int) -> dict[Item, list[int]]:
+    """The ranks that hold each item with elements of what is saved, lowest first."""
+    holders: dict[Item, list[int]] = {}
+    for name, (_, leaf) in flatten(trip.save.state).items():
+        layout = trip.save.layout(leaf.name) if isinstance(leaf, Slot) else None
+        for rank in range(world):
+            if layout is None:
+                offset = (0,) * len(trip.save.specs[leaf.name].shape) if isinstance(leaf, Slot) else None
+                holders.setdefault((name, offset), []).append(rank)
+                continue
+            coord = layout.mesh.coord(rank)
+            if coord is not None and 0 not in layout.local_shape(coord):
+                holders.setdefault((name, layout.offset(coord)), []).append(rank)
+    return holders
+
+
+def dedup_script(case: Case) -> Script:
+    trip, world = t.read_trip(case), case.world
+    holders = holders_of(trip, world)
+    lowest = {rank: sorted((item for item, ranks in holders.items() if ranks[0] == rank), key=repr) for rank in range(world)}
+    return roundtrip_scripts.dedup(case, lowest if case.get("dedup", "") == "lowest" else None)
+
+
 def check_overwrite(case: Case, here: Here) -> None:
     """A checkpoint that is saved over another one is the new one, whatever the old one was."""
     trip = t.read_trip(case)
@@ -146,6 +176,10 @@ def check_overwrite(case: Case, here: Here) -> None:
     again = t.End(trip.load.state, trip.save.mesh, trip.save.specs)
     back = t.Trip(trip.load, again, trip.worlds, newer.values, trip.writer, trip.planner)
     t.judge(back, here, t.load(here, t.destination(back, here)))
+
+
+def overwrite_script(case: Case) -> Script:
+    return roundtrip_scripts.overwrite(case, {name: _other(full) for name, full in t.read_trip(case).values.items()})
 
 
 def _other(full: torch.Tensor) -> torch.Tensor:
@@ -187,6 +221,11 @@ def check_caching(case: Case, here: Here) -> None:
                     want, got = one.save.specs[leaf.name].torch_dtype, entry.properties.dtype
                     here.require(got == want, "wrong-metadata", "dtype", f"save {at}: {name} is described with another dtype", want, got)
         t.judge(one, here, t.load(here, t.destination(one, here), folder=folder), check=f"loaded {order[: at + 1]}")
+
+
+def caching_script(case: Case) -> Script:
+    trip = t.read_trip(case)
+    return roundtrip_scripts.caching(case, {"a": trip.save, "b": trip.load}, case.get("order"))
 
 
 def check_async(case: Case, here: Here) -> None:
@@ -238,8 +277,8 @@ def _scramble(value: Any) -> None:
 
 
 FILES = (
-    "mesh=2 mesh.load=3 x=5x3:S(0) a=7:R:int64 b=4:S(0):bool c=():R threads=2 state={x:x,a:a,b:b,c:c,n:1,m:None,k:(1,2),s:\"text\"}",
-    "mesh=2 mesh.load=1 x=5x3:S(0) a=7:R:int64 b=4x4:S(1):float64 files=item state={x:x,l:[a,b],n:1,m:b\"xy\"}",
+    'mesh=2 mesh.load=3 x=5x3:S(0) a=7:R:int64 b=4:S(0):bool c=():R threads=2 state={x:x,a:a,b:b,c:c,n:1,m:None,k:(1,2),s:"text"}',
+    'mesh=2 mesh.load=1 x=5x3:S(0) a=7:R:int64 b=4x4:S(1):float64 files=item state={x:x,l:[a,b],n:1,m:b"xy"}',
     "mesh=2 mesh.load=2 x=3:S(0) a=9x2:S(0) b=2:- c=6:R:uint8 threads=3 files=item state={x:x,a:a,b:b,c:c,n:1,m:2,k:3}",
     "mesh=3 mesh.load=2 x=5x3:S(1) a=7:R b=4:S(0):int32 c=8:S(0):bfloat16 threads=3 files=rank",
     "mesh=2 x=64:S(0) a=3:R:bool b=5:R threads=4 state={n:1,x:x,a:a,b:b,m:2,k:3,l:4,o:5}",
@@ -300,6 +339,7 @@ LAWS = (
         clause="The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file, apart.",
         source=f"{DOCS}, Metadata; StorageWriter.finish",
         check=check_metadata,
+        script=metadata_script,
         holds="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
         planted="every_item_at_offset_zero",
         texts=METADATA,
@@ -312,6 +352,7 @@ LAWS = (
         clause="What several ranks hold is written by exactly one of them: the lowest where that is asked for, else shared out.",
         source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
         check=check_dedup,
+        script=dedup_script,
         holds="mesh=2 x=6:R a=4:R dedup=lowest",
         planted="duplicates_kept_by_the_highest",
         texts=DEDUP,
@@ -322,6 +363,7 @@ LAWS = (
         clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
         source=f"{DOCS}, FileSystemWriter: overwrite",
         check=check_overwrite,
+        script=overwrite_script,
         holds="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
         planted="old_metadata_kept",
         texts=OVERWRITE,
@@ -333,6 +375,7 @@ LAWS = (
         clause="With enable_plan_caching every save holds what it was given, whatever was saved before it.",
         source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
         check=check_caching,
+        script=caching_script,
         holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
         planted="stale_cached_metadata",
         texts=CACHING,
@@ -343,6 +386,7 @@ LAWS = (
         clause="An asynchronous save holds the values of the moment at which it was called.",
         source=f"{DOCS}, async_save: de-stages the state_dict first; AsyncStager.stage",
         check=check_async,
+        script=roundtrip_scripts.asynchronous,
         holds="mesh=2 x=5:S(0) a=4:R async=writer",
         planted="staging_without_copy",
         texts=ASYNC,

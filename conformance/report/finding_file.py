@@ -34,7 +34,7 @@ def write_text(path: Path, text: str) -> Path:
 
 def to_json(value: Any) -> str:
     """JSON for people: two spaces of indent, a line for each key."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n"
 
 
 def told(answer: Answer) -> dict[str, Any]:

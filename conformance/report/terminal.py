@@ -59,7 +59,7 @@ class Terminal:
     def law(self, law_id: str) -> None:
         """A law's turn has come."""
         self._doing = law_id
-        self._show(now=self._live is None)
+        self._show(now=self.console.is_terminal)
 
     def case(self) -> None:
         """One more case was judged."""
@@ -91,9 +91,9 @@ class Terminal:
 
     def _line(self) -> Text:
         spent = time.monotonic() - self._began
-        found = f"{self._new} new, {self._expected} expected"
         rate = self._cases / spent if spent > 1 else 0.0
-        return Text(f"[{spent:4.0f} s] law {min(self._done + 1, self._laws)} of {self._laws}, {self._cases} cases, {rate:.0f}/s, {found}: {self._doing}")
+        counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
+        return Text(f"[{spent:4.0f} s] {min(self._done + 1, self._laws)}/{self._laws} {self._doing}: {counts}")
 
     def _show(self, now: bool = False) -> None:
         moment = time.monotonic()

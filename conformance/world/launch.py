@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Protocol
 
@@ -70,21 +71,16 @@ class ForkserverLauncher:
     def launch(self, world: int, size: int, folder: str) -> list[socket.socket]:
         pairs = [socket.socketpair() for _ in range(size)]
         message = protocol.frame(protocol.Spawn(world, size, folder, free_port(), self._target))
-        try:
+        with suppress(OSError):  # events() tells
             sent = socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
             self._control.sendall(message[sent:])
-        except OSError:
-            pass  # events() tells
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
+        for _, theirs in pairs:
+            theirs.close()
         return [mine for mine, _ in pairs]
 
     def signal(self, world: int, number: int) -> None:
-        try:
+        with suppress(OSError):  # events() tells
             self._control.sendall(protocol.frame(protocol.Signal(world, number)))
-        except OSError:
-            pass
 
     def events(self) -> list[protocol.FromServer]:
         found: list[protocol.FromServer] = []

@@ -7,16 +7,15 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int) -> None:
     """Ask the kernel for a signal when the parent's thread that made this process ends. Does nothing where there is no such call."""
-    try:
+    with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    except (AttributeError, OSError):
-        pass
 
 
 def follow(driver: int, end: Callable[[], object]) -> None:

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-from conformance.verdict import Answer
 from conformance.world import protocol
 from conformance.world.launch import Launcher
 from conformance.world.output import tail, whole
@@ -18,6 +17,8 @@ STACK_SECONDS = 0.3
 
 def speak_for(world: World, flight: Flight, index: int, launcher: Launcher) -> None:
     """Give the case at ``index`` an answer of every rank that has not given one: ``crashed``, ``silent``, or what is known of it."""
+    from conformance.verdict import Answer
+
     job = flight.jobs[index]
     dead = world.dead()
     # what the others died of may be that the first one did

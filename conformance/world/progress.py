@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from typing import NamedTuple
+from dataclasses import dataclass
 
 LARGEST_BATCH = 64
 ROOM = 32_000  # bytes of messages that a rank may hold back
@@ -22,7 +22,8 @@ _BOX = _PLACE.size + _LENGTH.size
 _SLOT = _BOX + ROOM
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Batch and case at which a rank is, and whether it waits for work, runs the case, or waits after an exception."""
 
     batch: int

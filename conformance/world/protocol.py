@@ -1,7 +1,8 @@
 """What driver, server and ranks say to each other: typed messages in length-prefixed frames over a byte stream.
 
 A frame is four bytes of length (big-endian) and a MessagePack body. Nothing in a frame refers to the machine that wrote it: the
-same stream works over a socket pair and over TCP. Tensors travel as dtype, shape and raw bytes.
+same stream works over a socket pair and over TCP. Tensors travel as dtype, shape and raw bytes. Importing this module does not import
+torch: the server is started before the driver has it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from conformance.verdict import Answer, Deposit, Deviation, Raised
-
 if TYPE_CHECKING:
     import torch
+
+    from conformance.verdict import Answer
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write down the stacks of all its threads
 EVERY_GROUP = "*"
@@ -30,15 +31,18 @@ class ProtocolError(Exception):
     """Bytes that no peer of this version would have sent."""
 
 
+Packed = tuple[str, tuple[int, ...], bytes]
+
+
 class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
-    """One rank's :class:`~conformance.verdict.Answer` to the case at ``index`` of batch ``batch``; ``ran`` counts its collectives by group."""
+    """One rank's :class:`~conformance.verdict.Answer` to the case at ``index`` of a batch; ``ran`` counts its collectives by group."""
 
     batch: int
     index: int
     outcome: Literal["held", "deviates", "raised", "rejected"]
     deviations: tuple[tuple[str, str, str, str, str], ...] = ()
     raised: tuple[str, str, str] | None = None
-    deposits: tuple[tuple[str, str, str, str, tuple[str, tuple[int, ...], bytes], tuple[str, tuple[int, ...], bytes] | None, bool], ...] = ()
+    deposits: tuple[tuple[str, str, str, str, Packed, Packed | None, bool], ...] = ()
     features: tuple[str, ...] = ()
     output: str = ""
     reason: str = ""
@@ -94,8 +98,8 @@ class Groups(msgspec.Struct, tag=True, frozen=True):
 
 
 class Parked(msgspec.Struct, tag=True, frozen=True):
-    """The rank's check raised at ``index`` and it waits for :class:`Go`. ``total`` counts the collectives of each of its groups so far, ``ran``
-    those of this case. A ``spoilt`` rank must not serve any more."""
+    """The rank's check raised at ``index`` and it waits for :class:`Go`. ``total`` counts the collectives of each of its groups so far,
+    ``ran`` those of this case. A ``spoilt`` rank must not serve any more."""
 
     batch: int
     index: int
@@ -204,14 +208,14 @@ def receive(stream: socket.socket, frames: Frames) -> Iterator[Any]:
     yield from frames.feed(data)
 
 
-def pack_tensor(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+def pack_tensor(tensor: torch.Tensor) -> Packed:
     """A CPU tensor as dtype, shape and bytes."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     size = flat.numel() * flat.element_size()
     return str(flat.dtype).removeprefix("torch."), tuple(flat.shape), ctypes.string_at(flat.data_ptr(), size) if size else b""
 
 
-def unpack_tensor(packed: tuple[str, tuple[int, ...], bytes]) -> torch.Tensor:
+def unpack_tensor(packed: Packed) -> torch.Tensor:
     """The inverse of :func:`pack_tensor`."""
     import torch
 
@@ -224,7 +228,8 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[s
     """What a rank sends of an answer."""
     if answer.outcome == "held" and not answer.deposits:
         return Said(batch, index, "held", features=answer.features, ran=ran)
-    assert answer.outcome not in ("crashed", "silent")
+    assert answer.outcome != "crashed"
+    assert answer.outcome != "silent"
     return Said(
         batch,
         index,
@@ -244,6 +249,8 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[s
 
 def unpack_answer(rank: int, said: Said) -> Answer:
     """The answer that the rank gave."""
+    from conformance.verdict import Answer, Deposit, Deviation, Raised
+
     if said.outcome == "held" and not said.deposits:
         return Answer(rank, "held", features=said.features)
     return Answer(

@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import thread as executors
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -179,11 +180,7 @@ class Rank:
 
     def _output(self, since: int) -> str:
         """What this rank has printed after the first ``since`` bytes of its output, at most the last of it."""
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            pass
+        flush()
         return tail("/dev/fd/1", since)
 
     def _next(self) -> protocol.ToRank:
@@ -211,7 +208,7 @@ class Rank:
 
 def _is_busy(thread: threading.Thread) -> bool:
     """Whether a thread is neither the main one nor an executor's, which waits for work for as long as the process lives."""
-    return thread is not threading.main_thread() and getattr(thread, "_target", None) is not executors._worker  # type: ignore[attr-defined]
+    return thread is not threading.main_thread() and getattr(thread, "_target", None) is not executors._worker
 
 
 def describe(error: BaseException) -> Raised:
@@ -219,7 +216,7 @@ def describe(error: BaseException) -> Raised:
     try:
         text = str(error)
     except Exception as second:
-        text = f"(its text raised {type(second).__name__})"
+        text = f"(no text: {type(second).__name__})"
     return Raised(type(error).__name__, text[:SHOWN_ERROR], "\n".join(_frames(error.__traceback__))[: 2 * SHOWN_ERROR])
 
 
@@ -273,13 +270,16 @@ def start(rank: int, world: int, target: Target, folder: str, port: int) -> None
     )
 
 
+def flush() -> None:
+    """Bring what Python has printed into its file."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
 def leave(code: int) -> NoReturn:
     """End this process at once, whatever its threads are doing."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
+    flush()
     os._exit(code)
 
 

@@ -1,7 +1,7 @@
 """The warm server: imports everything once, then forks ranks when asked to, and reaps them.
 
-It has one thread and never runs a collective, so that its children start with a clean runtime. It ends, and takes its ranks with it, when its
-driver does: the kernel signals it, and its stream to the driver ends.
+It has one thread and never runs a collective, so that its children start with a clean runtime. It ends, and takes its ranks with it,
+when its driver does: the kernel signals it, and its stream to the driver ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from conformance.target import Target
@@ -48,28 +49,24 @@ class Server:
 
     def _kill_all(self) -> None:
         for pid in self._ranks:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         for pid in self._ranks:
-            try:
+            with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-            except ChildProcessError:
-                pass
 
     def serve(self) -> None:
         """Until the driver closes its end."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._say(protocol.Hello(preload()))
-        wait = CALM_SECONDS
+        wait, control = CALM_SECONDS, self._control.fileno()
         while True:
-            readable, _, _ = select.select([self._control, self._woken], [], [], wait)
+            readable = set(select.select([control, self._woken], [], [], wait)[0])
             if self._woken in readable:
                 os.read(self._woken, 4096)
             self._reap()
-            if self._control in readable:
+            if control in readable:
                 self._listen()
             if os.getppid() != self._driver:
                 self.end()
@@ -164,7 +161,8 @@ class Server:
 
 def read_target(fields: dict[str, Any]) -> Target:
     """A target from what travelled of it: its tuples arrive as lists."""
-    return Target(**{name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()})
+    arguments: dict[str, Any] = {name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()}
+    return Target(**arguments)
 
 
 def _tuple(value: Any) -> Any:
@@ -186,7 +184,7 @@ def preload() -> str:
     try:
         import torch
         import torch.distributed.checkpoint
-        import torch.distributed.tensor  # noqa: F401
+        import torch.distributed.tensor
 
         torch.set_num_threads(1)
         from conformance import laws

@@ -39,8 +39,8 @@ def searching(target: Target, *, storage: bool = False, hung: bool = False) -> P
 
 @dataclass
 class Watch:
-    """The clocks of one world, in seconds since a rank last made progress: ``stuck`` counts all that the driver saw, ``quiet`` those since a
-    rank last used the CPU, ``busiest`` the CPU time of the rank that used most."""
+    """The clocks of one world, in seconds since a rank last made progress: ``stuck`` counts all that the driver saw, ``quiet`` those since
+    a rank last used the CPU, ``busiest`` the CPU time of the rank that used most."""
 
     stuck: float = 0.0
     quiet: float = 0.0
@@ -51,7 +51,7 @@ class Watch:
     _first: dict[int, float] = field(default_factory=dict)
 
     def look(self, now: float, progress: object, pids: Sequence[int]) -> bool:
-        """Take note of where the ranks are; ``progress`` is anything that differs once one has moved. False where it is too early to tell."""
+        """Take note of where the ranks are; ``progress`` differs once one has moved. False where it is too early to tell."""
         if progress != self._progress:
             self._progress, self._at = progress, now
             self.stuck = self.quiet = self.busiest = 0.0

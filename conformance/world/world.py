@@ -8,14 +8,18 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from conformance.case import Case
-from conformance.law import Law
-from conformance.verdict import Answer, Verdict
 from conformance.world import protocol
 from conformance.world.progress import RUNNING, Page, Place
 from conformance.world.watch import Watch
+
+if TYPE_CHECKING:
+    from conformance.case import Case
+    from conformance.law import Law
+    from conformance.verdict import Answer, Verdict
 
 HISTORY = 400
 FEWEST_FILES = 512  # open descriptors of a rank, of which a world is replaced
@@ -24,8 +28,8 @@ MOST_GROWTH = 1 << 30  # bytes
 
 @dataclass(eq=False)
 class Job:
-    """A case on its way to a verdict. It runs in a world for each of ``stages``, up to ``last``; ``answers`` and ``ran`` (collectives by group)
-    are what ranks have said at the present ``stage``. ``lost`` counts worlds that ended while it waited."""
+    """A case on its way to a verdict. It runs in a world for each of ``stages``, up to ``last``; ``answers`` and ``ran`` (collectives by
+    group) are what ranks have said at the present ``stage``. ``lost`` counts worlds that ended while it waited."""
 
     law: Law
     case: Case
@@ -43,6 +47,10 @@ class Job:
     def size(self) -> int:
         """How many ranks its present stage wants."""
         return self.stages[self.stage]
+
+    def at(self, stage: int) -> Job:
+        """One stage of it, to run alone."""
+        return replace(self, stage=stage, last=stage, answers={}, ran={})
 
     def forget(self) -> None:
         """It will run again."""
@@ -74,7 +82,7 @@ class World:
         self.streams: list[socket.socket] = []
         self.frames = [protocol.Frames(protocol.FromRank) for _ in range(size)]
         self.pids: tuple[int, ...] = ()
-        self.born = self.landed = self.idle_since = time.monotonic()
+        self.born = self.idle_since = time.monotonic()
         self.ready: set[int] = set()
         self.ended: dict[int, str] = {}  # how ranks ended
         self.silenced: dict[int, float] = {}  # when their streams did
@@ -102,10 +110,8 @@ class World:
         """The same message to every rank; one that is gone shows by its stream's end."""
         data = protocol.frame(message)
         for stream in self.streams:
-            try:
+            with suppress(OSError):
                 stream.sendall(data)
-            except OSError:
-                pass
 
     def fly(self, jobs: list[Job]) -> None:
         """Send a batch."""
@@ -145,6 +151,19 @@ class World:
         first = self.memory.setdefault(rank, done.memory)
         if done.files > FEWEST_FILES or done.memory - first > MOST_GROWTH:
             self.retired = f"rank {rank} holds {done.files} files and {done.memory >> 20} MiB"
+
+    def land(self, batch: int) -> tuple[Flight, float] | None:
+        """A rank is through with a batch; once all are, the batch and its seconds a case."""
+        flight = self.flight(batch)
+        if flight is None:
+            return None
+        flight.done += 1
+        if flight.done < self.size:
+            return None
+        self.flights.remove(flight)
+        began = max(flight.sent, self.idle_since)
+        self.idle_since = time.monotonic()
+        return flight, (self.idle_since - began) / len(flight.jobs)
 
     # Where its ranks are
 
@@ -189,7 +208,7 @@ class World:
 
     def dead(self) -> dict[int, str]:
         """Ranks that have ended, and how."""
-        return {**{rank: "closed its stream to the driver" for rank in self.silenced}, **self.ended}
+        return {**dict.fromkeys(self.silenced, "closed its stream to the driver"), **self.ended}
 
     def at_death(self) -> tuple[Flight, int] | None:
         """The case that a rank was running when it ended, if one was: the first one, where there are several."""
@@ -202,8 +221,8 @@ class World:
         return min(found, key=lambda item: (item[0].serial, item[1]), default=None)
 
     def to_prove(self) -> tuple[str, ...] | None:
-        """All ranks wait after the same case: which groups must show that they still work before they go on. ``None``: it is known that they do
-        not, a group has run more collectives on one of its ranks than on another."""
+        """All ranks wait after the same case: which groups must show that they still work before they go on. ``None``: it is known that
+        they do not, a group has run more collectives on one of its ranks than on another."""
         said = list(self.parked.values())
         if len({(parked.batch, parked.index) for parked in said}) > 1 or any(parked.spoilt for parked in said):
             return None

@@ -18,7 +18,7 @@ def sleeps() -> None:
 
 def marks() -> None:
     if os.environ.get("WANTED") == "here":
-        os.environ["marked"] = "yes"
+        os.environ["MARKED"] = "yes"
 
 
 def kills_server() -> None:

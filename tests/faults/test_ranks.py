@@ -44,7 +44,9 @@ def test_ranks_that_raise_differently(house: House) -> None:
     assert house.among("raises_differently").kind == "divergence"
 
 
-@pytest.mark.parametrize(("name", "error"), [("raises_exit", "SystemExit: let me out"), ("raises_textless", "Broken: (its text raised ValueError)")])
+@pytest.mark.parametrize(
+    ("name", "error"), [("raises_exit", "SystemExit: let me out"), ("raises_textless", "Broken: (its text raised ValueError)")]
+)
 def test_odd_exceptions(house: House, name: str, error: str) -> None:
     verdict = house.among(name)
     assert (verdict.kind, verdict.error) == ("raised", error)

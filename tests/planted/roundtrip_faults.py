@@ -65,11 +65,11 @@ def reinterpreted_dtype() -> None:
     true = torch.Tensor.copy_
 
     def fault(self: torch.Tensor, other: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        if self.dtype != other.dtype and other.dtype != torch.bool:
+        if other.dtype not in (self.dtype, torch.bool):
             other = other + 1
         return true(self, other, *args, **options)
 
-    torch.Tensor.copy_ = fault  # type: ignore[method-assign]
+    torch.Tensor.copy_ = fault
 
 
 def memory_order_saved() -> None:
@@ -94,11 +94,11 @@ def meta_shape_inferred() -> None:
         return true(local, *args, **options)
 
     def init(state: dict[str, Any]) -> None:
-        DTensor.from_local = staticmethod(fault)  # type: ignore[method-assign]
+        DTensor.from_local = staticmethod(fault)
         try:
             healthy(state)
         finally:
-            DTensor.from_local = staticmethod(true)  # type: ignore[method-assign]
+            DTensor.from_local = staticmethod(true)
 
     healthy = default_planner._init_state_dict
     default_planner._init_state_dict = init
@@ -244,7 +244,7 @@ def old_metadata_kept() -> None:
         if not self.fs.exists(self._get_metadata_path()):
             true(self, metadata, results)
 
-    dcp.FileSystemWriter.finish = fault  # type: ignore[method-assign]
+    dcp.FileSystemWriter.finish = fault
 
 
 def stale_cached_metadata() -> None:
@@ -256,7 +256,7 @@ def stale_cached_metadata() -> None:
         first = SavePlanner._cached_metadata.setdefault(f"first {self._cached_plans_key}", metadata)
         return delta, plan, first
 
-    dcp.DefaultSavePlanner._create_global_plan_with_caching = fault  # type: ignore[method-assign]
+    dcp.DefaultSavePlanner._create_global_plan_with_caching = fault
 
 
 def staging_without_copy() -> None:
@@ -265,9 +265,8 @@ def staging_without_copy() -> None:
     def fault(self: Any, state: Any, *args: Any, **options: Any) -> Any:
         return state
 
-    staging.BlockingAsyncStager.stage = fault  # type: ignore[method-assign]
-    dcp.FileSystemWriter.stage = fault  # type: ignore[method-assign]
-
+    staging.BlockingAsyncStager.stage = fault
+    dcp.FileSystemWriter.stage = fault
 
 
 def planted() -> None:

@@ -1,0 +1,300 @@
+"""Keeps worlds alive: has them started, listens to them, and replaces those that die, hang or fall out of step."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import selectors
+import shutil
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+
+from conformance.target import Target
+from conformance.world import protocol, watch
+from conformance.world.launch import ForkserverLauncher, Launcher, WorldError
+from conformance.world.obituary import how, speak_for
+from conformance.world.world import Flight, Job, World
+
+PROOF_SECONDS = 1.0
+EXIT_SECONDS = 1.0  # between the end of a rank's stream and the word of how it ended
+STOP_SECONDS = 0.5
+LARGEST_HOUSE = 32  # ranks alive, beyond which idle worlds go
+STARTS = 3  # of a world or of the server, one after the other
+LOSSES = 3  # of a case's worlds that ended for no known reason
+
+
+class Keeper:
+    """The worlds of one target. ``conclude`` is called when every rank has answered a case, ``landed`` when a batch is over, with its
+    seconds a case."""
+
+    def __init__(self, target: Target, conclude: Callable[[World, Flight, int], None], landed: Callable[[Flight, float], None]) -> None:
+        self.worlds: dict[int, World] = {}
+        self.folder = tempfile.mkdtemp(prefix="shardlaw-", dir=roomy())
+        self._target = target
+        self._conclude = conclude
+        self._landed = landed
+        self._numbers = itertools.count(1)
+        self._late: set[str] = set()
+        self._failed_starts = self._lost_servers = 0
+        self._proven = False
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._launcher = self._launch()
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def turn(self, wait: float) -> None:
+        """Listen for up to ``wait`` seconds, then see to every world once. Raises :class:`WorldError`."""
+        for key, _ in self._selector.select(wait):
+            if key.data is None:
+                self._heed()
+            else:
+                self._hear(*key.data)
+        now = time.monotonic()
+        for world in list(self.worlds.values()):
+            if world.number in self.worlds:
+                self._look_after(world, now)
+
+    def found(self, size: int, queue: deque[Job], *, patient: bool = False) -> None:
+        """Start a world; it takes work from ``queue`` once its ranks are ready."""
+        self._make_room(size)
+        number = next(self._numbers)
+        world = World(number, size, f"{self.folder}/world-{number}", queue, patient=patient)
+        self.worlds[number] = world
+        world.streams = self._launcher.launch(number, size, world.folder)
+        for rank, stream in enumerate(world.streams):
+            self._selector.register(stream, selectors.EVENT_READ, (world, rank))
+
+    def dismiss_all(self, queue: deque[Job]) -> None:
+        """End the worlds that work on ``queue``."""
+        for world in [world for world in self.worlds.values() if world.queue is queue]:
+            self._dismiss(world)
+
+    def close(self) -> None:
+        """End every process, and remove every file."""
+        try:
+            self._stop_idle()
+        finally:
+            self._launcher.close()
+            for world in self.worlds.values():
+                world.destroy()
+            self._selector.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # Worlds come and go
+
+    def _launch(self) -> Launcher:
+        launcher = ForkserverLauncher(self._target, self.folder)
+        self._selector.register(launcher, selectors.EVENT_READ)
+        return launcher
+
+    def _make_room(self, size: int) -> None:
+        """Dismiss worlds that nobody needs when there are very many ranks."""
+        idle = [world for world in self.worlds.values() if world.takes_work and not (world.flights or world.queue or world.patient)]
+        for world in sorted(idle, key=lambda world: world.idle_since):
+            if sum(live.size for live in self.worlds.values()) + size > LARGEST_HOUSE:
+                self._dismiss(world)
+
+    def _dismiss(self, world: World) -> None:
+        """End a world; cases that are still due go back to the head of its queue. A patient one has a successor while there are any."""
+        del self.worlds[world.number]
+        for rank, stream in enumerate(world.streams):
+            if rank not in world.silenced:
+                self._selector.unregister(stream)
+        self._launcher.signal(world.number, signal.SIGKILL)
+        for flight in reversed(world.flights):
+            for index in sorted(flight.due, reverse=True):
+                flight.jobs[index].forget()
+                world.queue.appendleft(flight.jobs[index])
+        world.destroy()
+        if world.queue and world.patient:
+            self.found(world.size, world.queue, patient=True)
+
+    def _start_over(self, reason: str) -> None:
+        """The launcher has gone, and every rank with it."""
+        self._lost_servers += 1
+        if not self._proven or self._lost_servers >= STARTS:
+            raise WorldError(f"the process that starts ranks has ended: {reason}")
+        self._selector.unregister(self._launcher)
+        self._launcher.close()
+        self._launcher = self._launch()
+        for world in list(self.worlds.values()):
+            self._dismiss(world)
+
+    def _stop_idle(self) -> None:
+        """Let ranks that have nothing to do end in good order."""
+        idle = {world.number: world.size for world in self.worlds.values() if world.takes_work and not world.flights}
+        for number in idle:
+            self.worlds[number].send(protocol.Stop())
+        until = time.monotonic() + STOP_SECONDS
+        while any(idle.values()) and time.monotonic() < until:
+            try:
+                for event in self._launcher.events():
+                    if isinstance(event, protocol.Exited) and event.world in idle:
+                        idle[event.world] -= 1
+            except EOFError:
+                return
+            time.sleep(0.002)
+
+    # What the launcher and the ranks say
+
+    def _heed(self) -> None:
+        """Take in what the launcher has to tell."""
+        try:
+            events = self._launcher.events()
+        except EOFError as error:
+            self._start_over(str(error))
+            return
+        for event in events:
+            if isinstance(event, protocol.Hello):
+                if event.problem:
+                    raise WorldError(f"ranks cannot be started: {event.problem}")
+                for waiting in self.worlds.values():
+                    waiting.born = time.monotonic()
+                continue
+            world = self.worlds.get(event.world)
+            if world is None:
+                continue
+            if isinstance(event, protocol.Exited):
+                world.ended[event.rank] = how(event.status)
+            elif event.problem:
+                raise WorldError(f"ranks cannot be started: {event.problem}")
+            else:
+                world.pids = event.pids
+
+    def _hear(self, world: World, rank: int) -> bool:
+        """Take in what a rank has to tell; false where there is nothing."""
+        if world.number not in self.worlds or rank in world.silenced:
+            return False
+        try:
+            messages = world.listen(rank)
+        except BlockingIOError:
+            return False
+        except (EOFError, protocol.ProtocolError) as error:
+            self._selector.unregister(world.streams[rank])
+            world.silenced[rank] = time.monotonic()
+            if str(error):
+                world.ended.setdefault(rank, f"it sent what is no message: {error}")
+            return False
+        for message in messages:
+            self._take(world, rank, message)
+        return True
+
+    def _take(self, world: World, rank: int, message: protocol.FromRank) -> None:
+        if isinstance(message, protocol.Said):
+            flight = world.flight(message.batch)
+            if flight is not None and message.index in flight.due:
+                job = flight.jobs[message.index]
+                job.answers[rank] = protocol.unpack_answer(rank, message)
+                job.ran[rank] = message.ran
+                if len(job.answers) == world.size:
+                    self._conclude(world, flight, message.index)
+        elif isinstance(message, protocol.Parked):
+            world.parked[rank] = message
+        elif isinstance(message, protocol.Groups):
+            world.groups.update(message.ranks)
+        elif isinstance(message, protocol.Done):
+            world.bear(rank, message)
+            landed = world.land(message.batch)
+            if landed is not None:
+                self._landed(*landed)
+        elif isinstance(message, protocol.Ready):
+            world.ready.add(rank)
+            if world.started:
+                self._proven = True
+                self._failed_starts = 0
+        elif world.started:
+            world.retired = message.error
+        else:
+            world.ended.setdefault(rank, message.error)
+
+    # What becomes of a world that does not answer
+
+    def _look_after(self, world: World, now: float) -> None:
+        if not world.started:
+            self._look_after_start(world, now)
+        elif world.ended or world.silenced:
+            if world.ended or now - min(world.silenced.values()) > EXIT_SECONDS:
+                self._bury(world)
+        elif world.parted() is not None:
+            self._bury(world)
+        elif world.retired:
+            self._dismiss(world)
+        elif len(world.parked) == world.size:
+            groups = world.to_prove()
+            if groups is None:
+                self._dismiss(world)
+            else:
+                world.resume(groups)
+        elif world.flights and world.watch.look(now, world.progress(), world.pids):
+            self._look_at_clocks(world)
+
+    def _look_after_start(self, world: World, now: float) -> None:
+        problem = ""
+        if world.ended:
+            rank, reason = min(world.ended.items())
+            problem = f"rank {rank} of {world.size} ended while it started: {reason}"
+        elif now - world.born > self._target.startup_timeout:
+            late = sorted(set(range(world.size)) - world.ready)
+            problem = f"ranks {late} of {world.size} were not ready within {self._target.startup_timeout:g} s"
+        if not problem:
+            return
+        self._failed_starts += 1
+        if not self._proven or self._failed_starts >= STARTS:
+            raise WorldError(problem)
+        self._dismiss(world)
+
+    def _look_at_clocks(self, world: World) -> None:
+        undecided = world.undecided()
+        if undecided is None:
+            if world.watch.quiet >= PROOF_SECONDS or world.watch.is_busy_for(self._target.timeout):
+                self._bury(world)
+            return
+        flight, index = undecided
+        law = flight.jobs[index].law
+        if world.patient:
+            patience = watch.full(self._target)
+        else:
+            patience = watch.searching(self._target, storage="checkpoint" in law.needs, hung=law.id in self._late)
+        some = any(world.answered(rank, flight, index) for rank in range(world.size))
+        if world.watch.quiet >= (patience.grace if some else patience.quiet) or world.watch.is_busy_for(patience.busy):
+            self._late.add(law.id)
+            self._bury(world)
+
+    def _bury(self, world: World) -> None:
+        """A rank has ended or is late, or ranks have parted: say so of the case that did it. The others go to another world."""
+        for rank in range(world.size):
+            while self._hear(world, rank):
+                pass
+            for message in world.unsent(rank):
+                self._take(world, rank, message)
+        if not world.retired:
+            blamed = world.at_death() if world.dead() else world.parted() or world.undecided()
+            if blamed is None:
+                blamed = self._blame_after_losses(world)
+            if blamed is not None and blamed[1] in blamed[0].due:
+                speak_for(world, *blamed, self._launcher)
+                self._conclude(world, *blamed)
+        self._dismiss(world)
+
+    def _blame_after_losses(self, world: World) -> tuple[Flight, int] | None:
+        """A world ended between cases: nobody's fault until it keeps happening before the same case."""
+        flight = next((flight for flight in world.flights if flight.due), None)
+        if flight is None:
+            return None
+        index = min(flight.due)
+        flight.jobs[index].lost += 1
+        return (flight, index) if flight.jobs[index].lost >= LOSSES else None
+
+
+def roomy() -> str | None:
+    """Where worlds and the files of cases live: in memory where there is enough of it, unless ``TMPDIR`` says otherwise."""
+    memory = "/dev/shm"
+    if "TMPDIR" in os.environ or not os.access(memory, os.W_OK):
+        return None
+    free = os.statvfs(memory)
+    return memory if free.f_bavail * free.f_frsize > 1 << 30 else None

@@ -1,0 +1,230 @@
+"""Strategies for programs of several ops: chains of calls, and one op called several times in other ways.
+
+A chain is built link by link, with the symbolic shape and the kind of every value known, so that it means something for any sizes. What
+rounds is never followed by what jumps (a cast to integers, a comparison): a rounding difference must stay one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from reference.mesh import Mesh
+from reference.placement import Partial, Placement, Placements, Replicate, Shard
+from reference.tensors import TensorSpec
+from strategies.op_draws import MESHES
+from strategies.ops import Sample, Variant, reducible, variants
+
+SIZES = (2, 3, 4, 5, 1, 6, 7)
+NAMES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of a value: its symbolic dims, whether ``float``, ``int`` or ``bool``, and whether it is exact."""
+
+    name: str
+    dims: tuple[str, ...]
+    kind: str = "float"
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Link:
+    """A call on ``{x}`` (and on a tensor of the case, ``{a}``) and what it makes of the value."""
+
+    call: str
+    dims: tuple[str, ...]
+    kind: str
+    exact: bool
+
+
+def _links(x: Value, a: Value, mesh_ndim: int) -> Iterator[Link]:
+    """Every call that means something on ``x``, the plainest first."""
+    ndim, number = len(x.dims), x.kind != "bool"
+    same = x.dims
+
+    def keep(*calls: str, kind: str = "", exact: bool = True, dims: tuple[str, ...] | None = None) -> Iterator[Link]:
+        for call in calls:
+            yield Link(call, same if dims is None else dims, kind or x.kind, x.exact and exact)
+
+    yield from keep("redistribute({x},'" + ",".join(["R"] * mesh_ndim) + "')")
+    if ndim:
+        yield from keep(f"redistribute({{x}},'{','.join(['S(0)', *['R'] * (mesh_ndim - 1)])}')")
+    if number:
+        yield from keep(
+            "mul({x},2)", "neg({x})", "add({x},1)", "sub({x},3)", "abs({x})", "nn.functional.relu({x})", "add({x},{x})", "clamp({x},min=1)"
+        )
+        if x.exact:
+            yield from keep("gt({x},0)", "eq({x},1)", "ne({x},0)", kind="bool")
+            yield from keep("mul({x},{x})", "sign({x})", "maximum({x},neg({x}))")
+    if x.kind == "float":
+        yield from keep("sigmoid({x})", "sqrt(abs({x}))", "div({x},3)", exact=False)
+        if x.exact:
+            yield from keep("to({x},torch.int64)", kind="int")
+            yield from keep("to({x},torch.float64)", "floor(div({x},2))")
+    if x.kind == "int":
+        yield from keep("to({x},torch.float32)", "mul({x},0.5)", kind="float")
+    if x.kind == "bool":
+        yield from keep("logical_not({x})")
+        yield from keep("to({x},torch.float32)", kind="float")
+        yield from keep("to({x},torch.int64)", kind="int")
+    for dim in range(ndim):
+        rest = (*same[:dim], *same[dim + 1 :])
+        kept = (*same[:dim], "1", *same[dim + 1 :])
+        if number:
+            yield from keep(f"sum({{x}},{dim})", f"amax({{x}},{dim - ndim})", f"amin({{x}},{dim})", dims=rest)
+            yield from keep(f"sum({{x}},{dim - ndim},keepdim=True)", dims=kept)
+        else:
+            yield from keep(f"sum({{x}},{dim})", dims=rest, kind="int")
+            yield from keep(f"any({{x}},{dim})", f"all({{x}},{dim - ndim})", dims=rest)
+        if x.kind == "float":
+            yield from keep(f"mean({{x}},{dim})", f"linalg.vector_norm({{x}},2,{dim})", dims=rest, exact=False)
+            yield from keep(f"linalg.vector_norm({{x}},1,{dim})", f"linalg.vector_norm({{x}},inf,{dim})", dims=rest)
+            yield from keep(f"nn.functional.softmax({{x}},{dim - ndim})", exact=False)
+        if number:
+            yield from keep(f"cumsum({{x}},{dim})")
+        yield from keep(f"unsqueeze({{x}},{dim})", dims=(*same[:dim], "1", *same[dim:]))
+        yield from keep(f"flip({{x}},({dim},))", f"cat([{{x}},{{x}}],{dim})" if dim > 4 else f"flip({{x}},({dim - ndim},))")
+    if ndim:
+        whole = ("sum({x})", "amax({x})", "amin({x})") if number else ("any({x})", "all({x})")
+        yield from keep(*whole, dims=())
+        if x.kind == "float":
+            yield from keep("mean({x})", "linalg.vector_norm({x})", dims=(), exact=False)
+    if ndim == 2:
+        yield from keep("t({x})", "transpose({x},-2,-1)", dims=(same[1], same[0]))
+        if x.kind == "float" and x.exact and same[1] == a.dims[-1]:
+            yield from keep("mm({x},t({a}))", dims=(same[0], a.dims[0]))
+    if number and _broadcasts(same, a.dims):
+        yield Link("add({x},{a})", _joined(same, a.dims), "float", x.exact)
+        yield Link("sub({a},{x})", _joined(same, a.dims), "float", x.exact)
+        yield Link("mul({a},{x})", _joined(same, a.dims), "float", x.exact)
+    if number and same == a.dims and x.kind == "float":
+        yield from keep("where(gt({a},0),{x},{a})", "maximum({x},{a})", "masked_fill({x},gt({a},0),5)")
+
+
+def _broadcasts(x: tuple[str, ...], a: tuple[str, ...]) -> bool:
+    return all(p == q or "1" in (p, q) for p, q in zip(reversed(x), reversed(a), strict=False))
+
+
+def _joined(x: tuple[str, ...], a: tuple[str, ...]) -> tuple[str, ...]:
+    longer, shorter = (x, a) if len(x) >= len(a) else (a, x)
+    padded = ("1",) * (len(longer) - len(shorter)) + shorter
+    return tuple(q if p == "1" else p for p, q in zip(longer, padded, strict=True))
+
+
+def op_programs(*, world_size: int = 4) -> SearchStrategy[Sample]:
+    """Chains of two to four calls on a tensor ``a`` of two dims; later calls take what earlier ones left, un-reduced where it is.
+
+    Shrinks to two calls on a 2x2 tensor on the mesh ``2``.
+    """
+    meshes = _meshes(world_size)
+    starts = (
+        "sum({a},0)",
+        "sum({a},1)",
+        "amax({a},0)",
+        "linalg.vector_norm({a},2,0)",
+        "mm({a},t({a}))",
+        "mul({a},2)",
+        "mean({a},-1)",
+        "sum({a})",
+    )
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Sample:
+        mesh = draw(st.sampled_from(meshes))
+        extents = tuple(draw(st.sampled_from(SIZES)) for _ in range(2))
+        spec = TensorSpec(extents, draw(_placed(mesh, 2)), "float32", "small")
+        a = x = Value("a", ("m", "n"))
+        calls = []
+        for at in range(draw(st.integers(2, 4))):
+            links = list(_links(x, a, mesh.ndim))
+            favoured = [link for link in links if link.call.replace("{x}", "{a}") in starts] if at == 0 else []
+            link = draw(st.sampled_from(favoured + links if at == 0 else links))
+            calls.append(link.call.replace("{x}", x.name).replace("{a}", "a"))
+            x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
+        return Sample(mesh, (("a", spec),), _chained(calls))
+
+    return drawn()
+
+
+def _chained(calls: list[str]) -> str:
+    return ";".join(call if at == len(calls) - 1 else f"{NAMES[at]}={call}" for at, call in enumerate(calls))
+
+
+def _meshes(world_size: int) -> list[Mesh]:
+    return [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size and mesh.ranks == tuple(range(mesh.size))]
+
+
+def _placed(mesh: Mesh, ndim: int, dtype: str = "float32") -> SearchStrategy[Placements]:
+    singles: list[Placement] = [Replicate(), *map(Shard, range(ndim)), *(Partial(op) for op in ("sum", "max") if reducible(dtype, op))]
+    rows = st.tuples(*(st.sampled_from(singles) for _ in range(mesh.ndim)))
+    return rows.filter(lambda row: len({p.op for p in row if isinstance(p, Partial)}) < 2)
+
+
+# One op in several ways: what differs is all that a cache may confuse.
+FAMILIES: tuple[tuple[Variant, ...], ...] = (
+    *(
+        variants("a=m,n", *(f"{op}(a,{scalar})" for scalar in ("2", "2.0", "2.5", "True", "tensor(2)", "tensor(2.5)")), dtypes=("int64", "float32"), fill="positive")
+        for op in ("add", "sub", "mul", "div", "eq", "gt", "pow", "remainder")
+    ),
+    variants("a=m,n", "clamp(a,0)", "clamp(a,0.5)", "clamp(a,None,2)", "clamp(a,1,2)", dtypes=("int64", "float32"), fill="small"),
+    variants("a=m,n", "where(gt(a,0),a,1)", "where(gt(a,0),a,1.5)", "where(gt(a,0),a,True)", dtypes=("int64", "float32"), fill="small"),
+    variants("a=m,n", "full_like(a,2)", "full_like(a,2.5)", "full_like(a,True)", dtypes=("int64", "float32")),
+    variants("a=m,n", "to(a,torch.int64)", "to(a,torch.float64)", "to(a,torch.bool)", "to(a,torch.float32)", fill="small"),
+    variants("a=m,n", "sum(a)", "sum(a,0)", "sum(a,1)", "sum(a,-1)", "sum(a,0,keepdim=True)", "sum(a,(0,1))", "sum(a,dtype=torch.float64)"),
+    variants("a=m,n", "amax(a)", "amax(a,0)", "amax(a,1)", "amax(a,-1,keepdim=True)"),
+    variants("a=m,n", "max(a,0)", "max(a,1)", "max(a,1,keepdim=True)", "max(a)"),
+    variants("a=m,n", "argmax(a)", "argmax(a,0)", "argmax(a,1)", "argmax(a,1,keepdim=True)"),
+    variants("a=m,n", "linalg.vector_norm(a,1)", "linalg.vector_norm(a,2)", "linalg.vector_norm(a,2.5)", "linalg.vector_norm(a,inf)", fill="small"),
+    variants("a=m,n", "var(a,0)", "var(a,0,correction=0)", "var(a,1)", "var(a,1,keepdim=True)", least={"m": 2, "n": 2}),
+    variants("a=m,n", "nn.functional.softmax(a,0)", "nn.functional.softmax(a,1)", "nn.functional.softmax(a,-1)", fill="small"),
+    variants("a=m,n", "cumsum(a,0)", "cumsum(a,1)", fill="small"),
+    variants("a=m,n", "sort(a,0)", "sort(a,1)", "sort(a,0,descending=True)"),
+    variants("a=m,n", "topk(a,1,0)", "topk(a,2,0)", "topk(a,2,1)", "topk(a,2,0,False)", least={"m": 2, "n": 2}),
+    variants("a=m,n", "transpose(a,0,1)", "transpose(a,0,0)", "permute(a,(1,0))", "permute(a,(0,1))"),
+    variants("a=m,n", "unsqueeze(a,0)", "unsqueeze(a,1)", "unsqueeze(a,2)"),
+    variants("a=m,n", "expand(a,(2,{m},{n}))", "expand(a,(3,{m},{n}))"),
+    variants("a=m,n", "select(a,0,0)", "select(a,1,0)", "select(a,0,-1)", least={"m": 1, "n": 1}),
+    variants("a=m,n", "narrow(a,0,0,1)", "narrow(a,0,1,1)", "narrow(a,1,0,2)", "narrow(a,0,0,{m})", least={"m": 2, "n": 2}),
+    variants("a=m,n", "split(a,1)", "split(a,2)", "split(a,1,1)", least={"m": 2, "n": 2}),
+    variants("a=m,n", "flip(a,(0,))", "flip(a,(1,))", "roll(a,1,0)", "roll(a,1,1)", "roll(a,2,0)"),
+    variants("a=m,n", "tril(a)", "tril(a,1)", "triu(a,-1)", "triu(a,1)"),
+    variants("a=m,n", "constant_pad_nd(a,(1,0))", "constant_pad_nd(a,(0,1))", "constant_pad_nd(a,(1,0),5)", "constant_pad_nd(a,(0,0,1,0))"),
+    variants("a=m,n", "repeat(a,(2,1))", "repeat(a,(1,2))", "repeat(a,(3,1))"),
+    variants("a=m,n b=m,n", "add(a,b)", "add(a,b,alpha=2)", "add(a,b,alpha=-1)", "sub(a,b,alpha=2)"),
+    variants("a=m,n b=m,n", "cat([a,b],0)", "cat([a,b],1)", "stack([a,b],0)", "stack([a,b],1)", "cat([a,b,a],0)"),
+    variants("a=m,n i=k:int64:index2", "index_select(a,0,i)", "index_select(a,1,i)", least={"m": 2, "n": 2}),
+    variants("a=m,n", "sum(a,0)", "mean(a,0)", "amin(a,0)", "amax(a,0)"),
+    variants("a=m,n b=n", "sum(a)", "sum(b)", "amax(a)", "amax(b)", least={"m": 1, "n": 1}),
+    variants("a=m,n:float32 b=m,n:int64", "sum(a)", "sum(b)", "mul(a,2)", "mul(b,2)", "mul(a,2.5)", "mul(b,2.5)", fill="small"),
+    variants("a=m,n b=n,m", "sum(a,0)", "sum(b,0)", "t(a)", "t(b)", "nn.functional.relu(a)", "nn.functional.relu(b)"),
+    variants("a=m,n:float32 b=m,n:float64", "add(a,1)", "add(b,1)", "exp(a)", "exp(b)", "to(a,torch.int64)", "to(b,torch.int64)", fill="small"),
+)  # fmt: skip
+
+
+def op_histories(*, world_size: int = 4) -> SearchStrategy[Sample]:
+    """One op called two or three times in one program, in other ways: scalars of another kind, dims, dtypes, shapes.
+
+    Shrinks to two calls of the first family on a 2x2 tensor on the mesh ``2``.
+    """
+    meshes = _meshes(world_size)
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Sample:
+        family = draw(st.sampled_from(FAMILIES))
+        first = family[0]
+        mesh = draw(st.sampled_from(meshes))
+        sizes = first.fits({name: draw(st.sampled_from(SIZES)) for name in first.symbols})
+        dtype = draw(st.sampled_from(first.dtypes))
+        calls = draw(st.lists(st.sampled_from(family), min_size=2, max_size=3, unique=True))
+        specs = []
+        for arg in first.args:
+            placements = draw(_placed(mesh, len(arg.dims), arg.dtype or dtype))
+            specs.append((arg.name, first.spec(arg, sizes, dtype, placements)))
+        return Sample(mesh, tuple(specs), ";".join(call.steps(sizes) for call in calls))
+
+    return drawn()

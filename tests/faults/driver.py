@@ -1,0 +1,49 @@
+"""A driver to be ended in every way: it says what it has started, then does as it is told."""
+
+import json
+import os
+import sys
+import threading
+import time
+
+import psutil
+
+from conformance.target import Target
+from conformance.world import Pool
+from tests.faults.conftest import LAWS, case
+
+
+def tell(pool: Pool) -> None:
+    children = psutil.Process().children(recursive=True)
+    print(json.dumps({"pids": [child.pid for child in children], "folder": pool._keeper.folder}), flush=True)
+
+
+def main(how: str) -> None:
+    if how == "loading":
+        pool = Pool(Target())
+        tell(pool)
+        time.sleep(60)
+    with Pool(Target()) as pool:
+        pool.judge(LAWS["sums"], [case("sums", 2), case("sums", 3)])
+        tell(pool)
+        if how == "raises":
+            raise ValueError("the driver")
+        if how == "thread":
+            # the thread that made the pool ends, the driver lives on
+            made: list[Pool] = []
+            maker = threading.Thread(target=lambda: made.append(Pool(Target())))
+            maker.start()
+            maker.join()
+            with made[0] as other:
+                assert other.judge(LAWS["sums"], [case("sums", 2)])[0].status == "held"
+                tell(other)
+        elif how == "forgets":
+            pool.close = lambda: None  # type: ignore[method-assign]
+        else:
+            for i in range(10**9):
+                pool.feed(LAWS["sums"], case("sums", 2 + i % 2, seed=i), lambda verdict: None)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("SHARDLAW_LAWS", "tests.faults.laws")
+    main(sys.argv[1])

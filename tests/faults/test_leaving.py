@@ -1,0 +1,135 @@
+"""However the driver ends, no rank, server, socket or file outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conformance.target import Target
+from conformance.world import Pool, WorldError
+from tests.faults.conftest import LAWS, case
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def driver(how: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.driver", how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield process, json.loads(line) if line else pytest.fail(process.communicate()[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def left(started: dict[str, Any], seconds: float) -> list[str]:
+    """Which of the processes and folders that a driver had started are still there."""
+    until = time.monotonic() + seconds
+    while True:
+        alive = [
+            f"process {pid}" for pid in started["pids"] if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        ]
+        found = alive + [folder for folder in [started["folder"]] if os.path.exists(folder)]
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["raises", "forgets", "thread"])
+def test_driver_that_ends_by_itself(how: str) -> None:
+    with driver(how) as (process, started):
+        out, error = process.communicate(timeout=30)
+        assert process.returncode == (how == "raises"), error
+        assert len(started["pids"]) == 6
+        assert left(started, 0 if how != "forgets" else 5) == []
+        for line in out.splitlines():
+            assert left(json.loads(line), 0) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_driver_that_is_killed_while_ranks_work(number: signal.Signals) -> None:
+    with driver("works") as (process, started):
+        time.sleep(0.2)
+        process.send_signal(number)
+        process.wait(5)
+        assert left(started, 5) == []
+
+
+def test_driver_that_is_killed_while_the_server_loads() -> None:
+    with driver("loading") as (process, started):
+        assert len(started["pids"]) == 1
+        process.kill()
+        process.wait(5)
+        assert left(started, 5) == []
+
+
+def test_ranks_do_not_outlive_their_server() -> None:
+    with driver("works") as (process, started):
+        # an interrupt from the keyboard reaches the driver alone
+        assert {os.getpgid(pid) for pid in started["pids"]}.isdisjoint({os.getpgid(process.pid)})
+        (server,) = [pid for pid in started["pids"] if psutil.Process(pid).ppid() == process.pid]
+        process.send_signal(signal.SIGSTOP)
+        os.kill(server, signal.SIGKILL)
+        ranks = [pid for pid in started["pids"] if pid != server]
+        assert left({"pids": ranks, "folder": ""}, 5) == []
+
+
+def test_close_leaves_nothing_in_this_process() -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    with Pool(Target()) as pool:
+        pool.judge(LAWS["sums"], [case("sums", 2)])
+        pool.judge(LAWS["killed"], [case("killed", 2)])
+        folder = pool._keeper.folder
+    assert not os.path.exists(folder)
+    assert [child for child in psutil.Process().children(recursive=True) if folder in " ".join(child.cmdline())] == []
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
+    with pytest.raises(WorldError, match="closed"):
+        pool.poll()
+
+
+def test_close_while_ranks_are_busy_is_quick() -> None:
+    pool = Pool(Target())
+    pool.judge(LAWS["sums"], [case("sums", 2)])
+    pool.feed(LAWS["spins"], case("spins", 2), lambda verdict: None)
+    pool.poll()
+    before = time.monotonic()
+    pool.close()
+    pool.close()
+    assert time.monotonic() - before < 2
+    assert not os.path.exists(pool._keeper.folder)
+
+
+def test_close_before_the_server_is_ready_is_quick() -> None:
+    before = time.monotonic()
+    with Pool(Target()):
+        pass
+    assert time.monotonic() - before < 1

@@ -1,0 +1,325 @@
+"""The command line, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance import cli
+from conformance.case import Case
+from conformance.laws import catalogue, laws_of
+from conformance.report.finding_file import SCHEMA
+
+ROOT = Path(__file__).parents[2]
+LAWS = """
+import os, time
+import torch
+import torch.distributed as dist
+from conformance.law import Law
+from conformance.report.reproducer import Script, Stage
+
+def holds(case, here):
+    here.require(True, "wrong-value", "sum", "fine")
+
+def deviates(case, here):
+    here.require(here.rank != 1, "wrong-value", "sum", "the sum is wrong", 1, 2)
+
+def meaningless(case, here):
+    case.placements("to")
+
+def rejects(case, here):
+    here.reject("nobody can tell")
+
+def counts(case, here):
+    torch.served = getattr(torch, "served", 0) + 1
+    here.require(torch.served == 1, "wrong-value", "count", "served before")
+
+SCRIPT = Script((Stage(2, ("return 1, 1 + (rank == 1)",)),))
+def law(name, check):
+    return Law(f"module.{name}", f"It {name}.", "here", check, f"module.{name} world=2", "none", script=lambda case: SCRIPT)
+
+LAWS = [law(name, check) for name, check in
+        {"holds": holds, "deviates": deviates, "meaningless": meaningless, "rejects": rejects, "counts": counts}.items()]
+"""
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Shell:
+    """Calls commands in this process, from an empty folder beside a module of laws."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Done:
+        code = cli.main(list(arguments))
+        return Done(code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "laws_for_the_cli.py").write_text(LAWS)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("SHARDLAW_LAWS", "laws_for_the_cli")
+    catalogue.cache_clear()
+    yield Shell(tmp_path / "work", capsys)
+    catalogue.cache_clear()
+    laws_of.cache_clear()
+    sys.modules.pop("laws_for_the_cli", None)
+
+
+def refused(done: Done) -> str:
+    """The one line that says what is wrong."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("shardlaw: ")
+    assert len(lines[0]) < 400
+    return lines[0].removeprefix("shardlaw: ")
+
+
+def stored(folder: Path, text: str, **more: object) -> Path:
+    case = Case.parse(text)
+    data = {"schema": SCHEMA, "id": "0badcafe", "law": case.law, "case": case.to_json(), "target": {"name": "gloo", "torch": "2.13.0"}, **more}
+    folder.mkdir(exist_ok=True)
+    path = folder / "0badcafe.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+SIGNATURE = "module.deviates | wrong-value | sum | "
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from conformance.cli import main; main(['--help']); main(['run', '--bogus']); main(['run', '--help']); "
+        "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)']); "
+        "heavy = {'torch', 'hypothesis', 'pytest'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for command in ("run", "replay", "repro", "laws", "show", "targets", "doctor"):
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "No such command 'bogus'"),
+        (["run", "--bogus"], "No such option"),
+        (["run", "--seed", "x"], "--seed"),
+        (["run", "--profile", "smok"], "smoke"),
+        (["run", "--budget", "soon"], "--budget soon: want a time"),
+        (["run", "--shard", "3/2"], "--shard 3/2"),
+        (["run", "--world-size", "0"], "--world-size 0"),
+        (["run", "--timeout", "-1"], "--timeout -1"),
+        (["run", "--expect", "none.toml"], "none.toml: no such file"),
+        (["run", "--known", "none"], "--known none: no such folder"),
+        (["run", "--expect", __file__, "--no-expect"], "want one of them"),
+        (["show"], "SHAPE"),
+        (["show", "5x6", "--mesh", "2", "--place", "S("], "placement 'S('"),
+        (["show", "5x6", "--mesh", "2", "--place", "S(9)"], "it has 2 dims"),
+        (["show", "5x6", "--mesh", "2x2", "--place", "R,R,R"], "3 placements"),
+        (["replay"], "FINDING.json"),
+        (["replay", "no/such/file.json"], "No such file"),
+        (["replay", "nothing"], "no such file or folder, and no case"),
+        (["replay", "redistribute.local mesh"], "'mesh' is not NAME=VALUE"),
+        (["replay", "redistribute.locl mesh=2"], "no law is called 'redistribute.locl' (nearest: redistribute.local"),
+        (["replay", "redistribute.local mesh=2x x=5x6:R"], "mesh '2x'"),
+        (["replay", "redistribute.local mesh=2 x=5x6:S( to=R"], "placement 'S('"),
+        (["replay", "redistribute.local world=2 mesh=2x3 x=5x6:R,R to=R,R"], "mesh=2x3 has rank 5, the world has 2 ranks"),
+        (["replay", "redistribute.local mesh=100 x=5x6:R to=R"], "wants 100 ranks: want 1 to 64"),
+        (["replay", "mesh.coordinates mesh=2", "--times", "0"], "--times 0"),
+        (["replay", "mesh.coordinates mesh=2", "--target", "glo"], "no target is called 'glo' (nearest: gloo"),
+        (["repro", "none.json"], "No such file"),
+        (["repro", __file__], "not JSON"),
+        (["laws", "mesh.grops"], "nearest: mesh.groups"),
+        (["doctor", "--target", "nope"], "no target is called 'nope'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("shardlaw: ")
+    assert message in line
+    assert not list(tmp_path.iterdir()), "something was left behind"
+
+
+def test_no_arguments_are_a_call_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "Usage: shardlaw" in capsys.readouterr().out
+
+
+def test_an_internal_error_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("conformance.show.show", lambda *arguments: 1 / 0)
+    assert cli.main(["show", "5", "--mesh", "2", "--place", "R"]) == 3
+    assert "shardlaw: internal error: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("conformance.show.show", interrupt)
+    assert cli.main(["show", "5", "--mesh", "2", "--place", "R"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["laws", "mesh.*", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert all({"id", "tier", "clause", "source"} <= record.keys() for record in records)
+    assert cli.main(["laws", "mesh.groups"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("mesh.groups  (core)\n    ")
+    assert "source: " in out
+    assert cli.main(["laws", "--features"]) == 0
+    assert re.search(r"^    uneven +\w", capsys.readouterr().out, re.MULTILINE)
+    assert cli.main(["run", "--list", "mesh.*", "!mesh.groups"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert listed == [record["id"] for record in records if record["id"] != "mesh.groups"]
+
+
+def test_a_case_that_holds_is_replayed(shell: Shell) -> None:
+    done = shell("replay", "module.holds world=3 seed=1", "--times", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["module.holds world=3 seed=1", "  1 of 2: held", "  2 of 2: held", "  held 2 of 2 times"]
+    assert list(shell.folder.iterdir()) == []
+
+
+def test_a_case_that_deviates_is_replayed(shell: Shell) -> None:
+    done = shell("replay", "module.deviates world=2")
+    assert done.returncode == 1, done.stderr
+    assert "wrong-value (sum): rank 1: the sum is wrong" in done.stdout
+    assert "rank 1 deviates: the sum is wrong\n      expected 1\n      got 2" in done.stdout
+    assert "deviates 1 of 1 times" in done.stdout
+
+
+def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
+    path = stored(shell.folder / "findings", "module.deviates world=2", status="new", kind="wrong-value", signature=SIGNATURE)
+    done = shell("replay", str(path), "--times", "2", "--trace")
+    assert done.returncode == 1
+    assert "deviates 2 of 2 times, as stored" in done.stdout
+    stored(shell.folder / "findings", "module.deviates world=2", status="expected", kind="wrong-value", signature=SIGNATURE)
+    done = shell("replay", ".")
+    assert done.returncode == 0
+    assert "as stored, which is expected" in done.stdout
+    stored(shell.folder / "findings", "module.deviates world=2", status="expected", kind="hang", signature="module.deviates | hang | process | ")
+    done = shell("replay", "findings")
+    assert done.returncode == 1
+    assert "0 of them as stored" in done.stdout
+
+
+def test_a_history_is_served_first_every_time(shell: Shell) -> None:
+    case = Case.parse("module.counts world=2").with_after((Case.parse("module.counts world=2 seed=1"),))
+    path = stored(shell.folder, "module.counts world=2")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "case": case.to_json()}))
+    done = shell("replay", str(path), "--times", "2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "(after 1 earlier cases)" in done.stdout
+    assert "deviates 2 of 2 times" in done.stdout
+    assert shell("replay", "module.counts world=2", "--times", "2").returncode == 0
+
+
+def test_a_case_without_meaning_is_bad_input(shell: Shell) -> None:
+    message = refused(shell("replay", "module.meaningless world=2 to=S("))
+    assert "placement 'S('" in message
+    done = shell("replay", "module.rejects world=2")
+    assert done.returncode == 2
+    assert done.stderr == "shardlaw: no case was judged: nobody can tell\n"
+
+
+def test_a_layout_without_meaning_is_bad_input(shell: Shell) -> None:
+    assert "it has 2 dims" in refused(shell("replay", "redistribute.local mesh=2 x=5x6:S(9) to=R"))
+    assert "3 placements" in refused(shell("replay", "redistribute.local mesh=2x2 x=5x6:S(0),R to=R,R,R"))
+
+
+def test_a_target_of_a_finding_must_be_known(shell: Shell) -> None:
+    path = stored(shell.folder, "module.holds world=2", target={"name": "ucx"})
+    assert "0badcafe: no target is called 'ucx'" in refused(shell("replay", str(path)))
+    assert shell("replay", str(path), "--target", "gloo").returncode == 0
+
+
+def test_a_target_that_cannot_start_is_bad_input(shell: Shell) -> None:
+    (shell.folder / "shardlaw.toml").write_text("[target.broken]\nbackend = 'gloo'\nsetup = 'json:no_such_function'\n")
+    message = refused(shell("replay", "module.holds world=2", "--target", "broken"))
+    assert "cannot start" in message
+    assert "no_such_function" in message
+    done = shell("doctor", "--target", "broken")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_repro_writes_a_script(shell: Shell) -> None:
+    path = stored(shell.folder, "module.deviates world=2", kind="wrong-value")
+    done = shell("repro", str(path), "-o", "script.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "It deviates." in (shell.folder / "script.py").read_text()
+    assert shell("repro", str(path)).stdout == (shell.folder / "script.py").read_text()
+    assert "cannot be written" in refused(shell("repro", str(path), "-o", "no/such/folder/script.py"))
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SHARDLAW_LAWS")}
+    ran = subprocess.run([sys.executable, "-I", "script.py"], cwd=shell.folder, env=clean, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 1
+    assert "rank 1: WRONG" in ran.stdout
+
+
+def test_doctor_says_that_gloo_works(shell: Shell) -> None:
+    done = shell("doctor")
+    assert done.returncode == 0, done.stderr
+    assert "torch 2." in done.stdout
+    assert "ok  backend gloo loads, 2 ranks start and reduce" in done.stdout
+
+
+def test_targets_are_listed_with_what_is_missing(shell: Shell) -> None:
+    (shell.folder / "shardlaw.toml").write_text("[target.mine]\nbackend = 'gloo'\ncannot = ['p2p']\n")
+    done = shell("targets")
+    assert done.returncode == 0, done.stderr
+    assert "mine: device cpu, backend gloo, storage filesystem, cannot p2p (shardlaw.toml)" in done.stdout
+    assert "nccl: device cuda" in done.stdout
+
+
+def test_a_terminated_replay_is_143(shell: Shell) -> None:
+    command = [sys.executable, "-m", "conformance", "replay", "module.holds world=2", "--times", "1000000"]
+    process = subprocess.Popen(command, cwd=shell.folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    process.stdout.read()
+    assert process.wait(30) == 143
+    assert time.monotonic() - began < 20
+
+
+def test_output_that_nobody_reads_is_no_error(shell: Shell) -> None:
+    command = f"{sys.executable} -m conformance laws --features | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=shell.folder, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0

@@ -1,0 +1,206 @@
+"""Known findings: how they are read, matched and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance import expectations
+from conformance.errors import UsageError
+from conformance.expectations import Expectations, layers, load, read, shipped
+from conformance.target import Target
+
+
+@dataclass(frozen=True)
+class FakeLaw:
+    id: str
+    aliases: tuple[str, ...] = ()
+
+
+LAWS = [FakeLaw("op.forward[mean]"), FakeLaw("op.forward[sum]"), FakeLaw("mesh.groups"), FakeLaw("roundtrip.dtensor", ("roundtrip.old",))]
+MEAN = '[[expect]]\nlaw = "op.forward[mean]"\nkind = "wrong-value"\nfeatures = ["uneven"]\nreason = "weighs ranks, not elements"\n'
+
+
+def loaded(text: str, folder: Path, torch: str = "2.13.0+cpu", target: str = "gloo") -> Expectations:
+    path = folder / "op.toml"
+    path.write_text(text)
+    return load([path], LAWS, torch, target)  # type: ignore[arg-type]
+
+
+def refusal(text: str, folder: Path) -> str:
+    with pytest.raises(UsageError) as refused:
+        loaded(text, folder)
+    message = str(refused.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{folder}/")
+
+
+def test_an_entry_matches_law_kind_and_all_its_features(tmp_path: Path) -> None:
+    known = loaded(MEAN, tmp_path)
+    assert known.match("op.forward[mean]", "wrong-value", {"uneven", "mesh-2d"}, "") is known.entries[0]
+    assert known.match("op.forward[sum]", "wrong-value", {"uneven"}, "") is None
+    assert known.match("op.forward[mean]", "wrong-layout", {"uneven"}, "") is None
+    assert known.match("op.forward[mean]", "wrong-value", {"mesh-2d"}, "") is None
+    assert known.entries[0].hits == 1
+    assert known.entries[0].where == f"{tmp_path}/op.toml:1"
+
+
+def test_a_law_is_a_glob_or_an_alias(tmp_path: Path) -> None:
+    text = MEAN.replace("op.forward[mean]", "op.forward") + MEAN.replace("op.forward[mean]", "roundtrip.old")
+    known = loaded(text, tmp_path)
+    assert known.entries[0].laws == ("op.forward[mean]", "op.forward[sum]")
+    assert known.entries[1].laws == ("roundtrip.dtensor",)
+
+
+@pytest.mark.parametrize(
+    ("signature", "error", "hit"),
+    [
+        ("got # of #", "RuntimeError: got 3 of 17 shards", True),
+        ("RuntimeError: got*shards", "RuntimeError: got 3 of 17 shards", True),
+        ("got # shards", "RuntimeError: got 3 of 17 shards", False),
+        ("op.forward[mean] | raised | error | RuntimeError: got #", "RuntimeError: got 3", True),
+        ("op.forward[mean] | raised | error | ValueError: got #", "RuntimeError: got 3", False),
+        ("no strategy for _ on _", "NotImplementedError: no strategy for 'aten.mean' on (S(0), R)", True),
+    ],
+)
+def test_a_signature_is_part_of_the_struck_error(signature: str, error: str, hit: bool, tmp_path: Path) -> None:
+    known = loaded(f"{MEAN.replace('wrong-value', 'raised')}signature = '{signature}'\n", tmp_path)
+    assert (known.match("op.forward[mean]", "raised", {"uneven"}, error) is not None) is hit
+
+
+def test_a_later_layer_accounts_for_what_two_match(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(MEAN.replace("weighs", "mine: weighs"))
+    (tmp_path / "theirs.toml").write_text(MEAN)
+    known = load([tmp_path / "theirs.toml", tmp_path / "mine.toml"], LAWS, "2.13.0")  # type: ignore[arg-type]
+    entry = known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+    assert entry is not None
+    assert entry.reason.startswith("mine")
+    for _ in range(30):
+        known.judged("op.forward[mean]", {"uneven"})
+    assert not any(entry.stale for entry in known.entries)
+
+
+@pytest.mark.parametrize(
+    ("torch", "holds"),
+    [("2.10.1", False), ("2.11.0", True), ("2.13.0+cpu", True), ("2.15.2", True), ("2.16.0.dev20260101", False), ("2.13.0a0+git1", True)],
+)
+def test_an_entry_holds_for_some_versions_of_torch(torch: str, holds: bool, tmp_path: Path) -> None:
+    assert bool(loaded(MEAN + 'torch = ">=2.11,<2.16"\n', tmp_path, torch).entries) is holds
+
+
+def test_an_entry_may_be_true_of_one_target_only(tmp_path: Path) -> None:
+    text = MEAN + 'target = "nccl*"\n'
+    assert not loaded(text, tmp_path).entries
+    assert loaded(text, tmp_path, target="nccl2").entries
+
+
+def test_an_expected_hang_is_avoided_after_three_hits(tmp_path: Path) -> None:
+    known = loaded(MEAN.replace("wrong-value", "hang"), tmp_path)
+    for _ in range(3):
+        assert known.avoid("op.forward[mean]", {"uneven"}) is None
+        known.judged("op.forward[mean]", {"uneven"})
+        known.match("op.forward[mean]", "hang", {"uneven"}, "")
+    assert known.avoid("op.forward[mean]", {"uneven", "permuted"}) is known.entries[0]
+    assert known.avoid("op.forward[mean]", {"permuted"}) is None
+    assert known.avoid("op.forward[sum]", {"uneven"}) is None
+    assert known.entries[0].cases["op.forward[mean]"] == 4
+
+
+def test_an_expected_wrong_value_is_never_avoided(tmp_path: Path) -> None:
+    known = loaded(MEAN, tmp_path)
+    for _ in range(9):
+        known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+    assert known.avoid("op.forward[mean]", {"uneven"}) is None
+
+
+def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
+    known = loaded(MEAN.replace("op.forward[mean]", "op.forward"), tmp_path)
+    for at in range(100):
+        known.judged("op.forward[mean]", {"uneven"} if at < 30 else set())
+        known.judged("op.forward[sum]", {"uneven"} if at < 10 else set())
+    assert known.masked(known.entries[0]) == 0.3
+    (wide,) = known.too_wide()
+    assert (wide.law, wide.share) == ("op.forward[mean]", 0.3)
+    assert "op.toml:1: matches 30% of the cases of op.forward[mean]" in str(wide)
+    known.entries[0].wide = True
+    assert not known.too_wide()
+
+
+def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
+    known = loaded(MEAN, tmp_path)
+    for _ in range(19):
+        known.judged("op.forward[mean]", {"uneven"})
+    assert not known.too_wide()
+    known.judged("op.forward[mean]", {"uneven"})
+    assert known.too_wide()
+
+
+def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tmp_path: Path) -> None:
+    known = loaded(MEAN, tmp_path)
+    for at in range(20):
+        assert not known.stale("op.forward[mean]"), at
+        known.judged("op.forward[mean]", {"uneven"})
+    assert known.stale("op.forward[mean]")
+    assert not known.stale("op.forward[sum]")
+    known.match("op.forward[mean]", "wrong-value", {"uneven"}, "", count=False)
+    assert known.stale("op.forward[mean]")
+    known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+    assert not known.stale("op.forward[mean]")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MEAN.replace("op.forward[mean]", "op.forward[maen]"), "op.toml:2: no law matches 'op.forward[maen]' (nearest: op.forward[mean]"),
+        (MEAN.replace("op.forward", "!op.forward"), "op.toml:2: law = '!op.forward[mean]'"),
+        (MEAN.replace("wrong-value", "wrong-valeu"), "op.toml:3: unknown kind 'wrong-valeu' (nearest: wrong-value"),
+        (MEAN.replace("uneven", "unevn"), "op.toml:4: unknown feature 'unevn' (nearest: uneven"),
+        (MEAN.replace("wrong-value", "raised"), "op.toml:3: kind 'raised' wants a signature"),
+        (MEAN.replace("weighs ranks, not elements", "  "), "op.toml:5: reason = '  '"),
+        (MEAN.replace("reason", "raeson"), "op.toml:5: unknown key 'raeson' (nearest: reason"),
+        (MEAN + MEAN.replace('reason = "weighs ranks, not elements"', ""), "op.toml:6: an expectation without reason"),
+        (MEAN + "\n# a comment\n" + MEAN + "wide = 1\n", "op.toml:13: wide = 1: want true or false"),
+        (MEAN + 'finding = "xyz"\n', "op.toml:6: finding = 'xyz'"),
+        (MEAN + 'torch = "2.11"\n', "op.toml:6: torch = '2.11'"),
+        (MEAN.replace('["uneven"]', '"uneven"'), "op.toml:4: features = 'uneven': want a list"),
+        (MEAN.replace("wrong-value", "raised") + 'signature = "got 3 of 4"\n', "op.toml:6: signature has numbers or names"),
+        (MEAN + "[[expects]]\n", "op.toml:6: unknown 'expects'"),
+        ("expect = 3\n", "op.toml:1: want [[expect]] tables"),
+        ("[[expect]\n", "op.toml:1: no TOML"),
+        ("{}", "op.toml:1: no TOML"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_file_and_line(text: str, message: str, tmp_path: Path) -> None:
+    assert refusal(text, tmp_path).startswith(message)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\x00\xff\xfe")
+    for name, message in (("binary.toml", "not UTF-8"), ("missing.toml", "No such file"), (".", "Is a directory")):
+        with pytest.raises(UsageError, match=message):
+            read(tmp_path / name, ["mesh.groups"])
+
+
+def test_headers_within_texts_do_not_count_as_lines() -> None:
+    lines = expectations._Lines(Path("f"), 'a = """\n[[expect]]\n"""\n[[expect]]\nlaw = 1\n')
+    assert lines.headers == [4]
+    assert lines.of_key("law", 0) == "f:5"
+
+
+def test_shipped_files_are_those_of_the_nearest_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("2.9", "2.11", "2.13"):
+        (tmp_path / f"torch-{version}").mkdir()
+        (tmp_path / f"torch-{version}" / "op.toml").write_text("")
+    monkeypatch.setattr(expectations, "SHIPPED", tmp_path)
+    folders = {torch: shipped(torch)[0].parent.name for torch in ("2.8.0", "2.9.1", "2.11.0+cu121", "2.12.0", "2.13.0", "2.14.0.dev1")}
+    assert folders == {
+        "2.8.0": "torch-2.9",
+        "2.9.1": "torch-2.9",
+        "2.11.0+cu121": "torch-2.11",
+        "2.12.0": "torch-2.11",
+        "2.13.0": "torch-2.13",
+        "2.14.0.dev1": "torch-2.13",
+    }
+    assert [path.name for path in layers("2.13.0", Target(expect=("their.toml",)), [Path("mine.toml")])] == ["op.toml", "their.toml", "mine.toml"]

@@ -1,0 +1,351 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from conformance import laws as catalogue
+from conformance.case import Case
+from conformance.engine import LawResult
+from conformance.errors import UsageError
+from conformance.expectations import Entry, Expectations
+from conformance.findings import Finding
+from conformance.law import Law
+from conformance.report.finding_file import read_finding, read_folder, write_finding
+from conformance.report.junit import junit
+from conformance.report.markdown import markdown
+from conformance.report.reproducer import Script, Stage
+from conformance.report.run_report import ReportWriter, RunReport, read_report
+from conformance.report.terminal import Terminal, print_summary
+from conformance.report.terminal import console as plain_console
+from conformance.request import RunRequest
+from conformance.target import Target
+from conformance.verdict import Answer, Deviation, Raised, Verdict
+
+SCRIPT = Script((Stage(2, ("return torch.ones(1), torch.zeros(1)",)),))
+CASE = Case.parse("op.forward[mean] mesh=2 x=5x6:S(0) steps=b=mean(x) seed=3")
+
+
+def law(law_id: str, script: Script | None = SCRIPT) -> Law:
+    write = None if script is None else lambda case: script
+    return Law(law_id, f"What {law_id} says.", "docs", lambda case, here: None, f"{law_id} mesh=2", "fault", script=write)
+
+
+LAWS = {one.id: one for one in (law("op.forward[mean]"), law("op.forward[sum]", None), law("mesh.groups"), law("mesh.copies"), law("roundtrip.dtensor"))}
+
+
+def verdict(case: Case = CASE, **fields: Any) -> Verdict:
+    ranks = (
+        Answer(0, "deviates", (Deviation("wrong-value", "local", "holds other elements", "[1]", "[2]"),), output="printed\x1b[0m"),
+        Answer(1, "raised", raised=Raised("ValueError", "no", "the stack")),
+    )
+    given = {"kind": "wrong-value", "check": "local", "message": "rank 0: holds other elements", "ranks": ranks, **fields}
+    return Verdict(case, "deviates", **given)
+
+
+def finding(law_id: str = "op.forward[mean]", **fields: Any) -> Finding:
+    found = Finding.of(LAWS[law_id], verdict(replace(CASE, law=law_id)), CASE)
+    return replace(found, minimal=True, confirmed=(2, 2), shrink_calls=31, **fields)
+
+
+@dataclass
+class FakeRun:
+    """As much of a run as a report needs."""
+
+    writer: ReportWriter
+    request: RunRequest = field(default_factory=lambda: RunRequest(seed=7))
+    target: Target = field(default_factory=Target)
+    results: dict[str, LawResult] = field(default_factory=dict)
+    expectations: Expectations = field(default_factory=Expectations)
+    findings: list[Finding] = field(default_factory=list)
+    unconfirmed: list[Verdict] = field(default_factory=list)
+    features: Counter[str] = field(default_factory=Counter)
+    judged: int = 0
+    drawn: int = 0
+    distinct: set[Case] = field(default_factory=set)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.monotonic)
+    stopped_by: str | None = None
+
+    def take(self, found: Finding) -> None:
+        self.findings.append(found)
+        self.writer.finding(found, self)  # type: ignore[arg-type]
+
+    def update(self, code: int | None = None) -> RunReport:
+        return self.writer.update(self, code)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    monkeypatch.setattr(catalogue, "find", LAWS.__getitem__)
+    run = FakeRun(ReportWriter(tmp_path / "report"), request=RunRequest(seed=7, report=tmp_path / "report"))
+    run.results = {one.id: LawResult(one, "held", cases=10, seconds=1.5) for one in LAWS.values()}
+    run.results["op.forward[mean]"].outcome = "deviates"
+    run.results["mesh.copies"] = LawResult(LAWS["mesh.copies"], reason="needs 8 ranks, the largest world has 4")
+    run.features.update({"uneven": 8, "dtype:bool": 2})
+    run.judged, run.drawn, run.distinct = 40, 25, {CASE}
+    return run
+
+
+def test_the_report_is_readable_while_the_run_goes_on(run: FakeRun) -> None:
+    run.update()
+    report = read_report(run.writer.folder)
+    assert (report.complete, report.exit) == (False, None)
+    run.take(finding())
+    run.update()
+    assert [found.status for found in read_report(run.writer.folder).findings] == ["new"]
+    assert not list(run.writer.folder.glob(".*")), "a temporary file was left"
+    assert not (run.writer.folder / "junit.xml").exists()
+
+
+def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
+    run.take(finding())
+    run.unconfirmed.append(verdict())
+    entry = Entry("mesh.groups", "hang", "waits", frozenset({"submesh"}), laws=("mesh.groups",), file=Path("mesh.toml"), line=3)
+    run.expectations = Expectations([entry, Entry("plan.x", "hang", "waits", laws=("plan.x",))])
+    run.expectations.judged("mesh.groups", {"submesh"})
+    run.update(1)
+    data = json.loads((run.writer.folder / "report.json").read_text())
+    assert {"schema", "harness", "seed", "profile", "started", "seconds", "complete", "stopped_by", "exit"} <= data.keys()
+    assert (data["schema"], data["seed"], data["exit"], data["complete"]) == (1, 7, 1, True)
+    assert data["target"] == {
+        "name": "gloo",
+        "device": "cpu",
+        "backend": "gloo",
+        "world_size": 4,
+        "torch": data["target"]["torch"],
+        "python": data["target"]["python"],
+        "storage": "filesystem",
+        "cannot": [],
+    }
+    assert {"id", "chapter", "tier", "clause", "outcome", "cases", "rejected", "seconds", "reason"} <= data["laws"][0].keys()
+    (found,) = data["findings"]
+    assert {"id", "law", "kind", "status", "message", "text", "case", "features", "reproducer"} <= found.keys()
+    assert found["reproducer"] == f"findings/{found['id']}.py"
+    assert Case.from_json(found["case"]).text == found["text"]
+    assert data["unconfirmed"][0]["text"] == CASE.text
+    (expectation,) = data["expectations"]
+    assert (expectation["law"], expectation["hits"], expectation["masked"], expectation["stale"]) == ("mesh.groups", 0, 1.0, False)
+    assert data["features"] == {"dtype:bool": 2, "uneven": 8}
+    assert "mesh-3d" in data["features_missing"]
+    assert data["totals"]["cases"] == 40
+    assert data["totals"]["distinct"] == 1
+    assert data["totals"]["findings"] == data["totals"]["new"] == 1
+
+
+@pytest.mark.parametrize(("code", "complete"), [(0, True), (1, True), (2, True), (3, False), (130, False), (143, False)])
+def test_a_run_that_was_cut_is_not_complete(run: FakeRun, code: int, complete: bool) -> None:
+    run.update(code)
+    report = read_report(run.writer.folder)
+    assert (report.exit, report.complete) == (code, complete)
+
+
+def test_a_finding_is_written_with_what_every_rank_said(run: FakeRun) -> None:
+    found = finding()
+    run.take(found)
+    data = read_finding(run.writer.folder / "findings" / f"{found.id}.json")
+    assert data["case"] == found.case
+    assert data["raw_case"] == CASE
+    assert data["ranks"][0] == {
+        "rank": 0,
+        "outcome": "deviates",
+        "expected": "[1]",
+        "got": "[2]",
+        "message": "holds other elements",
+        "stack": "",
+        "output": "printed\x1b[0m",
+    }
+    assert data["ranks"][1]["got"] == "ValueError: no"
+    assert data["ranks"][1]["stack"] == "the stack"
+    assert (data["seed"], data["confirmed"], data["shrink_steps"], data["target"]["name"]) == (7, [2, 2], 31, "gloo")
+    script = (run.writer.folder / "findings" / f"{found.id}.py").read_text()
+    assert "What op.forward[mean] says." in script
+    assert [case.text for case in read_folder(run.writer.folder)] == [found.case.text]
+
+
+def test_a_finding_without_a_script_says_why(run: FakeRun) -> None:
+    run.take(finding("op.forward[sum]"))
+    run.take(finding(status="expected", note="known", id="0badcafe"))
+    without, expected = run.update(1).findings
+    assert without.reproducer is None
+    assert without.note == "no reproducer: op.forward[sum] has no reproducer"
+    assert (expected.status, expected.reproducer, expected.note) == ("expected", None, "known")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1, 2]", "no finding"),
+        (b'{"schema": 1, "laws": []}', "no finding"),
+        (b'{"schema": 9, "id": "x", "law": "y", "case": {}}', "finding schema 9, this version reads 1"),
+        (b'{"schema": 1, "id": "x", "law": "y", "case": {}}', "no case"),
+        (b'{"schema": 1, "id": 3, "law": "y", "case": {"schema": 1, "law": "y", "fields": {}, "after": []}}', "id is no text"),
+    ],
+)
+def test_a_foreign_file_is_no_finding(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_bytes(content)
+    with pytest.raises(UsageError, match=message) as refused:
+        read_finding(tmp_path / "f.json")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match="No such file"):
+        read_finding(tmp_path / "none.json")
+
+
+def test_findings_of_any_case_are_read_back(tmp_path: Path) -> None:
+    case = Case.parse("redistribute.local mesh=2x2@0,2,1,3 x=5x6:S(0),R to=R,S(1)").with_after((Case.parse("mesh.groups mesh=2"),))
+    found = replace(finding(), case=case)
+    path = write_finding(tmp_path / "deep" / "findings", found, Target(), 1)
+    assert read_finding(path)["case"] == case
+
+
+def test_every_judged_case_is_a_line(run: FakeRun) -> None:
+    for at in range(1500):
+        run.writer.case(Verdict(CASE.with_fields(seed=at), "held"), at % 2 == 0)
+    run.writer.case(verdict(), True)
+    run.update()
+    lines = (run.writer.folder / "cases.txt").read_text().splitlines()
+    assert len(lines) == 1501
+    assert lines[1] == f"held swept {CASE.with_fields(seed=1).text}"
+    assert lines[-1] == f"wrong-value drawn {CASE.text}"
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else(run: FakeRun) -> None:
+    run.take(finding())
+    run.update(1)
+    folder = run.writer.folder
+    (folder / "findings" / "notes.txt").write_text("mine")
+    (folder / "mine.md").write_text("mine")
+    ReportWriter(folder)
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["cases.txt", "mine.md", "notes.txt"]
+
+
+def test_somebody_elses_report_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"theirs": true}')
+    with pytest.raises(UsageError, match="want a folder of its own"):
+        ReportWriter(tmp_path)
+    assert (tmp_path / "report.json").read_text() == '{"theirs": true}'
+    assert not (tmp_path / "cases.txt").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match=r"--report .*cannot be written"):
+            ReportWriter(folder)
+
+
+def test_junit_has_a_test_case_for_each_law(run: FakeRun) -> None:
+    run.take(finding(message="bad \x00 text & <tag>"))
+    root = ElementTree.fromstring(junit(run.update(1)))
+    suite = root.find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "1", "1")
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert cases.keys() == LAWS.keys()
+    failure = cases["op.forward[mean]"].find("failure")
+    assert failure is not None
+    assert "bad \ufffd text & <tag>" in (failure.text or "")
+    skipped = cases["mesh.copies"].find("skipped")
+    assert skipped is not None
+    assert "needs 8 ranks" in (skipped.get("message") or "")
+    assert cases["mesh.groups"].find("failure") is None
+
+
+def test_a_stale_law_fails_under_strict_only(run: FakeRun) -> None:
+    run.results["mesh.groups"].outcome = "stale"
+    report = run.update(0)
+    assert 'failures="1"' in junit(report)
+    assert 'failures="2"' in junit(msgspec.structs.replace(report, strict=True))
+
+
+def test_report_md_is_one_screen(run: FakeRun) -> None:
+    for at in range(30):
+        run.take(finding(id=f"{at:08x}"))
+    text = markdown(run.update(1), Path("shardlaw-report"))
+    assert len(text.splitlines()) <= 70
+    assert "30 new findings" in text
+    assert "and 20 more" in text
+    assert f"`{CASE.text}`" in text
+    assert "`python shardlaw-report/findings/00000000.py` exits 1" in text
+    assert "needs 8 ranks" in text
+    assert (run.writer.folder / "report.md").read_text() == markdown(run.update(1), run.writer.folder)
+
+
+def test_the_summary_says_what_was_found_and_what_was_not_reached(run: FakeRun) -> None:
+    run.take(finding())
+    run.take(finding(status="expected", note="weighs ranks", id="0badcafe"))
+    run.unconfirmed.append(verdict())
+    out = io.StringIO()
+    print_summary(plain_console(out), run.update(1), "shardlaw-report")
+    text = out.getvalue()
+    assert CASE.text in text
+    assert "rank 0: holds other elements" in text
+    assert f"python shardlaw-report/findings/{run.findings[0].id}.py" in text
+    assert "wrong-value 0badcafe op.forward[mean]: weighs ranks" in text
+    assert "needs 8 ranks, the largest world has 4" in text
+    assert "unconfirmed" in text
+    assert "exit 1: a new finding (1 new finding, 1 expected)" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(("code", "line"), [(0, "exit 0: nothing new"), (130, "exit 130: interrupted"), (2, "exit 2: no case was judged")])
+def test_the_exit_code_is_explained(run: FakeRun, code: int, line: str) -> None:
+    out = io.StringIO()
+    print_summary(plain_console(out), run.update(code), "r")
+    assert line in out.getvalue()
+
+
+def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    out = io.StringIO()
+    terminal = Terminal(5, out)
+    terminal.law("mesh.groups")
+    for _ in range(100):
+        now += 0.5
+        terminal.case()
+    terminal.finding(finding())
+    terminal.done(run.results["mesh.groups"])
+    terminal.summary(run, 0)  # type: ignore[arg-type]
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("[")]
+    assert len(lines) == 5
+    assert lines[0] == "[  10 s] 1/5 mesh.groups: 20 cases, 2/s, 0 new, 0 expected"
+    assert f"wrong-value {finding().id} {CASE.text}\n" in out.getvalue()
+
+
+def test_a_terminal_shows_one_live_line(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = Screen()
+    terminal = Terminal(5, out)
+    terminal.law("mesh.groups")
+    terminal.case()
+    terminal.shrinking("mesh.groups", verdict())
+    terminal.finding(finding())
+    terminal.summary(run, 1)  # type: ignore[arg-type]
+    assert "shrinking a wrong-value" in out.getvalue()
+    assert "\x1b[1;31m" in out.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Screen()
+    terminal = Terminal(5, plain)
+    terminal.finding(finding())
+    terminal.summary(run, 1)  # type: ignore[arg-type]
+    assert "[1;31m" not in plain.getvalue()
