@@ -57,6 +57,8 @@ def of_steps(text: str) -> frozenset[str]:
         found.add("program")
     if len(set(used)) < len(used):
         found.add("reused")
+    if len({_plain_name(call) for call in calls}) < len(calls):
+        found.add("repeated")
     views = {step.target for step in program.steps if _is_view(step.node)}
     for step in program.steps:
         for node in _walk(step.node):
@@ -107,7 +109,7 @@ def _of_dim(arg: Node, function: str) -> Iterator[str]:
     if any(isinstance(item, Literal) and type(item.value) is int and item.value < 0 for item in items):
         yield "negative-dim"
     if function in MANY_DIMS and isinstance(arg, Row):
-        yield "dim-tuple"
+        yield "dim-tuple" if items else "dim-empty"
     if function in MANY_DIMS | SEVERAL_WITH_DIM and isinstance(arg, Literal) and arg.value is None:
         yield "dim-none"
 

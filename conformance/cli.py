@@ -45,6 +45,7 @@ def shardlaw(
 @app.command()
 def run(
     laws: Laws = None,
+    *,
     target: TargetName = "gloo",
     storage: Annotated[str | None, typer.Option(metavar="NAME", help="Checkpoint storage; default: the target's.")] = None,
     world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the largest world.")] = 4,

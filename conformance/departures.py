@@ -12,7 +12,7 @@ from reference.checkpoint.state_dict import Slot, Stateful, parse_state
 from reference.layout import Layout, LayoutError
 from reference.mesh import Mesh
 from reference.notation import NotationError, Shape
-from reference.placement import MaskPartial, Partial, Placements, StridedShard, parse_placements, shard_dim
+from reference.placement import Partial, Placements, StridedShard, is_reduction, parse_placements, shard_dim
 from reference.tensors import TensorSpec
 
 
@@ -68,11 +68,8 @@ def of_layout(shape: Shape, mesh_text: str, placements_text: str) -> frozenset[s
     if any((shard_dim(placement) or 0) < 0 for placement in placements):
         found.add("negative-shard")
     ops = [placement.op for placement in placements if isinstance(placement, Partial)]
-    masks = [placement for placement in placements if isinstance(placement, MaskPartial)]
     found |= {f"partial:{op}" for op in ops}
-    if masks:
-        found.add("masked")
-    if len(ops) + len(masks) > 1:
+    if sum(map(is_reduction, placements)) > 1:
         found.add("partial-twice")
     if len(set(ops)) > 1:
         found.add("partial-mixed" if set(ops) <= {"sum", "avg"} else "mixed-partials")

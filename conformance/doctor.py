@@ -97,14 +97,15 @@ def _subgroups(here: Here) -> tuple[object, object]:
 
 
 def _checkpoint(here: Here) -> tuple[object, object]:
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     from conformance.target.storage import reader, writer
 
     state = {"x": here.tensor(torch.arange(4.0))}
-    checkpoint.save(state, storage_writer=writer(here.target, here.folder()))
+    save(state, storage_writer=writer(here.target, here.folder()))
     loaded = {"x": here.tensor(torch.zeros(4))}
-    checkpoint.load(loaded, storage_reader=reader(here.target, here.folder()))
+    load(loaded, storage_reader=reader(here.target, here.folder()))
     return [0.0, 1.0, 2.0, 3.0], loaded["x"].tolist()
 
 

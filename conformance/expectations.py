@@ -1,22 +1,22 @@
 """Expectations: known findings, each written down with a reason, so that a run says what is new.
 
-They come in layers, each a list of TOML files: those shipped for the torch version (one file a chapter), the target's own, the user's. Where
-several entries match, the last layer's counts. An entry::
+They come in layers, each a list of TOML files: those shipped for the torch version (one file a chapter), the target's own, the
+user's. Where several entries match, the last layer's counts. An entry::
 
     [[expect]]
     law = "op.backward[amin]"          # as on the command line
     kind = "wrong-value"
     features = ["tie"]                 # all of them on the case
-    signature = "..."                  # required for raised, wrong-error and crash: part of the error text, with numbers and names struck out
+    signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash
     torch = ">=2.11,<2.16"
     target = "nccl"                    # where it is true of one target only
     finding = "f3a9c1e0"
     reason = "tie count is taken per shard"
     issue = "https://..."
 
-Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more than 20 % of a
-law's cases hides too much: it is refused, and what it hid counts as new, unless it says ``wide = true``. An entry that
-never happened though its features were reached 20 times is stale.
+Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more
+than 20 % of a law's cases hides too much: it is refused, and what it hid counts as new, unless it says ``wide = true``. An entry
+that never happened though its features were reached 20 times is stale.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class Expectations:
         """The entries to refuse, each with the law of which it matches most. Laws with fewer than 20 cases say nothing."""
         found = []
         for entry in self.entries:
-            shares = {law_id: count / self._judged[law_id] for law_id, count in entry.cases.items() if self._judged[law_id] >= REACHED_TO_JUDGE}
+            shares = {
+                law_id: count / self._judged[law_id] for law_id, count in entry.cases.items() if self._judged[law_id] >= REACHED_TO_JUDGE
+            }
             law_id = max(shares, key=shares.__getitem__, default="")
             if law_id and not entry.wide and shares[law_id] > WIDEST_SHARE:
                 found.append(TooWide(entry, law_id, shares[law_id]))
@@ -179,7 +181,10 @@ def layers(torch_version: str, target: Target, extra: Sequence[Path] = ()) -> li
 
 
 def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo") -> Expectations:
-    """The entries of ``files`` that hold for this torch and target. Raises :class:`UsageError`, with file and line, for any that means nothing."""
+    """The entries of ``files`` that hold for this torch and target.
+
+    Raises :class:`UsageError`, with file and line, for an entry that means nothing.
+    """
     ids = [law.id for law in laws]
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     entries = [entry for file in files for entry in read(file, ids, aliases)]

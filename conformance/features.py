@@ -45,7 +45,7 @@ LINES: dict[str, dict[str, str]] = {
         **{f"partial:{op}": f"contributions whose reduction by {op} is pending" for op in REDUCE_OPS},
         "partial-twice": "reductions pending along two mesh dims",
         "partial-mixed": "sum pending along one mesh dim, avg along another",
-        "masked": "the pending sum of masked row lookups",
+        "derived": "seen by a rank: a pending reduction with a transform of its own, such as a norm or a masked lookup",
         "cancelling": "contributions that cancel to 0 everywhere",
     },
     "programs": {
@@ -57,11 +57,12 @@ LINES: dict[str, dict[str, str]] = {
     "history": {
         "history": "the world must have served other cases before",
         "bystander": "something else is done first that must not matter: another mesh view, another op",
-        "repeated": "the same thing done twice on the same objects",
+        "repeated": "one function called more than once, on other arguments",
     },
     "arguments": {
         "negative-dim": "a dim argument that counts from the end",
         "dim-tuple": "several dims in one argument",
+        "dim-empty": "an empty tuple for a dim argument",
         "dim-none": "None for a dim argument",
         "keepdim": "a reduction that keeps its dims",
         "scalar:int": "a Python int as operand",
@@ -72,6 +73,8 @@ LINES: dict[str, dict[str, str]] = {
         "unlike-placements": "operands that are placed differently",
         "tie": "elements that are equal, for ops that choose among them",
         "option:*": "a keyword argument by name, other than dim and keepdim",
+        "source-rank": "data that is taken from another rank than the first",
+        "planner": "a redistribution that is planned in another way",
     },
     "in place": {
         "in-place": "a call that changes an operand",
@@ -80,7 +83,8 @@ LINES: dict[str, dict[str, str]] = {
     },
     "backward": {
         "backward": "gradients are judged",
-        "incoming-elsewhere": "the incoming gradient has other placements than the output",
+        "requires-grad": "a tensor that asks for a gradient",
+        "grad-placements": "placements that are given for a gradient",
     },
     "meshes": {
         "mesh-2d": "a mesh of two dims",
@@ -91,6 +95,9 @@ LINES: dict[str, dict[str, str]] = {
         "two-meshes": "two different meshes in one case",
         "mesh-view": "a slice, a flattened or an unflattened part of a mesh",
         "named-mesh": "mesh dims that have names",
+        "rank-twice": "a table that holds a rank twice",
+        "rank-outside": "a table that holds a rank outside the world",
+        "name-twice": "a slice by one name given twice",
         "world:*": "a world of so many ranks, other than 2",
         "nested": "two mesh dims shard the same tensor dim",
     },
@@ -106,6 +113,7 @@ LINES: dict[str, dict[str, str]] = {
         "many-placements": "more placements than mesh dims",
         "dim-out-of-range": "a placement of a dim that the tensor does not have",
         "mixed-partials": "reductions that may not stand side by side",
+        "other-sizes": "local tensors of other sizes than the placements name",
     },
     "dtypes": {
         **{f"dtype:{name}": f"a tensor of {name}" for name in DTYPES if name != "float32"},
@@ -130,7 +138,8 @@ LINES: dict[str, dict[str, str]] = {
         "alias": "one tensor under two keys",
         "other-state": "loaded into another state than the one that was saved",
         "storage-option": "an option of the writer or the planner",
-        "saved-twice": "a checkpoint that was saved before, or read before",
+        "async-save": "saved in the background",
+        "saved-twice": "several saves, one after the other",
     },
     "outcomes": {
         "must-refuse": "something without meaning, which every rank must refuse",
@@ -141,9 +150,23 @@ LINES: dict[str, dict[str, str]] = {
 FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
 PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
 
-BYSTANDERS = frozenset({"bystander", "first", "before"})
-MESH_VIEWS = frozenset({"slice", "flatten", "of", "groups", "unflatten"})
-STORAGE_OPTIONS = frozenset({"threads", "files", "dedup", "cache", "overwrite", "plan", "async"})
+# what a field means by being there
+OF_FIELD = {
+    **dict.fromkeys(("slice", "flatten", "of", "groups", "sizes"), "mesh-view"),
+    **dict.fromkeys(("threads", "files", "dedup"), "storage-option"),
+    **dict.fromkeys(("declared", "grads"), "grad-placements"),
+    "async": "async-save",
+    "attempt": "must-refuse",
+    "before": "bystander",
+    "into": "other-state",
+    "names": "named-mesh",
+    "order": "saved-twice",
+    "plan": "planner",
+    "requires_grad": "requires-grad",
+    "src": "source-rank",
+}
+# where a case has two ends, a save and a load
+TWO_ENDS = ("roundtrip", "plan")
 
 
 def known(feature: str) -> bool:
@@ -162,23 +185,27 @@ def line_of(feature: str) -> str:
 def missing(reached: Iterable[str]) -> list[str]:
     """The features of the catalogue that are not among ``reached``, patterns included when nothing of their family is."""
     seen = set(reached)
+    seen.add("history")  # a finding may turn out to need one; nothing is drawn with one
     return [name for name in FEATURES if name not in seen and not (name.endswith("*") and any(s.startswith(name[:-1]) for s in seen))]
 
 
 def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
     """The departures of a case from the plainest one, as far as its fields tell, with those that its law adds."""
-    found = set(_of_fields(case.fields))
+    chapter = case.law.partition(".")[0]
+    found = set(_of_fields(chapter, case.fields))
     if case.after:
         found.add("history")
-    if "backward" in case.law or "grad" in case:
+    if chapter == "gradient" or "backward" in case.law:
         found.add("backward")
+    if "refus" in case.law:
+        found.add("must-refuse")
     if law is not None and law.features is not None:
         found |= law.features(case)
     return frozenset(found)
 
 
 @lru_cache(8192)
-def _of_fields(fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
+def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
     case = Case("", fields)
     found: set[str] = set()
     specs = dict(_tensors(case))
@@ -186,7 +213,7 @@ def _of_fields(fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
     for name in (field for field, _ in fields if field == "mesh" or field.startswith("mesh.")):
         mesh = case.mesh(name)
         found |= of_mesh(mesh, _world(case, name, mesh))
-    if len(set(meshes)) > 1 and "mesh.load" not in case:
+    if len(set(meshes)) > 1 and chapter not in TWO_ENDS:
         found.add("two-meshes")
     if case.world != 2:
         found.add(f"world:{case.world}")
@@ -199,22 +226,19 @@ def _of_fields(fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
     if "steps" in case:
         found.update(of_operands(specs.values()))
         found |= of_steps(case.get("steps"))
-    names = {name for name, _ in fields}
-    if names & BYSTANDERS:
-        found.add("bystander")
-    if names & MESH_VIEWS:
-        found.add("mesh-view")
-    if case.get("names", "none") != "none":
-        found.add("named-mesh")
-    if "attempt" in names:
-        found.add("must-refuse")
-    if "dtype" in case and case.get("dtype") != "float32" and f"dtype:{case.get('dtype')}" in FEATURES:
-        found.add(f"dtype:{case.get('dtype')}")
+    found |= {OF_FIELD[name] for name, value in fields if name in OF_FIELD and value != "none"}
+    for name, feature in (("dtype", f"dtype:{case.get('dtype', '')}"), ("memory", f"memory:{case.get('memory', '')}")):
+        if name in case and feature in FEATURES:
+            found |= {feature, "noncontiguous"} if name == "memory" else {feature}
     load_mesh = case.get("mesh.load", on)
     for name, text in specs.items():
         for target in _targets(case, name):
             found |= of_layout(parse_shape(text.partition(":")[0]), load_mesh, target)
-    found.update(_of_checkpoint(case, specs))
+    for field in ("state", "into"):
+        if field in case:
+            found |= of_state(case.get(field))
+    if chapter in TWO_ENDS and "mesh" in case:
+        found.update(_of_two_ends(case, specs))
     return frozenset(found)
 
 
@@ -246,18 +270,8 @@ def _targets(case: Case, name: str) -> list[str]:
     return [case.get(field) for field in wanted if field in case]
 
 
-def _of_checkpoint(case: Case, specs: dict[str, str]) -> Iterator[str]:
-    """What a case of two ends, a save and a load, departs in."""
-    named = {name for name, _ in case.fields}
-    if named & STORAGE_OPTIONS:
-        yield "storage-option"
-    for field in ("state", "into"):
-        if field in case:
-            yield from of_state(case.get(field))
-    if "into" in case:
-        yield "other-state"
-    if not any(name == "mesh.load" or name.startswith(("to.", "world.")) for name in named):
-        return
+def _of_two_ends(case: Case, specs: dict[str, str]) -> Iterator[str]:
+    """How what is loaded departs from what was saved."""
     if len(specs) > 1:
         yield "several-tensors"
     mesh, load_mesh = case.mesh(), Mesh.parse(case.get("mesh.load", case.get("mesh")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from conformance.case import Case
@@ -57,7 +58,8 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
     worst = _worst(answers)
     if worst is not None:
         rank, deviation = worst
-        error = deviation.message if deviation.kind == "wrong-error" else ""
+        # of a wrong refusal, what follows the words for what was attempted is the error
+        error = re.split(": (?:must be )?refused,? ", deviation.message, maxsplit=1)[-1] if deviation.kind == "wrong-error" else ""
         return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", error)
     for at in range(len(max((answer.deposits for answer in answers), key=len))):
         found = _judge_deposits([answer.deposits[at : at + 1] for answer in answers], target)

@@ -318,7 +318,7 @@ def _callable(name: str, text: str) -> Callable[..., Any] | None:
         if isinstance(found, (types.FunctionType, types.BuiltinFunctionType)) and not last.startswith("_"):
             return found
         raise NotationError(f"steps {text!r}: torch.{space} has no function {last!r}")
-    if not name.endswith("_") and not name.startswith("__") and name in _functions():
+    if name in _functions() and not name.startswith("__") and not (name.endswith("_") and hasattr(torch.Tensor, name)):
         return getattr(torch, name)  # type: ignore[no-any-return]
     _method(name, text)
     return None

@@ -189,7 +189,9 @@ def _conclude(one: Wanted, verdicts: list[Verdict]) -> int:
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
     if not deviating:
-        print(f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True)
+        print(
+            f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True
+        )
         return 0
     as_stored = sum(verdict.signature == one.signature for verdict in deviating)
     text = f"  deviates {len(deviating)} of {times} times"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SHRINK_SECONDS = 10.0
 NARROW_DRAWS = 80
+NARROW_BATCH = 10
 SCALE = {"smoke": 1, "ci": 8, "nightly": 60}
 
 
@@ -145,10 +146,19 @@ class Shrinker:
         strategy = law.narrow(first.case)
         near: list[Case] = []
         draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
-        self._judge([case for case in dict.fromkeys(near) if case not in self.memory])
-        if not any(self._shows(self.memory[case], first.signature) for case in near):
-            return start
+        unseen = [case for case in dict.fromkeys(near) if case not in self.memory]
+        while unseen and time.monotonic() < self._deadline:
+            self._judge(unseen[:NARROW_BATCH])
+            del unseen[:NARROW_BATCH]
+        if unseen or not any(self._shows(self.memory[case], first.signature) for case in near):
+            return self._smallest(near, first) or start
         return self._replay(strategy, NARROW_DRAWS, first.signature) or start
+
+    def _smallest(self, near: Sequence[Case], first: Verdict) -> Shrunk | None:
+        """The shortest of the cases judged near the first one that shows its signature, where there is one."""
+        shown = [case for case in near if case in self.memory and self._shows(self.memory[case], first.signature)]
+        best = min(shown, key=lambda case: (case.world, len(case.text), case.text), default=None)
+        return None if best is None else Shrunk(best, self.memory[best], False, self.calls)
 
     def _shows(self, verdict: Verdict, signature: str) -> bool:
         return verdict.signature == signature and not self.known(verdict)

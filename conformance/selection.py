@@ -42,7 +42,8 @@ def select_ids(ids: Sequence[str], patterns: Sequence[str], aliases: dict[str, s
 
     Raises :class:`UsageError` for a pattern that selects nothing, naming the nearest ids, and for patterns that leave nothing.
     """
-    wanted, dropped = set(), set()
+    wanted: set[str] = set()
+    dropped: set[str] = set()
     for pattern in patterns:
         found = _ids(ids, pattern.removeprefix("!"), aliases or {})
         (dropped if pattern.startswith("!") else wanted).update(found)
@@ -62,7 +63,7 @@ def _ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]
     if any(law_id.startswith(f"{pattern}.") for law_id in ids):
         raise UsageError(f"no law is called {pattern!r}: want '{pattern}.*' for all of this chapter")
     names = {*ids, *(law_id.partition("[")[0] for law_id in ids)}
-    raise UsageError(f"no law matches {pattern!r} ({one_of(pattern, names)})")
+    raise UsageError(f"no law matches {pattern!r} ({one_of(pattern.strip('*'), names)})")
 
 
 def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()) -> list[Law]:
@@ -75,21 +76,26 @@ def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()
     takers = [law for law in kept if takes_op(law)]
     for pattern in ops:
         if not any(_takes(law, [pattern]) for law in takers):
-            names = sorted({law.variant for law in takers})
+            names = sorted({law.variant for law in takers} - {""})
             close = f" (nearest: {', '.join(nearest(pattern, names))})" if nearest(pattern, names) else ""
             raise UsageError(f"--op {pattern}: no selected law takes such an op{close}")
     return [law for law in kept if not takes_op(law) or _takes(law, ops)]
 
 
 def takes_op(law: Law) -> bool:
-    """Whether the law is tried on one op, named by its variant."""
-    return bool(law.variant) and law.chapter in ("op", "gradient")
+    """Whether the law is about ops: on one that its variant names, or on any."""
+    return law.chapter == "op" or (law.chapter == "gradient" and bool(law.variant))
 
 
 def _takes(law: Law, ops: Iterable[str]) -> bool:
-    return any(matches_op(pattern, law.variant, overloads(law.variant)) for pattern in ops)
+    return bool(law.variant) and any(matches_op(pattern, law.variant, overloads(law.variant)) for pattern in ops)
 
 
+@cache
 def overloads(op: str) -> tuple[str, ...]:
-    """The aten overloads known to run for an op, as ``aten.NAME.OVERLOAD``; empty where only a run can tell."""
-    return ()
+    """The aten overloads that carry the name of an op, as ``aten.NAME.OVERLOAD``. A run may reach others: those only it can tell."""
+    import torch
+
+    name = op.removesuffix(".in-place").removesuffix(".out").rpartition(".")[2]
+    packets = [(packet, getattr(torch.ops.aten, packet, None)) for packet in (name, f"{name}_", f"_{name}")]
+    return tuple(f"aten.{packet}.{overload}" for packet, found in packets if found is not None for overload in found.overloads())

@@ -22,8 +22,7 @@ from reference.mesh import Coord
 HELPERS = {
     "dtensor": (
         "def dtensor(local, whole, mesh, *placements):",
-        "    how = dict(run_check=False, shape=whole.shape, stride=whole.stride())",
-        "    return DTensor.from_local(local, mesh, placements, **how)",
+        "    return DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride())",
     ),
     "App": ("class App(dict):", "    state_dict, load_state_dict = dict.copy, dict.update"),
     "transposed": ("transposed = lambda t: t.mT.contiguous().mT",),
@@ -59,9 +58,10 @@ def script(trip: Trip, stages: Iterable[tuple[int, Sequence[str]]], constants: I
     text = "\n".join([*(line for _, lines in bodies for line in lines), *constants])
     helpers = [line for name, lines in HELPERS.items() if name in _words(text) for line in lines]
     words = _words("\n".join([text, *helpers]))
-    made = [f"{name.upper()} = {scripts.tensor(full.contiguous())}" for name, full in trip.values.items() if name.upper() in words]
+    made = {name.upper(): scripts.tensor(full.contiguous()) for name, full in trip.values.items() if name.upper() in words}
+    literal = [f"{', '.join(made)} = {', '.join(made.values())}"] if made else []
     wanted = [line for name, line in IMPORTS.items() if name in words]
-    return Script(tuple(Stage(world, tuple(lines)) for world, lines in bodies), (*wanted, *imports), (*made, *helpers, *constants))
+    return Script(tuple(Stage(world, tuple(lines)) for world, lines in bodies), (*wanted, *imports), (*literal, *helpers, *constants))
 
 
 def _words(text: str) -> set[str]:

@@ -23,6 +23,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from reference.notation import NotationError, Shape, format_shape, parse_shape
 
@@ -54,8 +55,9 @@ class Mesh:
         """The plain mesh over ranks ``0..n-1`` in row-major order: ``Mesh.of(2, 3)``."""
         return cls(sizes, tuple(range(math.prod(sizes))))
 
-    @classmethod
-    def parse(cls, text: str) -> Mesh:
+    @staticmethod
+    @lru_cache(4096)
+    def parse(text: str) -> Mesh:
         """``"2x3"``, or ``"2x2@0,2,1,3"`` where the ranks are not ``0..n-1``. Raises :class:`NotationError`."""
         shape_text, at, ranks_text = text.partition("@")
         try:
@@ -68,7 +70,7 @@ class Mesh:
         if at and not all(rank.isascii() and rank.isdigit() for rank in ranks):
             raise NotationError(f"mesh {text!r}: want ranks joined by ',' after '@', such as 2x2@0,2,1,3")
         try:
-            return cls(shape, tuple(map(int, ranks))) if at else cls.of(*shape)
+            return Mesh(shape, tuple(map(int, ranks))) if at else Mesh.of(*shape)
         except MeshError as error:
             raise NotationError(f"mesh {text!r}: {error}") from None
 

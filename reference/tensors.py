@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -63,8 +64,9 @@ class TensorSpec:
     fill: str = "distinct"
     memory: str = "plain"
 
-    @classmethod
-    def parse(cls, text: str) -> TensorSpec:
+    @staticmethod
+    @lru_cache(4096)
+    def parse(text: str) -> TensorSpec:
         """The inverse of ``str``. Raises :class:`NotationError`, which names the part that is wrong."""
         shape, placements, dtype, fill, memory = [*split_outside(text, ":"), "", "", "", "", ""][:5]
         dtype, fill, memory = dtype or "float32", fill or "distinct", memory or "plain"
@@ -77,7 +79,7 @@ class TensorSpec:
         if memory not in MEMORIES:
             raise NotationError(f"tensor {text!r}: memory {memory!r} is none of {', '.join(MEMORIES)}")
         placed = None if placements in ("", "-") else parse_placements(placements)
-        return cls(parse_shape(shape), placed, dtype, fill, memory)
+        return TensorSpec(parse_shape(shape), placed, dtype, fill, memory)
 
     def __str__(self) -> str:
         placed = "-" if self.placements is None else format_placements(self.placements)

@@ -11,12 +11,12 @@ from hypothesis.strategies import SearchStrategy
 
 from reference.layout import Layout, LayoutError
 from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
+from reference.placement import Partial, Placements, Replicate, Shard, StridedShard
 from strategies._arguments import check_count
-from strategies.ops import Op, Sample, reducible
+from strategies.ops import Arg, Op, Sample, single_placements
 
 SIZES = (2, 3, 4, 5, 1, 6, 7, 8, 0)
-REDUCE_OPS = ("sum", "sum", "avg", "max", "min", "product")
+REDUCE_OPS = ("sum", "avg", "max", "min", "product")
 # the plainest first, each as often as it is to be drawn
 MESHES = (
     *("2",) * 9,
@@ -51,7 +51,7 @@ def op_samples(op: Op, *, world_size: int = 4, dtypes: Sequence[str] | None = No
         extents = variant.fits({name: draw(st.sampled_from(sizes)) for name in variant.symbols})
         fitting = [dtype for dtype in variant.dtypes if allowed is None or dtype in allowed] or [variant.dtypes[0]]
         dtype = draw(st.sampled_from((fitting[0],) * (2 * len(fitting) - 1) + tuple(fitting[1:])))
-        placed = {arg.name: draw(_placements(arg.fixed, arg.dtype or dtype, len(arg.dims), mesh.ndim)) for arg in variant.args}
+        placed = {arg.name: draw(_placements(arg, dtype, mesh.ndim)) for arg in variant.args}
         memory = draw(st.sampled_from(("plain",) * 9 + ("transposed",)))
         return variant.sample(mesh, extents, placed, dtype, memory)
 
@@ -59,19 +59,17 @@ def op_samples(op: Op, *, world_size: int = 4, dtypes: Sequence[str] | None = No
 
 
 @cache
-def _placements(fixed: bool, dtype: str, ndim: int, mesh_ndim: int) -> SearchStrategy[Placements]:
+def _placements(arg: Arg, dtype: str, mesh_ndim: int) -> SearchStrategy[Placements]:
     """Placements of one argument: shards most often; reductions of one kind; now and then a strided shard beside its shard."""
-    if fixed:
-        return st.just((Replicate(),) * mesh_ndim)
-    pending: list[Placement] = [Partial(op) for op in REDUCE_OPS if reducible(dtype, op)]
-    shards: list[Placement] = [Shard(dim) for dim in range(ndim)]
-    singles = [Replicate(), *shards, *(pending if len(pending) < 3 else pending[:2]), *shards, *pending[2:]]
+    singles = single_placements(arg, dtype, REDUCE_OPS)
+    shards = [single for single in singles if isinstance(single, Shard)]
+    singles = [*singles[: len(shards) + 2], *shards, *singles[len(shards) + 2 :]]
     rows: list[Placements] = [(single,) for single in singles]
     for _ in range(mesh_ndim - 1):
         rows = [(*row, single) for row in rows for single in singles]
     kept = [row for row in rows if len({p.op for p in row if isinstance(p, Partial)}) < 2]
     if mesh_ndim == 2:
-        kept += [(StridedShard(dim, 2), Shard(dim)) for dim in range(ndim)]
+        kept += [(StridedShard(shard.dim, 2), shard) for shard in shards]
     return st.sampled_from(kept)
 
 

@@ -2,220 +2,283 @@
 
 from __future__ import annotations
 
-from strategies.ops import ANY, FLOATS, INTEGERS, NUMBERS, Op, Variant, variants
+from strategies.op_table import read_ops
 
+UNARY = read_ops("""
+abs           unary numbers
+neg           unary numbers
+positive      unary numbers
+sign          unary numbers
+sgn           unary floats
+square        unary floats small
+floor         unary floats unit
+ceil          unary floats unit
+trunc         unary floats unit
+round         unary floats unit inexact
+    a=m,n | round(a,decimals=1)
+frac          unary floats unit
+signbit       unary floats
+isnan         unary floats
+isfinite      unary floats
+isposinf      unary
+logical_not   unary any ties
+bitwise_not   unary int64,bool,uint8
+exp           unary floats small inexact
+exp2          unary floats small inexact
+expm1         unary floats small inexact
+log           unary floats positive inexact
+log1p         unary floats positive inexact
+log2          unary floats positive inexact
+log10         unary floats positive inexact
+sqrt          unary floats positive inexact
+rsqrt         unary floats positive inexact
+reciprocal    unary floats positive inexact
+sin           unary floats inexact
+cos           unary floats inexact
+tan           unary unit inexact
+asin          unary unit inexact
+acos          unary unit inexact
+atan          unary floats inexact
+sinh          unary floats small inexact
+cosh          unary small inexact
+tanh          unary floats small inexact
+asinh         unary floats inexact
+acosh         unary positive inexact
+atanh         unary unit inexact
+sigmoid       unary floats small inexact
+erf           unary floats small inexact
+erfc          unary floats small inexact
+erfinv        unary unit inexact
+lgamma        unary positive inexact
+digamma       unary positive inexact
+sinc          unary unit inexact
+i0            unary unit inexact
+logit         unary floats unit inexact
+deg2rad       unary floats inexact
+rad2deg       unary floats inexact
+nan_to_num    unary floats
+nn.functional.relu        unary numbers
+nn.functional.relu6       unary
+nn.functional.gelu        unary floats small inexact
+nn.functional.silu        unary floats small inexact
+nn.functional.mish        unary small inexact
+nn.functional.elu         unary floats small inexact
+nn.functional.celu        unary small inexact
+nn.functional.selu        unary small inexact
+nn.functional.softplus    unary floats small inexact
+nn.functional.softshrink  unary
+nn.functional.hardtanh    unary floats
+nn.functional.hardsigmoid unary small inexact
+nn.functional.hardswish   unary small inexact
+nn.functional.hardshrink  unary floats
+nn.functional.logsigmoid  unary floats small inexact
+nn.functional.leaky_relu  light floats
+    a=m,n | nn.functional.leaky_relu(a,0.5) nn.functional.leaky_relu(a,-0.5)
+nn.functional.threshold   light floats
+    a=m,n | nn.functional.threshold(a,0.0,-1.0) nn.functional.threshold(a,0.0,5.0)
+polygamma light positive inexact
+    a=m,n | polygamma(1,a)
+""")
 
-def _unary(name: str, call: str = "", *more: str, dtypes: tuple[str, ...] = FLOATS, fill: str = "distinct", exact: bool = False) -> Op:
-    function = call or f"{name}(a)"
-    made = variants("a=m,n", function, *more, dtypes=dtypes, fill=fill) + variants("a=()", function, dtypes=dtypes, fill=fill)
-    return Op(name, made, exact, light=True)
+BINARY = read_ops("""
+add binary pairs numbers
+    a=m,n       | add(a,2) add(a,2.5) add(a,2,alpha=3)
+    a=m,n b=m,n | add(a,b,alpha=2) add(a,b,alpha=-1)
+sub binary pairs numbers
+    a=m,n       | sub(a,2) sub(a,2.5)
+    a=m,n b=m,n | sub(a,b,alpha=2) sub(a,b,alpha=-1)
+mul binary pairs numbers small
+    a=m,n       | mul(a,2) mul(a,2.5) mul(a,-1) mul(a,True)
+div binary pairs floats positive inexact
+    a=m,n       | div(a,2) div(a,2.5) div(a,2,rounding_mode='trunc')
+    a=m,n b=m,n | div(a,b,rounding_mode='floor')
+true_divide binary light numbers positive inexact
+    a=m,n       | true_divide(a,2)
+floor_divide light numbers positive
+    a=m,n       | floor_divide(a,2) floor_divide(a,2.5)
+    a=m,n b=n   | floor_divide(a,b)
+rsub light numbers small
+    a=m,n       | rsub(a,2) rsub(a,2.5)
+    a=m,n b=m,n | rsub(a,b)
+remainder binary light numbers positive
+    a=m,n       | remainder(a,3) remainder(a,2.5)
+fmod binary light numbers positive
+    a=m,n       | fmod(a,3) fmod(a,2.5)
+pow float32,float64 small
+    a=m,n       | pow(a,2) pow(a,3) pow(a,0) pow(2,a)
+    a=m,n b=n:float32:ties float32 | pow(a,b)
+maximum binary pairs numbers
+minimum binary pairs numbers
+fmax binary light numbers
+fmin binary light numbers
+atan2 binary light floats inexact
+hypot binary light floats inexact
+copysign binary light floats
+    a=m,n       | copysign(a,2) copysign(a,-2.5)
+logaddexp binary light floats small inexact
+logaddexp2 binary light small inexact
+xlogy binary light floats positive inexact
+    a=m,n       | xlogy(a,2)
+special.xlog1py binary light positive inexact
+float_power binary light positive inexact
+nextafter binary light
+heaviside binary light small
+ldexp light small
+    a=m,n b=m,n | ldexp(a,b)
+gcd binary light integers positive
+lcm binary light integers positive
+lerp
+    a=m,n b=m,n       | lerp(a,b,0.5) lerp(a,b,2.0)
+    a=m,n b=m,n c=n small | lerp(a,b,c)
+addcmul small
+    a=m,n b=m,n c=m,n | addcmul(a,b,c) addcmul(a,b,c,value=2)
+    a=m,n b=n c=m,1   | addcmul(a,b,c)
+addcdiv positive inexact
+    a=m,n b=m,n c=m,n | addcdiv(a,b,c) addcdiv(a,b,c,value=2)
+""")
 
+COMPARISONS = read_ops("""
+eq binary pairs any ties
+    a=m,n numbers | eq(a,1) eq(a,0.5)
+ne binary light any ties
+    a=m,n numbers | ne(a,1) ne(a,0.5)
+lt binary light any ties
+    a=m,n numbers | lt(a,1) lt(a,0.5)
+le binary light any ties
+    a=m,n numbers | le(a,1) le(a,0.5)
+gt binary pairs any ties
+    a=m,n numbers | gt(a,1) gt(a,0.5)
+ge binary light any ties
+    a=m,n numbers | ge(a,1) ge(a,0.5)
+logical_and binary light any ties
+logical_or binary light bool,float32 ties
+logical_xor binary light bool,float32 ties
+bitwise_and binary light int64,bool,uint8 ties
+bitwise_or binary light int64,bool,uint8 ties
+bitwise_xor binary light int64,bool,uint8 ties
+bitwise_left_shift light integers ties
+    a=m,n b=m,n | bitwise_left_shift(a,b)
+isclose light small refuses-any
+    a=m,n b=m,n | isclose(a,b)
+""")
 
-def _in_place(
-    name: str, *calls: str, dtypes: tuple[str, ...] = FLOATS, fill: str = "distinct", exact: bool = True, args: str = "a=m,n"
-) -> Op:
-    return Op(f"{name}.in-place", variants(args, *calls, dtypes=dtypes, fill=fill), exact, light=True, refuses="pending")
+SELECTION = read_ops("""
+where pairs
+    c=m,n:bool a=m,n b=m,n numbers | where(c,a,b)
+    c=n:bool a=m,n b=m,1           | where(c,a,b)
+    c=m,n:bool a=m,n               | where(c,a,0) where(c,a,-1.5)
+    a=m,n b=m,n                    | where(gt(a,0),a,b)
+clamp numbers
+    a=m,n                     | clamp(a,-2,3) clamp(a,min=0) clamp(a,max=1)
+    a=m,n b=m,n c=n float32   | clamp(a,b,c)
+    a=m,n b=n float32         | clamp(a,min=b) clamp(a,max=b)
+clamp_min
+    a=m,n       | clamp_min(a,0)
+    a=m,n b=m,n | clamp_min(a,b)
+clamp_max
+    a=m,n       | clamp_max(a,0)
+    a=m,n b=m,n | clamp_max(a,b)
+masked_fill floats
+    a=m,n c=m,n:bool              | masked_fill(a,c,7) masked_fill(a,c,-inf)
+    a=m,n c=n:bool float32        | masked_fill(a,c,0)
+    a=m,n c=m,n:bool v=() float32 | masked_fill(a,c,v)
+""")
 
+CASTS = read_ops("""
+to float32,int64,float64,bool small
+    a=m,n | to(a,torch.int64) to(a,torch.float64) to(a,torch.bool) to(a,torch.bfloat16) to(a,torch.float32)
+    a=m,n distinct float32 | to(div(a,4),torch.int32)
+    a=() distinct float32  | to(a,torch.int64)
+type_as
+    a=m,n:float32 b=m,n:int64 | type_as(a,b) type_as(b,a)
+promotion inexact
+    a=m,n:int64 b=m,n:float32 positive | add(a,b) mul(a,b) eq(a,b) div(a,b)
+    a=m,n:bool b=m,n:int64             | add(a,b) mul(a,b) where(a,b,0.5)
+    a=m,n:int64                        | add(a,0.5) mul(a,True) div(a,2) sum(a) mean(a,dtype=torch.float32)
+    a=m,n:float32 b=():float64         | add(a,b) mul(b,a)
+    a=m,n:bool                         | add(a,1) sum(a,0) mul(a,2.0)
+# a plain 0-d tensor beside a sharded one
+operand float32,int64 small
+    a=m,n | add(a,tensor(2)) mul(a,tensor(2.0)) add(tensor(1.5),a) eq(a,tensor(1))
+""")
 
-def _binary(
-    name: str,
-    *more: str,
-    dtypes: tuple[str, ...] = NUMBERS,
-    fill: str = "distinct",
-    exact: bool = True,
-    pairs: bool = False,
-    scalars: bool = True,
-) -> Op:
-    """Two tensors: alike, broadcast either way, 0-d, the same one twice; then Python scalars of each kind."""
-    both = f"{name}(a,b)"
-    made: tuple[Variant, ...] = (
-        *variants("a=m,n b=m,n", both, dtypes=dtypes, fill=fill),
-        *variants("a=m,n b=n", both, dtypes=dtypes, fill=fill),
-        *variants("a=m,1 b=1,n", both, dtypes=dtypes, fill=fill),
-        *variants("a=n b=m,n", both, dtypes=dtypes, fill=fill),
-        *variants("a=m,n b=()", both, dtypes=dtypes, fill=fill),
-        *variants("a=m,n", f"{name}(a,a)", dtypes=dtypes, fill=fill),
-    )
-    if scalars:
-        made += variants("a=m,n", f"{name}(a,2)", f"{name}(a,2.5)", dtypes=dtypes, fill=fill)
-    return Op(name, made + variants("a=m,n b=m,n", *more, dtypes=dtypes, fill=fill), exact, pairs, light=not pairs)
+IN_PLACE = read_ops("""
+add.in-place refuses-pending
+    a=m,n                 | a.add_(2) a.add_(2.5) a.add_(a)
+add.in-place.tensor pairs numbers refuses-pending
+    a=m,n b=m,n           | a.add_(b) a.add_(b,alpha=2)
+    a=m,n b=n float32     | a.add_(b)
+sub.in-place refuses-pending
+    a=m,n b=m,n           | a.sub_(b)
+    a=m,n                 | a.sub_(1)
+mul.in-place pairs small refuses-pending
+    a=m,n b=m,n           | a.mul_(b)
+    a=m,n b=n             | a.mul_(b)
+    a=m,n                 | a.mul_(2) a.mul_(a) a.mul_(-1)
+div.in-place positive inexact refuses-pending
+    a=m,n b=m,n           | a.div_(b)
+    a=m,n                 | a.div_(2)
+relu.in-place light floats refuses-pending
+    a=m,n                 | relu_(a)
+clamp.in-place light floats refuses-pending
+    a=m,n                 | a.clamp_(-2,2) a.clamp_(min=0)
+abs.in-place light floats refuses-pending
+    a=m,n                 | a.abs_()
+neg.in-place light floats refuses-pending
+    a=m,n                 | a.neg_()
+exp.in-place light floats small inexact refuses-pending
+    a=m,n                 | a.exp_()
+sqrt.in-place light floats positive inexact refuses-pending
+    a=m,n                 | a.sqrt_()
+pow.in-place light floats small refuses-pending
+    a=m,n                 | a.pow_(2)
+round.in-place light floats unit refuses-pending
+    a=m,n                 | a.round_() a.floor_() a.trunc_()
+zero.in-place light numbers refuses-pending
+    a=m,n                 | a.zero_()
+fill.in-place floats refuses-pending
+    a=m,n:::W             | a.fill_(3) a.fill_(-1.5)
+    a=():::W              | a.fill_(3)
+    a=m,n                 | a.fill_(2)
+copy.in-place pairs refuses-pending
+    a=m,n b=m,n           | a.copy_(b)
+    a=m,n:float32 b=m,n:int64 | a.copy_(b) b.copy_(a)
+    a=m,n b=n             | a.copy_(b)
+masked_fill.in-place refuses-pending
+    a=m,n c=m,n:bool      | a.masked_fill_(c,0) a.masked_fill_(c,-1.5)
+lerp.in-place refuses-pending
+    a=m,n b=m,n           | a.lerp_(b,0.5)
+addcmul.in-place small refuses-pending
+    a=m,n b=m,n c=m,n     | a.addcmul_(b,c)
+eq.in-place ties refuses-pending
+    a=m,n b=m,n           | a.eq_(b) a.gt_(b) a.logical_not_()
+bitwise.in-place integers refuses-pending
+    a=m,n b=m,n           | a.bitwise_and_(b) a.bitwise_or_(b) a.bitwise_xor_(b)
+""")
 
+FOREACH = read_ops("""
+foreach_add light
+    a=m,n b=k | _foreach_add([a,b],2) _foreach_add([a,b],[a,b]) _foreach_add([a,b],[1.0,2.0])
+foreach_sub light
+    a=m,n b=k | _foreach_sub([a,b],2) _foreach_sub([a,b],[b,a])
+foreach_mul light small
+    a=m,n b=k | _foreach_mul([a,b],2) _foreach_mul([a,b],[a,b])
+foreach_div light positive inexact
+    a=m,n b=k | _foreach_div([a,b],2) _foreach_div([a,b],[a,b])
+foreach_norm small inexact
+    a=m,n b=k | _foreach_norm([a,b]) _foreach_norm([a,b],1) _foreach_norm([a,b],inf)
+foreach_sqrt light positive inexact
+    a=m,n b=k | _foreach_sqrt([a,b]) _foreach_neg([a,b]) _foreach_abs([a,b])
+foreach_exp light small inexact
+    a=m,n b=k | _foreach_exp([a,b]) _foreach_reciprocal([a,b]) _foreach_sign([a,b])
+foreach_addcmul light small
+    a=m,n b=k | _foreach_addcmul([a,b],[a,b],[a,b],2)
+foreach_lerp light
+    a=m,n b=k | _foreach_lerp([a,b],[a,b],0.5)
+foreach_max light
+    a=m,n b=k m>=3 n>=3 k>=3 | _foreach_max([a,b])
+foreach.in-place light small refuses-pending
+    a=m,n b=k | _foreach_add_([a,b],2) _foreach_mul_([a,b],2) _foreach_add_([a,b],[a,b])
+""")
 
-def _compare(name: str) -> Op:
-    both = f"{name}(a,b)"
-    return Op(
-        name,
-        variants("a=m,n b=m,n", both, dtypes=ANY, fill="ties")
-        + variants("a=m,n b=n", both, dtypes=NUMBERS, fill="ties")
-        + variants("a=m,n b=()", both, fill="ties")
-        + variants("a=m,n", f"{name}(a,1)", f"{name}(a,0.5)", f"{name}(a,a)", dtypes=NUMBERS, fill="ties"),
-        pairs=name in ("eq", "gt"),
-        light=name not in ("eq", "gt"),
-    )
-
-
-def _logic(name: str, dtypes: tuple[str, ...]) -> Op:
-    both = f"{name}(a,b)"
-    made = variants("a=m,n b=m,n", both, dtypes=dtypes, fill="ties") + variants("a=m,n b=n", both, dtypes=dtypes, fill="ties")
-    return Op(name, made, light=True)
-
-
-UNARY = (
-    _unary("abs", exact=True, dtypes=NUMBERS),
-    _unary("neg", exact=True, dtypes=NUMBERS),
-    _unary("positive", exact=True, dtypes=NUMBERS),
-    _unary("sign", exact=True, dtypes=NUMBERS),
-    _unary("sgn", exact=True),
-    _unary("square", exact=True, fill="small"),
-    _unary("floor", "floor(a)", exact=True, fill="unit"),
-    _unary("ceil", exact=True, fill="unit"),
-    _unary("trunc", exact=True, fill="unit"),
-    _unary("round", "round(a)", "round(a,decimals=1)", fill="unit"),
-    _unary("frac", exact=True, fill="unit"),
-    _unary("signbit", exact=True),
-    _unary("isnan", exact=True),
-    _unary("isfinite", exact=True),
-    _unary("logical_not", exact=True, dtypes=ANY, fill="ties"),
-    _unary("bitwise_not", exact=True, dtypes=("int64", "bool", "uint8")),
-    _unary("exp", fill="small"),
-    _unary("exp2", fill="small"),
-    _unary("expm1", fill="small"),
-    _unary("log", fill="positive"),
-    _unary("log1p", fill="positive"),
-    _unary("log2", fill="positive"),
-    _unary("sqrt", fill="positive"),
-    _unary("rsqrt", fill="positive"),
-    _unary("reciprocal", fill="positive"),
-    _unary("sin"),
-    _unary("cos"),
-    _unary("tanh", fill="small"),
-    _unary("atan"),
-    _unary("asinh"),
-    _unary("sinh", fill="small"),
-    _unary("sigmoid", fill="small"),
-    _unary("erf", fill="small"),
-    _unary("erfc", fill="small"),
-    _unary("logit", fill="unit"),
-    _unary("deg2rad"),
-    _unary("nan_to_num", exact=True),
-    _unary("nn.functional.relu", exact=True, dtypes=NUMBERS),
-    _unary("nn.functional.gelu", fill="small"),
-    _unary("nn.functional.silu", fill="small"),
-    _unary("nn.functional.elu", fill="small"),
-    _unary("nn.functional.leaky_relu", "nn.functional.leaky_relu(a,0.5)", "nn.functional.leaky_relu(a,-0.5)", exact=True),
-    _unary("nn.functional.softplus", fill="small"),
-    _unary("nn.functional.hardtanh", exact=True),
-    _unary("nn.functional.threshold", "nn.functional.threshold(a,0.0,-1.0)", "nn.functional.threshold(a,0.0,5.0)", exact=True),
-    _unary("nn.functional.hardshrink", exact=True),
-    _unary("nn.functional.logsigmoid", fill="small"),
-)
-
-BINARY = (
-    _binary("add", "add(a,b,alpha=2)", "add(a,b,alpha=-1)", "add(a,2,alpha=3)", pairs=True),
-    _binary("sub", "sub(a,b,alpha=2)", "sub(a,b,alpha=-1)", pairs=True),
-    _binary("mul", "mul(a,-1)", "mul(a,True)", fill="small", pairs=True),
-    _binary("div", "div(a,b,rounding_mode='floor')", "div(a,2,rounding_mode='trunc')", dtypes=FLOATS, fill="positive", exact=False, pairs=True),
-    _binary("true_divide", dtypes=NUMBERS, fill="positive", exact=False),
-    _binary("floor_divide", dtypes=NUMBERS, fill="positive"),
-    _binary("rsub", fill="small", dtypes=NUMBERS),
-    _binary("remainder", fill="positive"),
-    _binary("fmod", fill="positive"),
-    Op("pow", variants("a=m,n", "pow(a,2)", "pow(a,3)", "pow(a,0)", "pow(2,a)", dtypes=("float32", "float64"), fill="small")
-       + variants("a=m,n b=n:float32:ties", "pow(a,b)", fill="small")),
-    _binary("maximum", scalars=False, pairs=True),
-    _binary("minimum", scalars=False, pairs=True),
-    _binary("fmax", scalars=False),
-    _binary("fmin", scalars=False),
-    _binary("atan2", dtypes=FLOATS, exact=False, scalars=False),
-    _binary("hypot", dtypes=FLOATS, exact=False, scalars=False),
-    _binary("copysign", dtypes=FLOATS),
-    _binary("logaddexp", dtypes=FLOATS, exact=False, scalars=False, fill="small"),
-    _binary("xlogy", dtypes=FLOATS, exact=False, fill="positive"),
-    _binary("float_power", dtypes=("float32",), exact=False, fill="small", scalars=False),
-    Op("lerp", variants("a=m,n b=m,n", "lerp(a,b,0.5)", "lerp(a,b,2.0)") + variants("a=m,n b=m,n c=n", "lerp(a,b,c)", fill="small")),
-    Op("addcmul", variants("a=m,n b=m,n c=m,n", "addcmul(a,b,c)", "addcmul(a,b,c,value=2)", fill="small")
-       + variants("a=m,n b=n c=m,1", "addcmul(a,b,c)", fill="small")),
-    Op("addcdiv", variants("a=m,n b=m,n c=m,n", "addcdiv(a,b,c)", "addcdiv(a,b,c,value=2)", fill="positive"), exact=False),
-)  # fmt: skip
-
-COMPARISONS = tuple(map(_compare, ("eq", "ne", "lt", "le", "gt", "ge")))
-
-LOGIC = (
-    _logic("logical_and", ANY),
-    _logic("logical_or", ("bool", "float32")),
-    _logic("logical_xor", ("bool", "float32")),
-    _logic("bitwise_and", ("int64", "bool", "uint8")),
-    _logic("bitwise_or", ("int64", "bool", "uint8")),
-    _logic("bitwise_xor", ("int64", "bool", "uint8")),
-)
-
-SELECTION = (
-    Op("where", variants("c=m,n:bool a=m,n b=m,n", "where(c,a,b)", dtypes=NUMBERS)
-       + variants("c=n:bool a=m,n b=m,1", "where(c,a,b)")
-       + variants("c=m,n:bool a=m,n", "where(c,a,0)", "where(c,a,-1.5)")
-       + variants("a=m,n b=m,n", "where(gt(a,0),a,b)"), pairs=True),
-    Op("clamp", variants("a=m,n", "clamp(a,-2,3)", "clamp(a,min=0)", "clamp(a,max=1)", dtypes=NUMBERS)
-       + variants("a=m,n b=m,n c=n", "clamp(a,b,c)") + variants("a=m,n b=n", "clamp(a,min=b)", "clamp(a,max=b)")),
-    Op("clamp_min", variants("a=m,n", "clamp_min(a,0)") + variants("a=m,n b=m,n", "clamp_min(a,b)")),
-    Op("clamp_max", variants("a=m,n", "clamp_max(a,0)") + variants("a=m,n b=m,n", "clamp_max(a,b)")),
-    Op("masked_fill", variants("a=m,n c=m,n:bool", "masked_fill(a,c,7)", "masked_fill(a,c,-inf)", dtypes=FLOATS)
-       + variants("a=m,n c=n:bool", "masked_fill(a,c,0)") + variants("a=m,n c=m,n:bool v=()", "masked_fill(a,c,v)")),
-)  # fmt: skip
-
-CASTS = (
-    Op("to", variants("a=m,n", "to(a,torch.int64)", "to(a,torch.float64)", "to(a,torch.bool)", "to(a,torch.bfloat16)", "to(a,torch.float32)",
-                      dtypes=("float32", "int64", "float64", "bool"), fill="small")
-       + variants("a=m,n", "to(div(a,4),torch.int32)") + variants("a=()", "to(a,torch.int64)")),
-    Op("type_as", variants("a=m,n:float32 b=m,n:int64", "type_as(a,b)", "type_as(b,a)")),
-    Op("promotion", variants("a=m,n:int64 b=m,n:float32", "add(a,b)", "mul(a,b)", "eq(a,b)", "div(a,b)", fill="positive")
-       + variants("a=m,n:bool b=m,n:int64", "add(a,b)", "mul(a,b)", "where(a,b,0.5)")
-       + variants("a=m,n:int64", "add(a,0.5)", "mul(a,True)", "div(a,2)", "sum(a)", "mean(a,dtype=torch.float32)")
-       + variants("a=m,n:float32 b=():float64", "add(a,b)", "mul(b,a)") + variants("a=m,n:bool", "add(a,1)", "sum(a,0)", "mul(a,2.0)"), exact=False),
-    Op("operand", variants("a=m,n", "add(a,tensor(2))", "mul(a,tensor(2.0))", "add(tensor(1.5),a)", "eq(a,tensor(1))",
-                           dtypes=("float32", "int64"), fill="small")),
-)  # fmt: skip
-
-IN_PLACE = (
-    _in_place("add", "a.add_(2)", "a.add_(2.5)", "a.add_(a)"),
-    Op("add.in-place.tensor", variants("a=m,n b=m,n", "a.add_(b)", "a.add_(b,alpha=2)", dtypes=NUMBERS) + variants("a=m,n b=n", "a.add_(b)"),
-       pairs=True, refuses="pending"),
-    Op("sub.in-place", variants("a=m,n b=m,n", "a.sub_(b)") + variants("a=m,n", "a.sub_(1)"), refuses="pending"),
-    Op("mul.in-place", variants("a=m,n b=m,n", "a.mul_(b)", fill="small") + variants("a=m,n b=n", "a.mul_(b)", fill="small")
-       + variants("a=m,n", "a.mul_(2)", "a.mul_(a)", "a.mul_(-1)", fill="small"), pairs=True, refuses="pending"),
-    Op("div.in-place", variants("a=m,n b=m,n", "a.div_(b)", fill="positive") + variants("a=m,n", "a.div_(2)"), exact=False, refuses="pending"),
-    _in_place("relu", "relu_(a)"),
-    _in_place("clamp", "a.clamp_(-2,2)", "a.clamp_(min=0)"),
-    _in_place("abs", "a.abs_()"),
-    _in_place("neg", "a.neg_()"),
-    _in_place("exp", "a.exp_()", fill="small", exact=False),
-    _in_place("sqrt", "a.sqrt_()", fill="positive", exact=False),
-    _in_place("pow", "a.pow_(2)", fill="small"),
-    _in_place("round", "a.round_()", "a.floor_()", "a.trunc_()", fill="unit"),
-    _in_place("zero", "a.zero_()", dtypes=NUMBERS),
-    _in_place("fill", "a.fill_(3)", "a.fill_(-1.5)"),
-    Op("copy.in-place", variants("a=m,n b=m,n", "a.copy_(b)") + variants("a=m,n:float32 b=m,n:int64", "a.copy_(b)", "b.copy_(a)")
-       + variants("a=m,n b=n", "a.copy_(b)"), pairs=True, refuses="pending"),
-    Op("masked_fill.in-place", variants("a=m,n c=m,n:bool", "a.masked_fill_(c,0)", "a.masked_fill_(c,-1.5)"), refuses="pending"),
-    Op("lerp.in-place", variants("a=m,n b=m,n", "a.lerp_(b,0.5)"), refuses="pending"),
-    Op("addcmul.in-place", variants("a=m,n b=m,n c=m,n", "a.addcmul_(b,c)", fill="small"), refuses="pending"),
-    Op("eq.in-place", variants("a=m,n b=m,n", "a.eq_(b)", "a.gt_(b)", "a.logical_not_()", fill="ties"), refuses="pending"),
-    Op("bitwise.in-place", variants("a=m,n b=m,n", "a.bitwise_and_(b)", "a.bitwise_or_(b)", "a.bitwise_xor_(b)", dtypes=INTEGERS), refuses="pending"),
-)  # fmt: skip
-
-FOREACH = (
-    Op("foreach_add", variants("a=m,n b=k", "_foreach_add([a,b],2)", "_foreach_add([a,b],[a,b])", "_foreach_add([a,b],[1.0,2.0])")),
-    Op("foreach_mul", variants("a=m,n b=k", "_foreach_mul([a,b],2)", "_foreach_mul([a,b],[a,b])", fill="small")),
-    Op(
-        "foreach_norm",
-        variants("a=m,n b=k", "_foreach_norm([a,b])", "_foreach_norm([a,b],1)", "_foreach_norm([a,b],inf)", fill="small"),
-        exact=False,
-    ),
-    Op(
-        "foreach_sqrt",
-        variants("a=m,n b=k", "_foreach_sqrt([a,b])", "_foreach_neg([a,b])", "_foreach_abs([a,b])", fill="positive"),
-        exact=False,
-    ),
-    Op("foreach_max", variants("a=m,n b=k", "_foreach_max([a,b])", least={"m": 1, "n": 1, "k": 1})),
-)
-
-POINTWISE = UNARY + BINARY + COMPARISONS + LOGIC + SELECTION + CASTS + IN_PLACE + FOREACH
+POINTWISE = UNARY + BINARY + COMPARISONS + SELECTION + CASTS + IN_PLACE + FOREACH

@@ -16,7 +16,8 @@ from reference.mesh import Mesh
 from reference.placement import Partial, Placement, Placements, Replicate, Shard
 from reference.tensors import TensorSpec
 from strategies.op_draws import MESHES
-from strategies.ops import Sample, Variant, reducible, variants
+from strategies.op_table import read_ops
+from strategies.ops import Sample, reducible
 
 SIZES = (2, 3, 4, 5, 1, 6, 7)
 NAMES = ("x", "y", "z")
@@ -165,45 +166,80 @@ def _placed(mesh: Mesh, ndim: int, dtype: str = "float32") -> SearchStrategy[Pla
     return rows.filter(lambda row: len({p.op for p in row if isinstance(p, Partial)}) < 2)
 
 
-# One op in several ways: what differs is all that a cache may confuse.
-FAMILIES: tuple[tuple[Variant, ...], ...] = (
-    *(
-        variants("a=m,n", *(f"{op}(a,{scalar})" for scalar in ("2", "2.0", "2.5", "True", "tensor(2)", "tensor(2.5)")), dtypes=("int64", "float32"), fill="positive")
-        for op in ("add", "sub", "mul", "div", "eq", "gt", "pow", "remainder")
-    ),
-    variants("a=m,n", "clamp(a,0)", "clamp(a,0.5)", "clamp(a,None,2)", "clamp(a,1,2)", dtypes=("int64", "float32"), fill="small"),
-    variants("a=m,n", "where(gt(a,0),a,1)", "where(gt(a,0),a,1.5)", "where(gt(a,0),a,True)", dtypes=("int64", "float32"), fill="small"),
-    variants("a=m,n", "full_like(a,2)", "full_like(a,2.5)", "full_like(a,True)", dtypes=("int64", "float32")),
-    variants("a=m,n", "to(a,torch.int64)", "to(a,torch.float64)", "to(a,torch.bool)", "to(a,torch.float32)", fill="small"),
-    variants("a=m,n", "sum(a)", "sum(a,0)", "sum(a,1)", "sum(a,-1)", "sum(a,0,keepdim=True)", "sum(a,(0,1))", "sum(a,dtype=torch.float64)"),
-    variants("a=m,n", "amax(a)", "amax(a,0)", "amax(a,1)", "amax(a,-1,keepdim=True)"),
-    variants("a=m,n", "max(a,0)", "max(a,1)", "max(a,1,keepdim=True)", "max(a)"),
-    variants("a=m,n", "argmax(a)", "argmax(a,0)", "argmax(a,1)", "argmax(a,1,keepdim=True)"),
-    variants("a=m,n", "linalg.vector_norm(a,1)", "linalg.vector_norm(a,2)", "linalg.vector_norm(a,2.5)", "linalg.vector_norm(a,inf)", fill="small"),
-    variants("a=m,n", "var(a,0)", "var(a,0,correction=0)", "var(a,1)", "var(a,1,keepdim=True)", least={"m": 2, "n": 2}),
-    variants("a=m,n", "nn.functional.softmax(a,0)", "nn.functional.softmax(a,1)", "nn.functional.softmax(a,-1)", fill="small"),
-    variants("a=m,n", "cumsum(a,0)", "cumsum(a,1)", fill="small"),
-    variants("a=m,n", "sort(a,0)", "sort(a,1)", "sort(a,0,descending=True)"),
-    variants("a=m,n", "topk(a,1,0)", "topk(a,2,0)", "topk(a,2,1)", "topk(a,2,0,False)", least={"m": 2, "n": 2}),
-    variants("a=m,n", "transpose(a,0,1)", "transpose(a,0,0)", "permute(a,(1,0))", "permute(a,(0,1))"),
-    variants("a=m,n", "unsqueeze(a,0)", "unsqueeze(a,1)", "unsqueeze(a,2)"),
-    variants("a=m,n", "expand(a,(2,{m},{n}))", "expand(a,(3,{m},{n}))"),
-    variants("a=m,n", "select(a,0,0)", "select(a,1,0)", "select(a,0,-1)", least={"m": 1, "n": 1}),
-    variants("a=m,n", "narrow(a,0,0,1)", "narrow(a,0,1,1)", "narrow(a,1,0,2)", "narrow(a,0,0,{m})", least={"m": 2, "n": 2}),
-    variants("a=m,n", "split(a,1)", "split(a,2)", "split(a,1,1)", least={"m": 2, "n": 2}),
-    variants("a=m,n", "flip(a,(0,))", "flip(a,(1,))", "roll(a,1,0)", "roll(a,1,1)", "roll(a,2,0)"),
-    variants("a=m,n", "tril(a)", "tril(a,1)", "triu(a,-1)", "triu(a,1)"),
-    variants("a=m,n", "constant_pad_nd(a,(1,0))", "constant_pad_nd(a,(0,1))", "constant_pad_nd(a,(1,0),5)", "constant_pad_nd(a,(0,0,1,0))"),
-    variants("a=m,n", "repeat(a,(2,1))", "repeat(a,(1,2))", "repeat(a,(3,1))"),
-    variants("a=m,n b=m,n", "add(a,b)", "add(a,b,alpha=2)", "add(a,b,alpha=-1)", "sub(a,b,alpha=2)"),
-    variants("a=m,n b=m,n", "cat([a,b],0)", "cat([a,b],1)", "stack([a,b],0)", "stack([a,b],1)", "cat([a,b,a],0)"),
-    variants("a=m,n i=k:int64:index2", "index_select(a,0,i)", "index_select(a,1,i)", least={"m": 2, "n": 2}),
-    variants("a=m,n", "sum(a,0)", "mean(a,0)", "amin(a,0)", "amax(a,0)"),
-    variants("a=m,n b=n", "sum(a)", "sum(b)", "amax(a)", "amax(b)", least={"m": 1, "n": 1}),
-    variants("a=m,n:float32 b=m,n:int64", "sum(a)", "sum(b)", "mul(a,2)", "mul(b,2)", "mul(a,2.5)", "mul(b,2.5)", fill="small"),
-    variants("a=m,n b=n,m", "sum(a,0)", "sum(b,0)", "t(a)", "t(b)", "nn.functional.relu(a)", "nn.functional.relu(b)"),
-    variants("a=m,n:float32 b=m,n:float64", "add(a,1)", "add(b,1)", "exp(a)", "exp(b)", "to(a,torch.int64)", "to(b,torch.int64)", fill="small"),
-)  # fmt: skip
+# One op in several ways on the same tensors: what differs is all that a cache may confuse.
+FAMILIES = read_ops("""
+add      int64,float32 positive
+    a=m,n | add(a,2) add(a,2.0) add(a,2.5) add(a,True) add(a,tensor(2)) add(a,tensor(2.5))
+sub      int64,float32 positive
+    a=m,n | sub(a,2) sub(a,2.0) sub(a,2.5) sub(a,tensor(2)) sub(a,tensor(2.5))
+mul      int64,float32 positive
+    a=m,n | mul(a,2) mul(a,2.0) mul(a,2.5) mul(a,True) mul(a,tensor(2)) mul(a,tensor(2.5))
+div      int64,float32 positive
+    a=m,n | div(a,2) div(a,2.0) div(a,2.5) div(a,True) div(a,tensor(2)) div(a,tensor(2.5))
+eq       int64,float32 positive
+    a=m,n | eq(a,2) eq(a,2.0) eq(a,2.5) eq(a,True) gt(a,2) gt(a,2.5)
+pow      int64,float32 positive
+    a=m,n | pow(a,2) pow(a,2.0) pow(a,1) pow(a,True)
+remainder int64,float32 positive
+    a=m,n | remainder(a,2) remainder(a,2.0) remainder(a,2.5)
+clamp    int64,float32 small
+    a=m,n | clamp(a,0) clamp(a,0.5) clamp(a,None,2) clamp(a,1,2)
+where    int64,float32 small
+    a=m,n | where(gt(a,0),a,1) where(gt(a,0),a,1.5) where(gt(a,0),a,True)
+full_like int64,float32
+    a=m,n | full_like(a,2) full_like(a,2.5) full_like(a,True)
+to       float32,int64 small
+    a=m,n | to(a,torch.int64) to(a,torch.float64) to(a,torch.bool) to(a,torch.float32)
+sum      float32,int64
+    a=m,n | sum(a) sum(a,0) sum(a,1) sum(a,-1) sum(a,0,keepdim=True) sum(a,(0,1)) sum(a,dtype=torch.float64)
+amax
+    a=m,n m>=3 n>=3 | amax(a) amax(a,0) amax(a,1) amax(a,-1,keepdim=True)
+max
+    a=m,n m>=3 n>=3 | max(a,0) max(a,1) max(a,1,keepdim=True) max(a)
+argmax
+    a=m,n m>=3 n>=3 | argmax(a) argmax(a,0) argmax(a,1) argmax(a,1,keepdim=True)
+norm     small
+    a=m,n | linalg.vector_norm(a,1) linalg.vector_norm(a,2) linalg.vector_norm(a,2.5) linalg.vector_norm(a,2,0)
+var
+    a=m,n m>=2 n>=2 | var(a,0) var(a,0,correction=0) var(a,1) var(a,1,keepdim=True)
+softmax  small
+    a=m,n | nn.functional.softmax(a,0) nn.functional.softmax(a,1) nn.functional.softmax(a,-1)
+cumsum   small
+    a=m,n | cumsum(a,0) cumsum(a,1)
+sort
+    a=m,n | sort(a,0) sort(a,1) sort(a,0,descending=True)
+topk
+    a=m,n m>=2 n>=2 | topk(a,2,0) topk(a,2,1) topk(a,2,0,False) topk(a,1,0)
+transpose
+    a=m,n | transpose(a,0,1) transpose(a,0,0) permute(a,(1,0)) permute(a,(0,1)) unsqueeze(a,0) unsqueeze(a,1) unsqueeze(a,2)
+expand
+    a=m,n | expand(a,(2,{m},{n})) expand(a,(3,{m},{n}))
+select
+    a=m,n m>=2 n>=2 | select(a,0,0) select(a,1,0) select(a,0,-1) narrow(a,0,0,1) narrow(a,0,1,1) narrow(a,1,0,2) narrow(a,0,0,{m})
+split
+    a=m,n m>=2 n>=2 | split(a,1) split(a,2) split(a,1,1)
+flip
+    a=m,n | flip(a,(0,)) flip(a,(1,)) roll(a,1,0) roll(a,1,1) roll(a,2,0)
+tril
+    a=m,n | tril(a) tril(a,1) triu(a,-1) triu(a,1)
+pad
+    a=m,n | constant_pad_nd(a,(1,0)) constant_pad_nd(a,(0,1)) constant_pad_nd(a,(1,0),5) constant_pad_nd(a,(0,0,1,0))
+repeat
+    a=m,n | repeat(a,(2,1)) repeat(a,(1,2)) repeat(a,(3,1))
+alpha
+    a=m,n b=m,n | add(a,b) add(a,b,alpha=2) add(a,b,alpha=-1) sub(a,b,alpha=2)
+cat
+    a=m,n b=m,n | cat([a,b],0) cat([a,b],1) stack([a,b],0) stack([a,b],1) cat([a,b,a],0)
+index_select
+    a=m,n i=k:int64:index2 m>=2 n>=2 | index_select(a,0,i) index_select(a,1,i)
+shapes
+    a=m,n b=n m>=3 n>=3 | sum(a) sum(b) amax(a) amax(b) neg(a) neg(b)
+dtypes   small
+    a=m,n:float32 b=m,n:int64 | sum(a) sum(b) mul(a,2) mul(b,2) mul(a,2.5) mul(b,2.5)
+    a=m,n:float32 b=m,n:int64 | to(a,torch.int64) to(b,torch.float32) abs(a) abs(b)
+transposed
+    a=m,n b=n,m | sum(a,0) sum(b,0) t(a) t(b) nn.functional.relu(a) nn.functional.relu(b)
+""")
 
 
 def op_histories(*, world_size: int = 4) -> SearchStrategy[Sample]:
@@ -215,8 +251,9 @@ def op_histories(*, world_size: int = 4) -> SearchStrategy[Sample]:
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:
-        family = draw(st.sampled_from(FAMILIES))
-        first = family[0]
+        several = draw(st.sampled_from(FAMILIES)).variants
+        first = draw(st.sampled_from(several))
+        family = [variant for variant in several if variant.args == first.args]
         mesh = draw(st.sampled_from(meshes))
         sizes = first.fits({name: draw(st.sampled_from(SIZES)) for name in first.symbols})
         dtype = draw(st.sampled_from(first.dtypes))

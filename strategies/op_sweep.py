@@ -18,9 +18,10 @@ from typing import overload
 
 from reference.mesh import Mesh
 from reference.placement import Partial, Placement, Placements, Replicate, Shard
-from strategies.ops import Arg, Op, Sample, Variant, reducible, single_placements
+from strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 REDUCE_OPS = ("avg", "max", "min", "product")
+ALL_OPS = ("sum", *REDUCE_OPS)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Sweep(Sequence[Sample]):
         blocks = []
         for variant, board in itertools.product(self.op.variants, self.boards):
             for dtype in variant.dtypes:
-                choices = tuple(_choices(board.mesh.ndim, len(arg.dims), arg.dtype or dtype, arg.fixed) for arg in variant.args)
+                choices = tuple(_choices(board.mesh.ndim, arg, dtype) for arg in variant.args)
                 blocks.append((math.prod(map(len, choices)), variant, board, dtype, choices))
         return tuple(blocks)
 
@@ -111,17 +112,15 @@ class Sweep(Sequence[Sample]):
 
 
 @lru_cache(maxsize=1024)
-def _choices(mesh_ndim: int, ndim: int, dtype: str, fixed: bool) -> tuple[Placements, ...]:
+def _choices(mesh_ndim: int, arg: Arg, dtype: str) -> tuple[Placements, ...]:
     """All placements of one tensor; reductions are not mixed."""
-    if fixed:
-        return ((Replicate(),) * mesh_ndim,)
-    singles = single_placements(ndim, dtype, ("sum", *REDUCE_OPS) if mesh_ndim == 1 else ("sum", "max"))
+    singles = single_placements(arg, dtype, ALL_OPS if mesh_ndim == 1 else ("sum", "max"))
     return tuple(row for row in itertools.product(singles, repeat=mesh_ndim) if len({p.op for p in row if isinstance(p, Partial)}) < 2)
 
 
 def _line(arg: Arg, dtype: str) -> list[Placement]:
     """The placements that every variant must meet: each shard, and a pending sum."""
-    return [Replicate()] if arg.fixed else single_placements(len(arg.dims), arg.dtype or dtype)[1:] or [Replicate()]
+    return single_placements(arg, dtype)[1:] or [Replicate()]
 
 
 def _row(variant: Variant, board: Board, r: int, shift: int, dtype: str = "") -> Sample:
@@ -140,9 +139,7 @@ def _placed(variant: Variant, board: Board, *placements: Placement, dtype: str =
     placed = {}
     for j, arg in enumerate(variant.args):
         placement = placements[min(j, len(placements) - 1)]
-        beyond = isinstance(placement, Shard) and placement.dim >= len(arg.dims)
-        inexact = isinstance(placement, Partial) and not reducible(arg.dtype or chosen, placement.op)
-        placed[arg.name] = (Replicate() if beyond or inexact or arg.fixed else placement,) * board.mesh.ndim
+        placed[arg.name] = (placement if placement in single_placements(arg, chosen, ALL_OPS) else Replicate(),) * board.mesh.ndim
     return variant.sample(board.mesh, board.of(variant), placed, chosen)
 
 
@@ -193,7 +190,7 @@ def _choose_few(op: Op) -> Iterator[Sample]:
 def _reductions(op: Op) -> Iterator[Sample]:
     """Each reduction pending, on variants in turn."""
     cycle = itertools.cycle([variant for variant in op.variants if variant.args[0].dims] or op.variants)
-    for reduce_op in ("sum", *REDUCE_OPS):
+    for reduce_op in ALL_OPS:
         yield _placed(next(cycle), EVEN if reduce_op == "product" else UNEVEN, Partial(reduce_op))
 
 

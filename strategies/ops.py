@@ -1,12 +1,12 @@
 """Ops: what a user calls, on which tensors, in which variants.
 
-An :class:`Op` is a list of variants; a :class:`Variant` is a call and the tensors that it takes, with symbolic sizes::
-
-    Op("mm", variants("a=m,k b=k,n", "mm(a,b)", fill="small"))
+An :class:`Op` is a list of variants; a :class:`Variant` is a call, such as ``mm(a,b)``, and the tensors that it takes, with symbolic
+sizes: ``a=m,k b=k,n``. They are written down in tables (see :mod:`strategies.op_table`).
 
 ``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may what stands in
 braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
-op's. ``w=n:::R`` is replicated, whatever the others are. Calls are in the notation of programs of steps.
+op's. ``w=n:::R`` is replicated, whatever the others are; ``w=n:::W`` has no reduction pending. Calls are in the
+notation of programs of steps.
 
 With sizes, a mesh and placements a variant becomes a :class:`Sample`: all that a case needs. :meth:`Variant.match` finds the sizes back.
 """
@@ -44,19 +44,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Arg:
-    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's; ``fixed`` when always replicated."""
+    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's; ``bound`` to be replicated (``R``) or
+    whole, with no reduction pending (``W``)."""
 
     name: str
     dims: tuple[str, ...]
     dtype: str = ""
     fill: str = ""
-    fixed: bool = False
+    bound: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Arg:
         name, _, rest = text.partition("=")
-        dims, dtype, fill, fixed = [*rest.split(":"), "", "", ""][:4]
-        return cls(name, () if dims == "()" else tuple(dims.split(",")), dtype, fill, fixed == "R")
+        dims, dtype, fill, bound = [*rest.split(":"), "", "", ""][:4]
+        return cls(name, () if dims == "()" else tuple(dims.split(",")), dtype, fill, bound)
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
         return tuple(evaluate(dim, sizes) for dim in self.dims)
@@ -150,14 +151,6 @@ class Op:
         return None
 
 
-def variants(
-    args: str, *calls: str, dtypes: Iterable[str] = ("float32",), fill: str = "distinct", least: Mapping[str, int] | None = None
-) -> tuple[Variant, ...]:
-    """One variant for each call on the same arguments."""
-    parsed = tuple(Arg.parse(text) for text in args.split())
-    return tuple(Variant(parsed, call, tuple(dtypes), fill, tuple((least or {}).items())) for call in calls)
-
-
 @lru_cache(maxsize=4096)
 def _tree(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
@@ -190,9 +183,11 @@ def substitute(text: str, sizes: Mapping[str, int]) -> str:
     return re.sub(r"\{([^{}]*)\}", lambda found: str(evaluate(found[1], sizes)), text) if "{" in text else text
 
 
-def single_placements(ndim: int, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
-    """What one mesh dim can do with a tensor: replicate, shard each dim, leave one of ``reduce_ops`` pending."""
-    return [Replicate(), *map(Shard, range(ndim)), *(Partial(op) for op in reduce_ops if reducible(dtype, op))]
+def single_placements(arg: Arg, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
+    """What one mesh dim can do with an argument: replicate, shard each dim, leave one of ``reduce_ops`` pending."""
+    shards = [] if arg.bound == "R" else list(map(Shard, range(len(arg.dims))))
+    pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reducible(arg.dtype or dtype, op)]
+    return [Replicate(), *shards, *pending]
 
 
 def reducible(dtype: str, op: str) -> bool:

@@ -7,6 +7,7 @@ ranks. Tables that do not ascend and sub-meshes come often enough to be reached 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -35,7 +36,10 @@ def meshes(limits: Limits, *, dims: Iterable[int] = (1, 2, 3), outside: bool = T
     wanted = set(dims)
     drawn = [(Mesh.parse(text), weight) for text, weight in palette.items()]
     return [
-        mesh for mesh, weight in drawn if max(mesh.ranks) < limits.world_size and mesh.ndim in wanted and mesh.size >= least for _ in range(weight)
+        mesh
+        for mesh, weight in drawn
+        if max(mesh.ranks) < limits.world_size and mesh.ndim in wanted and mesh.size >= least
+        for _ in range(weight)
     ]
 
 
@@ -55,7 +59,7 @@ def placed(
     memories: Iterable[str] = ("plain",),
     min_dims: int = 0,
     negative: bool = False,
-    extra: Callable[[st.DrawFn, Layout], dict[str, object]] | None = None,
+    extra: Callable[[st.DrawFn, Layout], dict[str, Any]] | None = None,
 ) -> SearchStrategy[Case]:
     """Cases of a tensor ``x`` on a mesh; ``extra`` draws further fields."""
     mesh_drawn = st.sampled_from(list(on) if on is not None else meshes(limits))
@@ -68,7 +72,7 @@ def placed(
         mesh, shape = draw(mesh_drawn), draw(shape_drawn)
         at = draw(placements(mesh, len(shape), kinds=chosen, reduce_ops=ops, negative=negative))
         spec = TensorSpec(shape, at, draw(dtype_drawn), "distinct", draw(memory_drawn))
-        more = extra(draw, Layout(shape, mesh, at)) if extra else {}
+        more: dict[str, Any] = extra(draw, Layout(shape, mesh, at)) if extra else {}
         return Case.of(law, mesh=mesh, x=spec, **more, seed=draw(seeds()))
 
     return case()
@@ -85,7 +89,7 @@ def moved(
     dtypes: Iterable[str] = ("float32",),
     memories: Iterable[str] = ("plain",),
     via: bool = False,
-    extra: Callable[[st.DrawFn, Layout], dict[str, object]] | None = None,
+    extra: Callable[[st.DrawFn, Layout], dict[str, Any]] | None = None,
 ) -> SearchStrategy[Case]:
     """Cases of a tensor ``x`` and the placements ``to`` which it must go (``via`` others)."""
     mesh_drawn = st.sampled_from(list(on) if on is not None else meshes(limits))
@@ -104,7 +108,7 @@ def moved(
         between = draw(placements(first.mesh, len(first.shape), kinds=kept)) if via else None
         if between is not None and last.has_partial():
             last = last.replace([Replicate() if isinstance(old, Partial) else old for old in last.placements])
-        more = extra(draw, first) if extra else {}
+        more: dict[str, Any] = extra(draw, first) if extra else {}
         return Case.of(law, mesh=first.mesh, x=spec, via=between, to=last.placements, **more, seed=draw(seeds()))
 
     return case()
@@ -128,7 +132,9 @@ def smaller(shape: Shape) -> SearchStrategy[Shape]:
 def narrowed(case: Case, name: str = "x") -> SearchStrategy[Case]:
     """The same case with a smaller tensor."""
     spec = case.tensor(name)
-    return smaller(spec.shape).map(lambda shape: case.with_fields(**{name: TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory)}))
+    return smaller(spec.shape).map(
+        lambda shape: case.with_fields(**{name: TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory)})
+    )
 
 
 def _mostly_first(choices: list[str]) -> SearchStrategy[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ MEMORIES = ("plain", "transposed", "sliced", "expanded")
 RANK_SEED = 31
 
 
-def keeps_grad(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+def keeps_grad(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     """Sometimes the field ``requires_grad=1``: the tensor requires a gradient."""
     return {"requires_grad": draw(st.sampled_from([None, None, None, 1]))}
 
@@ -52,7 +52,9 @@ def check_distribute(case: Case, here: Here) -> None:
     here.same_dtensor(got, x.full, "local", mesh=x.layout.mesh, placements=x.layout.placements)
     here.require(got.requires_grad == grad, "wrong-metadata", "requires_grad", "requires_grad differs", grad, got.requires_grad)
     here.require(got.is_leaf, "wrong-metadata", "leaf", "the DTensor is no leaf")
-    here.require(got.stride() == tensor.stride(), "wrong-metadata", "stride", "global stride is not the tensor's", tensor.stride(), got.stride())
+    here.require(
+        got.stride() == tensor.stride(), "wrong-metadata", "stride", "global stride is not the tensor's", tensor.stride(), got.stride()
+    )
     here.same(tensor, case.tensor("x").build(case.seed), "input", what="the tensor that was distributed")
 
 
@@ -77,7 +79,7 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
 
 
 def draw_source(limits: Limits) -> SearchStrategy[Case]:
-    def source(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+    def source(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"src": draw(st.integers(1, min(layout.mesh.shape) - 1))}
 
     on = [mesh for mesh in draws.meshes(limits) if min(mesh.shape) > 1]
@@ -166,7 +168,7 @@ def check_chunks(case: Case, here: Here) -> None:
     live = x.dtensor(here)
     if coord is None:
         return
-    got = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in live.__create_chunk_list__()]
+    got = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in live.__create_chunk_list__()]  # type: ignore[no-untyped-call]
     due = x.layout.box(coord)
     if due is not None:
         here.require(got == [due], "wrong-layout", "box", "the chunk is not what this rank owns", due, got)
@@ -219,7 +221,7 @@ def script_full(case: Case) -> Script:
 
 
 def draw_negative(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+    def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"how": draw(st.sampled_from(["distribute", "from_local", "redistribute"]))}
 
     drawn = draws.placed("layout.negative-dims", limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
@@ -261,7 +263,7 @@ def script_negative(case: Case) -> Script:
 LAWS = (
     Law(
         id="layout.distribute",
-        clause="distribute_tensor without a source rank leaves on each rank the slice of its tensor that the placements name, and changes nothing else.",
+        clause="distribute_tensor without a source rank leaves on each rank the slice of its tensor that the placements name.",
         source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
         check=check_distribute,
         script=script_distribute,
@@ -273,7 +275,7 @@ LAWS = (
     ),
     Law(
         id="layout.scatter",
-        clause="distribute_tensor gives every rank its slice of the tensor of the first rank of each mesh dim, whatever the others pass.",
+        clause="distribute_tensor gives every rank its slice of the tensor of the first rank of each mesh dim.",
         source=f"{DOC}, distribute_tensor (src_data_rank)",
         check=check_scatter,
         script=script_scatter,
@@ -286,7 +288,7 @@ LAWS = (
     ),
     Law(
         id="layout.source",
-        clause="distribute_tensor with src_data_rank=k gives every rank its slice of the tensor of the rank at position k of each mesh dim.",
+        clause="With src_data_rank=k every rank gets its slice of the tensor of the rank at position k of each mesh dim.",
         source=f"{DOC}, distribute_tensor (src_data_rank)",
         check=check_scatter,
         script=script_scatter,
@@ -313,7 +315,7 @@ LAWS = (
     ),
     Law(
         id="layout.offsets",
-        clause="A rank's local shape is how much it owns of each dim, its offset the first index of it, and the extent of a dim of which it owns nothing.",
+        clause="A rank's local shape is how much it owns of each dim, its offset the first index, or the extent of a dim of which it owns nothing.",
         source=OFFSETS,
         check=check_offsets,
         script=script_offsets,

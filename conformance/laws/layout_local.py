@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.tensor as dtensor
@@ -15,7 +15,7 @@ from conformance.here import to_torch
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
 from conformance.laws.given import given
-from conformance.laws.layout import MEMORIES, RANK_SEED, keeps_grad, wants_grad
+from conformance.laws.layout import RANK_SEED, keeps_grad, wants_grad
 from conformance.report.reproducer import Script
 from reference import simulate
 from reference.layout import Layout
@@ -42,9 +42,7 @@ def check_from_local(case: Case, here: Here) -> None:
     x, grad = given(case), wants_grad(case)
     outside = here.coord(x.layout.mesh) is None
     local = here.tensor(torch.empty(0) if outside else x.local(here.coord(x.layout.mesh))).requires_grad_(grad)
-    got = DTensor.from_local(
-        local, here.mesh(x.layout.mesh), here.placements(x.layout.placements), shape=x.full.shape, stride=x.stride
-    )
+    got = DTensor.from_local(local, here.mesh(x.layout.mesh), here.placements(x.layout.placements), shape=x.full.shape, stride=x.stride)
     here.same_dtensor(got, x.full, "local", mesh=x.layout.mesh, placements=x.layout.placements)
     here.require(got.requires_grad == grad, "wrong-metadata", "requires_grad", "requires_grad differs", grad, got.requires_grad)
     here.require(tuple(got.stride()) == x.stride, "wrong-metadata", "stride", "global stride is not the one given", x.stride, got.stride())
@@ -54,7 +52,9 @@ def check_from_local(case: Case, here: Here) -> None:
     here.same(back, local.detach(), "to_local", what="what to_local gives back")
     here.require(back.data_ptr() == local.data_ptr(), "wrong-value", "storage", "to_local gives another storage back")
     with torch.no_grad():
-        here.require(got.to_local().data_ptr() == local.data_ptr(), "wrong-value", "no_grad", "without gradients to_local gives another storage back")
+        here.require(
+            got.to_local().data_ptr() == local.data_ptr(), "wrong-value", "no_grad", "without gradients to_local gives another storage back"
+        )
         if not x.layout.has_partial():
             local.add_(1)
             here.same(back, local.detach(), "alias", what="what to_local gave back, once the local tensor was written")
@@ -91,7 +91,9 @@ def check_infer(case: Case, here: Here) -> None:
     here.same_dtensor(got, x.full, "local", mesh=x.layout.mesh, placements=x.layout.placements)
     want = [step for step, size in zip(x.stride, x.full.shape, strict=True) if size > 1]
     told = [step for step, size in zip(got.stride(), got.shape, strict=True) if size > 1]
-    here.require(0 in x.full.shape or told == want, "wrong-metadata", "stride", "global stride is not that of the whole", x.stride, got.stride())
+    here.require(
+        0 in x.full.shape or told == want, "wrong-metadata", "stride", "global stride is not that of the whole", x.stride, got.stride()
+    )
 
 
 def script_infer(case: Case) -> Script:
@@ -105,7 +107,7 @@ CHECKED = ("data", "data", "data", "shape", "dtype", "sizes")
 
 
 def draw_checked(limits: Limits) -> SearchStrategy[Case]:
-    on = [mesh for mesh in draws.meshes(limits, outside=False, least=2)]
+    on = draws.meshes(limits, outside=False, least=2)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -150,18 +152,27 @@ def _due_data(case: Case, coord: Coord) -> torch.Tensor:
     return simulate.take(x.spec.build(case.seed + RANK_SEED * (source + 1)), x.layout, coord)
 
 
+def features_checked(case: Case) -> set[str]:
+    return {"other-sizes"} if case.get("how") == "sizes" else set()
+
+
 def check_checked(case: Case, here: Here) -> None:
     """``run_check`` gives replicas the data of the first rank, and refuses ranks that disagree with each other or with the layout."""
     x, how = given(case), case.get("how")
     live, at, local = here.mesh(x.layout.mesh), here.placements(x.layout.placements), here.tensor(_as_passed(case, here.rank))
-    whole = {"shape": x.full.shape, "stride": x.full.stride()}
+    whole: dict[str, Any] = {"shape": x.full.shape, "stride": x.full.stride()}
     if how == "data":
         got = DTensor.from_local(local, live, at, run_check=True, **whole).to_local()
         here.same(got, _due_data(case, here.coord(x.layout.mesh) or ()), "data", what="local tensor after the check")
         return
     options = whole if how == "sizes" else {}
     message = f"local tensors whose {how} the layout does not allow"
-    here.refused(lambda: DTensor.from_local(local, live, at, run_check=True, **options), how, message, errors=(ValueError, RuntimeError, AssertionError))
+    here.refused(
+        lambda: DTensor.from_local(local, live, at, run_check=True, **options),
+        how,
+        message,
+        errors=(ValueError, RuntimeError, AssertionError),
+    )
 
 
 def script_checked(case: Case) -> Script:
@@ -181,7 +192,7 @@ MAKERS = {"zeros": 0, "ones": 1, "full": 7, "empty": None}
 
 
 def draw_factory(limits: Limits) -> SearchStrategy[Case]:
-    def make(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+    def make(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"make": draw(st.sampled_from(list(MAKERS))), **keeps_grad(draw, layout)}
 
     return draws.placed("layout.factory", limits, dtypes=limits.dtypes, extra=make)
@@ -191,7 +202,12 @@ def check_factory(case: Case, here: Here) -> None:
     """A factory makes the same tensor as its plain namesake, each rank its slice."""
     x, make, grad = given(case), case.get("make"), wants_grad(case)
     value = MAKERS[make]
-    options = {"dtype": x.full.dtype, "device_mesh": here.mesh(x.layout.mesh), "placements": here.placements(x.layout.placements), "requires_grad": grad}
+    options: dict[str, Any] = {
+        "dtype": x.full.dtype,
+        "device_mesh": here.mesh(x.layout.mesh),
+        "placements": here.placements(x.layout.placements),
+        "requires_grad": grad,
+    }
     shape = x.layout.shape
     got = dtensor.full(shape, value, **options) if make == "full" else getattr(dtensor, make)(shape, **options)
     if value is None:
@@ -216,7 +232,7 @@ def script_factory(case: Case) -> Script:
 
 
 def draw_context(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+    def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"]))}
 
     return draws.placed("layout.context", limits, kinds=("R",), extra=how)
@@ -233,7 +249,9 @@ def check_context(case: Case, here: Here) -> None:
             got = DTensor.from_local(full)
         else:
             got = dtensor.zeros(x.layout.shape)
-    here.same_dtensor(got, torch.zeros(x.layout.shape) if how == "zeros" else x.full, how, mesh=x.layout.mesh, placements=x.layout.placements)
+    here.same_dtensor(
+        got, torch.zeros(x.layout.shape) if how == "zeros" else x.full, how, mesh=x.layout.mesh, placements=x.layout.placements
+    )
 
 
 def script_context(case: Case) -> Script:
@@ -275,13 +293,15 @@ def script_placements(case: Case) -> Script:
     due = one == other
     body = [f"a, b = {scripts.placement(one)}, {scripts.placement(other)}"]
     kinds = (isinstance(one, Replicate), isinstance(one, Partial))
-    return scripts.compared(case, body, "(a == b, b == a, a.is_replicate(), a.is_partial())", dict.fromkeys(range(case.world), (due, due, *kinds)))
+    return scripts.compared(
+        case, body, "(a == b, b == a, a.is_replicate(), a.is_partial())", dict.fromkeys(range(case.world), (due, due, *kinds))
+    )
 
 
 def draw_partition(limits: Limits) -> SearchStrategy[Case]:
-    return draws.placed("layout.partition", limits, kinds=("P", "R", "S"), reduce_ops=("sum", "avg", "min", "max"), dtypes=draws.FLOATS).filter(
-        lambda case: "P(" in case.text
-    )
+    return draws.placed(
+        "layout.partition", limits, kinds=("P", "R", "S"), reduce_ops=("sum", "avg", "min", "max"), dtypes=draws.FLOATS
+    ).filter(lambda case: "P(" in case.text)
 
 
 def check_partition(case: Case, here: Here) -> None:
@@ -294,7 +314,11 @@ def check_partition(case: Case, here: Here) -> None:
 def script_partition(case: Case) -> Script:
     x = given(case)
     at = scripts.placements(x.layout.placements)
-    body = [f"x = {scripts.tensor(x.full)}", f"mesh = {scripts.mesh(x.layout.mesh)}", f"d = distribute_tensor(x, mesh, {at}, src_data_rank=None)"]
+    body = [
+        f"x = {scripts.tensor(x.full)}",
+        f"mesh = {scripts.mesh(x.layout.mesh)}",
+        f"d = distribute_tensor(x, mesh, {at}, src_data_rank=None)",
+    ]
     made = scripts.holds(case, body, "d", x.full, x.layout)
     return Script(made.stages, made.imports, made.constants, tolerance=1e-4)
 
@@ -326,10 +350,11 @@ LAWS = (
     ),
     Law(
         id="layout.run-check",
-        clause="from_local with run_check gives replicas the data of the first rank of the mesh dim, and refuses local tensors that disagree.",
+        clause="from_local with run_check gives replicas the data of the first rank, and refuses local tensors that disagree.",
         source=f"{DOC}, DTensor.from_local (run_check)",
         check=check_checked,
         script=script_checked,
+        features=features_checked,
         control="layout.run-check mesh=2x2 x=4x6:S(0),R how=data",
         planted="run_check_broadcasts_along_first_dim",
         draw=draw_checked,
@@ -339,7 +364,7 @@ LAWS = (
     ),
     Law(
         id="layout.factory",
-        clause="zeros, ones, full and empty of a layout give each rank its slice of the plain tensor, with its shape, stride, dtype and requires_grad.",
+        clause="zeros, ones, full and empty of a layout give each rank its slice of the plain tensor of this name.",
         source=f"{DOC}, DTensor factory functions",
         check=check_factory,
         script=script_factory,
@@ -364,7 +389,7 @@ LAWS = (
     ),
     Law(
         id="layout.placement-equality",
-        clause="Placements are equal exactly when kind, dim, split factor and reduction are, equal ones hash alike, and each knows its kind.",
+        clause="Placements are equal exactly when kind, dim, split factor and reduction are; equal ones hash alike.",
         source=f"{DOC}, Placement, Shard, Replicate, Partial",
         check=check_placements,
         script=script_placements,
@@ -377,7 +402,7 @@ LAWS = (
     Law(
         id="layout.partition",
         clause="A tensor distributed as contributions to a sum, average, minimum or maximum reduces to itself.",
-        source="torch.distributed.tensor.placement_types, Partial._partition_value: reducing what was partitioned recovers the value",
+        source="torch.distributed.tensor.placement_types, docstring of Partial._partition_value",
         check=check_partition,
         script=script_partition,
         control="layout.partition mesh=2 x=5x6:P(sum)",

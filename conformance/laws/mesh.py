@@ -85,7 +85,9 @@ def check_local_rank(case: Case, here: Here) -> None:
     got = tuple(live.get_local_rank(dim) for dim in range(mesh.ndim))
     here.require(got == coord, "wrong-value", "local rank", "local ranks are not the coordinate", coord, got)
     if mesh.ndim == 1:
-        here.require(live.get_local_rank() == coord[0], "wrong-value", "only dim", "local rank of a 1-D mesh", coord[0], live.get_local_rank())
+        here.require(
+            live.get_local_rank() == coord[0], "wrong-value", "only dim", "local rank of a 1-D mesh", coord[0], live.get_local_rank()
+        )
     else:
         here.refused(live.get_local_rank, "no dim", "local rank of a mesh of several dims, none named")
 
@@ -237,7 +239,9 @@ def check_init(case: Case, here: Here) -> None:
     live = init_device_mesh(str(here.device), mesh.shape, mesh_dim_names=names)
     here.require(read_mesh(live) == mesh, "wrong-layout", "table", "mesh holds other ranks", mesh, read_mesh(live))
     here.require(live.mesh_dim_names == names, "wrong-metadata", "names", "mesh dims have other names", names, live.mesh_dim_names)
-    here.require(live == here.mesh(mesh, fresh=True, names=names), "wrong-value", "equality", "it differs from DeviceMesh of the same table")
+    here.require(
+        live == here.mesh(mesh, fresh=True, names=names), "wrong-value", "equality", "it differs from DeviceMesh of the same table"
+    )
     coord = here.coord(mesh)
     got = live.get_coordinate()
     here.require((None if got is None else tuple(got)) == coord, "wrong-value", "coordinate", "rank has another coordinate", coord, got)
@@ -306,7 +310,7 @@ def script_refusals(case: Case) -> Script:
 LAWS = (
     Law(
         id="mesh.coordinates",
-        clause="A mesh has the shape, sizes and table that it was made from; a rank's coordinate is its place in the table, and a rank outside has none.",
+        clause="A mesh has the table that it was made from; a rank's coordinate is its place in the table, and a rank outside has none.",
         source=f"{DOC}.get_coordinate",
         check=check_coordinates,
         script=script_coordinates,
@@ -400,7 +404,7 @@ LAWS = (
     ),
     Law(
         id="mesh.refusals",
-        clause="A table with a rank twice or outside the world, a shape larger than the world, and names that are not one for each dim are refused on every rank.",
+        clause="A rank twice or outside the world, a shape larger than it, and names that are not one for each dim are refused.",
         source="torch.distributed.device_mesh docs, DeviceMesh and init_device_mesh",
         check=check_refusals,
         script=script_refusals,

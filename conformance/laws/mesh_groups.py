@@ -40,7 +40,12 @@ def _own(mesh: Mesh, rank: int) -> list[dist.ProcessGroup]:
 def sweep_one(limits: Limits) -> list[Case]:
     meshes = ("2", "3", "2@0,2", "2@1,2", "1@1", "4", "3@0,1,3")
     wanted = [Mesh.parse(text) for text in meshes]
-    return [Case.of("mesh.from-group", mesh=mesh, table=table) for table in ("none", "list", "tensor") for mesh in wanted if max(mesh.ranks) < limits.world_size]
+    return [
+        Case.of("mesh.from-group", mesh=mesh, table=table)
+        for table in ("none", "list", "tensor")
+        for mesh in wanted
+        if max(mesh.ranks) < limits.world_size
+    ]
 
 
 def check_one(case: Case, here: Here) -> None:
@@ -73,7 +78,11 @@ def script_one(case: Case) -> Script:
 
 
 def sweep_many(limits: Limits) -> list[Case]:
-    wanted = [Mesh.parse(text) for text in ("1x2", "2x1", "2x2", "1x3", "3x1", "1x2x2", "1x2@0,2", "2x2@0,2,1,3") if Mesh.parse(text).size <= limits.world_size]
+    wanted = [
+        Mesh.parse(text)
+        for text in ("1x2", "2x1", "2x2", "1x3", "3x1", "1x2x2", "1x2@0,2", "2x2@0,2,1,3")
+        if Mesh.parse(text).size <= limits.world_size
+    ]
     return [Case.of("mesh.from-groups", mesh=mesh, groups=groups) for groups in ("own", "sliced") for mesh in wanted]
 
 
@@ -95,15 +104,24 @@ def check_many(case: Case, here: Here) -> None:
     for dim, group in enumerate(groups):
         got, want = sorted(dist.get_process_group_ranks(live.get_group(dim))), sorted(mesh.group(dim, coord))
         here.require(got == want, "wrong-value", "members", f"mesh dim {dim} has a group of other members", want, got)
-        here.require(live.get_group(names[dim]) is group, "wrong-value", "group", f"mesh dim {dim} communicates by another group than it was given")
+        here.require(
+            live.get_group(names[dim]) is group, "wrong-value", "group", f"mesh dim {dim} communicates by another group than it was given"
+        )
         total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
         dist.all_reduce(total, group=live.get_group(dim))
         here.same(total, torch.tensor([sum(10**rank for rank in want)]), "traffic", what=f"sum along mesh dim {dim}")
     errors = (ValueError, RuntimeError, TypeError)
     here.refused(lambda: DeviceMesh.from_group(groups, device, mesh=table), "no names", "several groups without names", errors=errors)
-    here.refused(lambda: DeviceMesh.from_group(groups, device, mesh_dim_names=names), "no table", "several groups without a table", errors=errors)
+    here.refused(
+        lambda: DeviceMesh.from_group(groups, device, mesh_dim_names=names), "no table", "several groups without a table", errors=errors
+    )
     few = groups[:1]
-    here.refused(lambda: DeviceMesh.from_group(few, device, mesh=table, mesh_dim_names=names), "arity", "one group for a table of more dims", errors=errors)
+    here.refused(
+        lambda: DeviceMesh.from_group(few, device, mesh=table, mesh_dim_names=names),
+        "arity",
+        "one group for a table of more dims",
+        errors=errors,
+    )
     here.refused(lambda: DeviceMesh.from_group([], device, mesh=table, mesh_dim_names=names), "none", "no group at all", errors=errors)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from hypothesis import strategies as st
 
@@ -52,7 +52,15 @@ class Cases(Sequence[Case]):
     def __len__(self) -> int:
         return len(self.sweep)
 
-    def __getitem__(self, at: int) -> Case:  # type: ignore[override]
+    @overload
+    def __getitem__(self, at: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Case]: ...
+
+    def __getitem__(self, at: int | slice) -> Case | list[Case]:
+        if isinstance(at, slice):
+            return [case_of(self.law, sample) for sample in self.sweep[at]]
         return case_of(self.law, self.sweep[at])
 
 

@@ -146,7 +146,7 @@ def judge_value(here: Here, got: Any, want: Any, check: str, *, mesh: Mesh, exac
     for at, (found, due) in enumerate(zip(theirs, ours, strict=True)):
         name = check if len(ours) == 1 else f"{check}[{at}]"
         if isinstance(due, torch.Tensor) and member:
-            here.same_dtensor(settled(found), due, name, exact=exact, mesh=mesh)
+            here.same_dtensor(settled(found, here), due, name, exact=exact, mesh=mesh)
         elif isinstance(due, torch.Tensor):
             judge_outsider(here, found, due, name)
         elif member:
@@ -162,11 +162,12 @@ def judge_outsider(here: Here, found: Any, due: torch.Tensor, check: str) -> Non
         here.require(seen, "wrong-metadata", check, "a rank outside the mesh sees another shape or dtype", due.shape, claimed)
 
 
-def settled(tensor: Any) -> Any:
+def settled(tensor: Any, here: Here) -> Any:
     """A tensor whose pending reductions are plain ones: those with a transform of their own (norms, masked lookups) are done by
     the target, since only it knows what the contributions mean."""
     if not isinstance(tensor, DTensor) or not any(map(derived, tensor.placements)):
         return tensor
+    here.reached("derived")
     return tensor.redistribute(placements=[Replicate() if derived(placement) else placement for placement in tensor.placements])
 
 

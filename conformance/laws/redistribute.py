@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
@@ -33,14 +34,16 @@ def judged(here: Here, got: object, x: Given, to: Placements, check: str) -> Non
     here.same_dtensor(got, x.full, check, mesh=x.layout.mesh, placements=to)
 
 
-def moving(law: str, *, plain: tuple[str, ...] = ("R", "S", "P"), one_in: int = 6, **options: object) -> object:
+def moving(
+    law: str, *, plain: tuple[str, ...] = ("R", "S", "P"), one_in: int = 6, **options: Any
+) -> Callable[[Limits], SearchStrategy[Case]]:
     """A drawing of redistributions, one in ``one_in`` with strided shards among its placements."""
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
         whole = tuple(kind for kind in plain if kind != "P")
         dtypes = limits.dtypes
-        usual = draws.moved(law, limits, kinds=plain, targets=plain, dtypes=dtypes, **options)  # type: ignore[arg-type]
-        strided = draws.moved(law, limits, kinds=(*plain, "_S"), targets=(*whole, "_S"), **options)  # type: ignore[arg-type]
+        usual = draws.moved(law, limits, kinds=plain, targets=plain, dtypes=dtypes, **options)
+        strided = draws.moved(law, limits, kinds=(*plain, "_S"), targets=(*whole, "_S"), **options)
         return draws.mostly(usual, strided, one_in)
 
     return draw
@@ -84,7 +87,7 @@ def script_path(case: Case) -> Script:
 
 
 def draw_back(limits: Limits) -> SearchStrategy[Case]:
-    return moving("redistribute.back", plain=("R", "S"))(limits)  # type: ignore[operator, no-any-return]
+    return moving("redistribute.back", plain=("R", "S"))(limits)
 
 
 def check_back(case: Case, here: Here) -> None:
@@ -145,7 +148,9 @@ def script_full(case: Case) -> Script:
     x = given(case)
     constants, body = scripts.source(x, case.world)
     body += [f"full = {scripts.tensor(x.full.contiguous())}", "got = x.full_tensor()"]
-    return scripts.script([*body, "return (full, got) if mesh.get_coordinate() is not None else (None, None)"], world=case.world, constants=constants)
+    return scripts.script(
+        [*body, "return (full, got) if mesh.get_coordinate() is not None else (None, None)"], world=case.world, constants=constants
+    )
 
 
 def check_async(case: Case, here: Here) -> None:
@@ -156,7 +161,8 @@ def check_async(case: Case, here: Here) -> None:
     judged(here, got, x, to.placements, "local")
     if here.coord(x.layout.mesh) is not None and not to.has_partial():
         local = x.local_of(to, here.rank)
-        here.same((got + got).to_local(), local + local, "use", what="the sum of the result with itself")
+        twice: Any = got + got
+        here.same(twice.to_local(), local + local, "use", what="the sum of the result with itself")
 
 
 def script_async(case: Case) -> Script:
@@ -248,7 +254,11 @@ def sweep_refusals(limits: Limits) -> list[Case]:
             asked = None if to == "-" else to + rest
             cases.append(Case.of("redistribute.refusals", mesh=mesh, mesh__b=other, x=f"5x4:{source}{rest}", to=asked, attempt=attempt))
     for mesh in map(Mesh.parse, REFUSAL_MESHES):
-        cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:" + ",".join(["R"] * mesh.ndim), to="S(0)" + ",R" * mesh.ndim, attempt="many"))
+        cases.append(
+            Case.of(
+                "redistribute.refusals", mesh=mesh, x="5x4:" + ",".join(["R"] * mesh.ndim), to="S(0)" + ",R" * mesh.ndim, attempt="many"
+            )
+        )
         if mesh.ndim > 1:
             cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:R,R", to="S(0)", attempt="few"))
             cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:P(sum),R", to="P(sum),P(max)", attempt="mixed-partial"))
@@ -278,7 +288,7 @@ def script_refusals(case: Case) -> Script:
 LAWS = (
     Law(
         id="redistribute.local",
-        clause="After a redistribution each rank holds the slice of the tensor that the target placements name, and the source is unchanged.",
+        clause="After a redistribution each rank holds the slice that the target placements name, and the source is unchanged.",
         source=DOC,
         check=check_local,
         script=script_local,
@@ -375,7 +385,7 @@ LAWS = (
     ),
     Law(
         id="redistribute.refusals",
-        clause="A redistribution to new contributions, to too few or too many placements, to a dim that is not there or to another mesh is refused on every rank.",
+        clause="A redistribution to new contributions, too few or many placements, a missing dim or another mesh is refused on every rank.",
         source=f"{DOC} and its notes",
         check=check_refusals,
         script=script_refusals,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ BEFORE = ("none", "redistribute", "double", "add", "clone", "full", "another")
 def draw_bystander(limits: Limits) -> SearchStrategy[Case]:
     on = [mesh for mesh in draws.meshes(limits, dims=(2, 3), outside=False) if mesh.size == max(mesh.ranks) + 1]
 
-    def seen(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+    def seen(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         pairs = ["a,b", *(["b,c", "a,c", "a,b,c"] if layout.mesh.ndim > 2 else [])]
         return {
             "slice": draw(st.sampled_from([None, None, "a", "b"])),
@@ -58,7 +58,7 @@ def sweep_bystander(limits: Limits) -> list[Case]:
 def _bystanders(case: Case, here: Here, live: DeviceMesh, x: Given) -> None:
     """Run what the case names; none of it is judged, all of it is legal."""
     before, to = case.get("before", "none"), here.placements(target(case, x).placements)
-    other = x.dtensor(here, mesh=live)
+    other: Any = x.dtensor(here, mesh=live)
     if before == "redistribute":
         other.redistribute(placements=to)
     elif before == "double":
@@ -98,7 +98,10 @@ def script_bystander(case: Case) -> Script:
         "add": [f"(x + x).redistribute(placements={to})"],
         "clone": ["x.clone().add_(1)"],
         "full": ["x.full_tensor()"],
-        "another": [f"full = {scripts.tensor(x.full)}", f"DTensor.from_local(full, mesh, {whole}).redistribute(placements={to}).full_tensor()"],
+        "another": [
+            f"full = {scripts.tensor(x.full)}",
+            f"DTensor.from_local(full, mesh, {whole}).redistribute(placements={to}).full_tensor()",
+        ],
     }[case.get("before", "none")]
     lines = [body[0], *views, *body[1:], *before]
     return scripts.holds(case, lines, steps(case, "to"), x.full, target(case, x), constants=constants)
@@ -108,7 +111,7 @@ PLANS = ("graph", "greedy", "unmerged")
 
 
 def draw_planned(limits: Limits) -> SearchStrategy[Case]:
-    def plan(draw: st.DrawFn, layout: Layout) -> dict[str, object]:
+    def plan(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"plan": draw(st.sampled_from(PLANS))}
 
     on = draws.meshes(limits, dims=(2, 3), tables=False)

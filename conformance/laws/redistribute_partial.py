@@ -84,7 +84,7 @@ def draw_merged(limits: Limits) -> SearchStrategy[Case]:
         mesh, shape = draw(mesh_drawn), draw(shape_drawn)
         op = draw(st.sampled_from(["sum", "avg", "mixed", "max", "product"]))
         ops = [draw(st.sampled_from(["avg", "sum"])) for _ in mesh.shape] if op == "mixed" else [op] * mesh.ndim
-        goal = draw(st.sampled_from([Replicate(), Shard(0), Shard(len(shape) - 1)]))
+        goal: Placement = draw(st.sampled_from([Replicate(), Shard(0), Shard(len(shape) - 1)]))
         to: list[Placement] = [goal] * mesh.ndim
         if draw(st.integers(0, 3)) == 3:
             to[draw(st.integers(0, mesh.ndim - 1))] = Replicate()

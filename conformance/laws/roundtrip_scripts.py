@@ -70,17 +70,17 @@ def _poisoned(trip: t.Trip) -> list[str]:
 def metadata(case: Case, due: dict[str, Any]) -> Script:
     """``due``: by name of leaf its path and, for a tensor, its dtype, its size and its chunks."""
     trip = t.read_trip(case)
+    want = {name: tuple(told) if len(told) > 1 else False for name, told in due.items()}
     chunks = "sorted((tuple(c.offsets), tuple(c.sizes)) for c in v.chunks if c.sizes.numel())"
-    described = f"[str(v.properties.dtype), tuple(v.size), {chunks}]"
     lines = [
         *save_lines(trip),
         f"md = {READ.format('folder')}",
-        f"tensors = {{k: {described} for k, v in md.state_dict_metadata.items() if hasattr(v, 'chunks')}}",
-        "got = {k: [md.planner_data.get(k), *tensors.get(k, [])] for k in md.state_dict_metadata}",
+        f"def told(k, v): return md.planner_data.get(k), str(v.properties.dtype), tuple(v.size), {chunks}",
+        "got = {k: hasattr(v, 'chunks') and told(k, v) for k, v in md.state_dict_metadata.items()}",
         "spans = sorted((i.relative_path, i.offset, i.offset + i.length) for i in md.storage_data.values())",
         "inside = all(0 <= a < b <= os.path.getsize(os.path.join(folder, f)) for f, a, b in spans)",
         "apart = all(p[0] != q[0] or p[2] <= q[1] for p, q in zip(spans, spans[1:]))",
-        f"return [{due!r}, True, True], [got, inside, apart]",
+        f"return [{ {name: tuple(told) if len(told) > 1 else False for name, told in due.items()}!r}, True, True], [got, inside, apart]",
     ]
     return script(trip, [(case.world, lines)], imports=["import os"])
 
@@ -104,16 +104,17 @@ def dedup(case: Case, due: dict[int, list[Any]] | None) -> Script:
     return script(trip, [(case.world, [*lines, f"return {due!r}[rank], sorted(planner.items, key=repr)"])], constants=recorder)
 
 
-def overwrite(case: Case, values: dict[str, torch.Tensor]) -> Script:
-    """``values`` are those of the second save, under the names of the first."""
+def overwrite(case: Case) -> Script:
+    """The second save has a tensor ``X2`` for every ``X`` of the first one."""
     trip = t.read_trip(case)
     newer = t.End(mapped(trip.load.state, _renamed), trip.load.mesh, {f"{name}2": spec for name, spec in trip.load.specs.items()})
     back = t.End(newer.state, trip.save.mesh, {f"{name}2": spec for name, spec in trip.save.specs.items()})
-    both = replace(trip, values={**trip.values, **{f"{name}2": full for name, full in values.items()}})
     first, second = trip.worlds
-    read = replace(both, worlds=(first, first))
-    saved = replace(both, worlds=(second, second))
-    return script(both, [(first, save_lines(both)), (second, save_lines(saved, end=newer)), (first, load_lines(read, end=back))])
+    values = {f"{name}2": full for name, full in trip.values.items()}
+    saved, read = replace(trip, worlds=(second, second), values=values), replace(trip, worlds=(first, first), values=values)
+    others = [f"{name.upper()}2 = {'~' if full.dtype == torch.bool else '1 + '}{name.upper()}" for name, full in trip.values.items()]
+    stages = [(first, save_lines(trip)), (second, save_lines(saved, end=newer)), (first, load_lines(read, end=back))]
+    return script(trip, stages, constants=["; ".join(others)])
 
 
 def _renamed(leaf: Any) -> Any:

@@ -178,10 +178,6 @@ def check_overwrite(case: Case, here: Here) -> None:
     t.judge(back, here, t.load(here, t.destination(back, here)))
 
 
-def overwrite_script(case: Case) -> Script:
-    return roundtrip_scripts.overwrite(case, {name: _other(full) for name, full in t.read_trip(case).values.items()})
-
-
 def _other(full: torch.Tensor) -> torch.Tensor:
     """Values that differ from ``full`` in every element."""
     return ~full if full.dtype == torch.bool else full + 1
@@ -363,7 +359,7 @@ LAWS = (
         clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
         source=f"{DOCS}, FileSystemWriter: overwrite",
         check=check_overwrite,
-        script=overwrite_script,
+        script=roundtrip_scripts.overwrite,
         holds="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
         planted="old_metadata_kept",
         texts=OVERWRITE,

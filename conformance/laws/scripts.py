@@ -41,7 +41,9 @@ def script(body: Sequence[str], *, world: int, constants: Iterable[str] = ()) ->
     return Script((Stage(world, lines),), tuple(imports), constants)
 
 
-def compared(case: Case, body: Sequence[str], got: str, want: Mapping[int, object], *, constants: Iterable[str] = (), world: int = 0) -> Script:
+def compared(
+    case: Case, body: Sequence[str], got: str, want: Mapping[int, object], *, constants: Iterable[str] = (), world: int = 0
+) -> Script:
     """A script that compares the expression ``got`` with what each rank of ``want`` must see; other ranks say nothing."""
     world = world or case.world
     values = {literal(value) for value in want.values()}
@@ -52,7 +54,9 @@ def compared(case: Case, body: Sequence[str], got: str, want: Mapping[int, objec
     return script([*body, *only, f"return WANT[rank], {got}"], world=world, constants=[*constants, *table])
 
 
-def refused(case: Case, body: Sequence[str], attempt: str, *, constants: Iterable[str] = (), world: int = 0, errors: str = "Exception") -> Script:
+def refused(
+    case: Case, body: Sequence[str], attempt: str, *, constants: Iterable[str] = (), world: int = 0, errors: str = "Exception"
+) -> Script:
     """A script whose ``attempt`` must raise on every rank."""
     lines = [*body, "try:", f"    {attempt}", f"except {errors}:", '    return "refused", "refused"', 'return "refused", "accepted"']
     return script(lines, world=world or case.world, constants=constants)
@@ -67,7 +71,7 @@ def holds(
     """
     world = world or case.world
     if layout.has_partial():
-        full = {rank: want for rank in sorted(layout.mesh.ranks)}
+        full = dict.fromkeys(sorted(layout.mesh.ranks), want)
         table = tensors("FULL", full)
         return script([*body, f"got = ({result}).full_tensor()", *_members(layout, world, "FULL"), "return FULL[rank], got"],
                       world=world, constants=[*constants, *table])  # fmt: skip

@@ -67,7 +67,9 @@ def finding_path(folder: Path, finding_id: str) -> Path:
     return folder / f"{finding_id}.json"
 
 
-def write_finding(folder: Path, finding: Finding, target: Target, seed: int, reproducer: str | None = None, note: str | None = None) -> Path:
+def write_finding(
+    folder: Path, finding: Finding, target: Target, seed: int, *, reproducer: str | None = None, note: str | None = None
+) -> Path:
     """Write ``<id>.json`` into ``folder``, which is made where it is missing; returns its path. ``note`` stands for the finding's own."""
     import torch
 

@@ -37,7 +37,10 @@ def markdown(report: RunReport, folder: Path) -> str:
         if len(new) > SHOWN_FINDINGS:
             lines.append(f"\nand {len(new) - SHOWN_FINDINGS} more in `{folder}/findings/`")
     if totals.unconfirmed:
-        lines += ["", f"{totals.unconfirmed} deviation{'s' * (totals.unconfirmed != 1)} did not repeat in a fresh world: see `unconfirmed` in report.json."]
+        lines += [
+            "",
+            f"{totals.unconfirmed} deviation{'s' * (totals.unconfirmed != 1)} did not repeat: see `unconfirmed` in report.json.",
+        ]
     if report.warnings:
         lines += ["", "## Warnings", "", *(f"- {_flat(warning)}" for warning in report.warnings)]
     reasons = report.untested()

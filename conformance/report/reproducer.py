@@ -33,8 +33,7 @@ def same(a, b):
 
 def serve(rank, world, stage):
     signal.alarm(SECONDS)  # kills a rank that does not answer
-    store = f"file://{folder}/{stage.__name__}.store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    dist.init_process_group("gloo", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
     expected, got = stage(rank)
     wrong = not same(expected, got)
     print(f"rank {rank}: {'WRONG' if wrong else 'right'}\\n  expected {expected}\\n  got {got}", flush=True)
@@ -111,22 +110,22 @@ def render(script: Script, header: Sequence[str], before: Sequence[Script] = ())
 
     Raises :class:`ScriptError` rather than give a file that is too long, or that would not run.
     """
-    lines: list[str] = []
-    for pack in (False, True):
-        try:
-            lines = _lines(script, header, before, pack)
-        except UnfitError as error:
-            raise ScriptError(str(error)) from None
-        if len(lines) <= MAX_LINES:
-            break
-    else:
+    try:
+        lines = _lines(script, header, before, pack=False)
+        if len(lines) > MAX_LINES:
+            lines = _lines(script, header, before, pack=True)
+    except UnfitError as error:
+        raise ScriptError(str(error)) from None
+    if len(lines) > MAX_LINES:
+        lines = [line for line in lines if line]
+    if len(lines) > MAX_LINES:
         raise ScriptError(f"the script has {len(lines)} lines, at most {MAX_LINES} make a reproducer")
     text = "\n".join(lines) + "\n"
     _check(text)
     return text
 
 
-def _lines(script: Script, header: Sequence[str], before: Sequence[Script], pack: bool) -> list[str]:
+def _lines(script: Script, header: Sequence[str], before: Sequence[Script], *, pack: bool) -> list[str]:
     if any(len(earlier.stages) != 1 for earlier in before) or (before and len(script.stages) != 1):
         raise ScriptError("a history over several worlds has no reproducer")
 
@@ -155,7 +154,7 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], pack
 def _docstring(header: Sequence[str]) -> list[str]:
     text = [line for paragraph in header for line in textwrap.wrap(paragraph, MAX_COLUMNS - 8, break_on_hyphens=False)]
     safe = [line.replace("\\", "\\\\").replace('"""', "'''") for line in text]
-    return [f'"""{safe[0]}', *safe[1:], '"""']
+    return [f'"""{safe[0]}', *safe[1:-1], f'{safe[-1]}"""'] if len(safe) > 1 else [f'"""{safe[0]}"""']
 
 
 def _imports(statements: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ false and ``exit`` null until the end. Beside it stand ``findings/``, ``cases.tx
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import time
@@ -40,7 +41,7 @@ MEANING = {
 
 
 class LawLine(msgspec.Struct, kw_only=True):
-    """One law: ``cases`` were judged (``refused`` of them by every rank alike), ``rejected`` meant nothing, ``skipped_expected`` were avoided."""
+    """One law: ``cases`` were judged (``refused`` of them by every rank alike), ``rejected`` ones meant nothing."""
 
     id: str
     chapter: str
@@ -306,7 +307,8 @@ def _expectation_line(entry: Entry, run: Run, refused: bool) -> ExpectationLine:
 class ReportWriter:
     """Writes the files of one run into ``folder``. Raises :class:`UsageError` where that cannot be done, before anything has started.
 
-    What an earlier run left in the folder is removed; a folder with somebody else's ``report.json`` is refused.
+    What an earlier run left in the folder goes with the first word that is written, so that a request that is refused leaves the old
+    report as it was. A folder with somebody else's ``report.json`` is refused.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -314,12 +316,8 @@ class ReportWriter:
         self._scripts: dict[str, tuple[str | None, str]] = {}
         self._unwritten: list[str] = []
         self.last: RunReport | None = None
-        try:
-            _clear(folder)
-            (folder / "findings").mkdir(parents=True, exist_ok=True)
-            self._cases: TextIO = open(folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(f"--report {folder}: cannot be written: {error.strerror}") from None
+        self._cases: TextIO | None = None
+        _check(folder)
 
     def case(self, verdict: Verdict, drawn: bool) -> None:
         """Note one judged case."""
@@ -332,6 +330,7 @@ class ReportWriter:
         from conformance.laws import find
         from conformance.report.reproducer import ScriptError, reproducer
 
+        self._begin()
         script, note = None, found.note
         if found.status == "new":
             try:
@@ -342,7 +341,7 @@ class ReportWriter:
                 script = f"findings/{found.id}.py"
                 write_text(self.folder / script, text)
         self._scripts[found.id] = (script, note)
-        write_finding(self.folder / "findings", found, run.target, run.request.seed, script, note)
+        write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=script, note=note)
 
     def update(self, run: Run, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
@@ -358,18 +357,38 @@ class ReportWriter:
         return report
 
     def _write_cases(self) -> None:
-        self._cases.write("".join(self._unwritten))
-        self._cases.flush()
+        file = self._begin()
+        file.write("".join(self._unwritten))
+        file.flush()
         self._unwritten.clear()
 
+    def _begin(self) -> TextIO:
+        """Make room for this run, once; returns the open file of cases."""
+        if self._cases is None:
+            _clear(self.folder)
+            (self.folder / "findings").mkdir(parents=True, exist_ok=True)
+            self._cases = open(self.folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
+        return self._cases
 
-def _clear(folder: Path) -> None:
-    """Remove what an earlier run left, and nothing else."""
+
+def _check(folder: Path) -> None:
+    """Raises :class:`UsageError` where a report cannot be written, or would take another's place."""
+    here = folder
+    while not os.path.lexists(here) and here != here.parent:
+        here = here.parent
+    if not here.is_dir():
+        raise UsageError(f"--report {folder}: cannot be written: {here} is no folder")
+    if not os.access(here, os.W_OK | os.X_OK):
+        raise UsageError(f"--report {folder}: cannot be written: no permission for {here}")
     if (folder / "report.json").exists():
         try:
             read_report(folder)
         except UsageError as error:
             raise UsageError(f"--report {folder}: {error}; want a folder of its own") from None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier run left, and nothing else."""
     for name in ("report.json", "report.md", "junit.xml", "cases.txt"):
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "findings").glob("*"):

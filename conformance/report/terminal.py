@@ -5,6 +5,8 @@ Where the output is no terminal there is a line every ten seconds instead, and n
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import time
@@ -29,12 +31,10 @@ STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates":
 
 def standard_output() -> TextIO:
     """Where people look. A duplicate of the real one, so that what a test runner captures of ours still shows."""
-    if sys.stdout is not sys.__stdout__ or sys.__stdout__ is None:
-        return sys.stdout
-    try:
-        return open(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace", buffering=1)
-    except (OSError, ValueError):
-        return sys.stdout
+    if sys.stdout is sys.__stdout__:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return io.TextIOWrapper(os.fdopen(os.dup(sys.__stdout__.fileno()), "wb"), "utf-8", "replace", line_buffering=True)
+    return sys.stdout
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -124,8 +124,8 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
     target, totals = report.target, report.totals
     out.print()
     out.print(
-        f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, profile {report.profile}, "
-        f"seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
+        f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, "
+        f"profile {report.profile}, seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
         + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
     )
     _print_chapters(out, report)
@@ -187,8 +187,8 @@ def _print_findings(out: Console, report: RunReport, folder: str) -> None:
     if report.unconfirmed:
         out.print()
         out.print("unconfirmed (a fresh world did not show it again):")
-        for line in report.unconfirmed:
-            out.print(f"  {line.kind} {line.text}: {_short(line.message)}")
+        for seen in report.unconfirmed:
+            out.print(f"  {seen.kind} {seen.text}: {_short(seen.message)}")
 
 
 def _more(found: FindingLine, folder: str) -> list[str]:

@@ -65,7 +65,7 @@ def read_config(folder: Path | None = None) -> Config:
     Raises :class:`UsageError`, which names the file and the key.
     """
     folder = folder or Path.cwd()
-    path, table = folder / "shardlaw.toml", "" 
+    path, table = folder / "shardlaw.toml", ""
     if not path.is_file():
         path, table = folder / "pyproject.toml", "tool.shardlaw"
     if not path.is_file():
@@ -86,7 +86,9 @@ def read_config(folder: Path | None = None) -> Config:
     }
     for name, target in targets.items():
         if target.storage != FILESYSTEM and target.storage not in storages:
-            raise UsageError(f"{blocks}target.{name}]: storage {target.storage!r} is not described ({one_of(target.storage, [FILESYSTEM, *storages])})")
+            raise UsageError(
+                f"{blocks}target.{name}]: storage {target.storage!r} is not described ({one_of(target.storage, [FILESYSTEM, *storages])})"
+            )
     return Config(path, targets, storages)
 
 
@@ -111,7 +113,7 @@ def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -
     _only(where, block, KEYS)
     values = {key: KEYS[key](f"{where}: {key}", value) for key, value in block.items()}
     if name not in BUILTIN and not {"backend", "device"} & set(values):
-        raise UsageError(f"{where}: want a backend, such as backend = \"gloo\"")
+        raise UsageError(f'{where}: want a backend, such as backend = "gloo"')
     if "tolerance" in values:
         values["tolerance"] = {**TOLERANCE, **values["tolerance"]}
     if "expect" in values:
@@ -131,7 +133,7 @@ def _storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
             raise UsageError(f'{where}: want a {key}, such as {key} = "package.module:Class"')
     options = block.get("options", {})
     if not isinstance(options, dict):
-        raise UsageError(f"{where}: options: want a table, such as {{ path = \"s3://bucket/{{run}}\" }}")
+        raise UsageError(f'{where}: options: want a table, such as {{ path = "s3://bucket/{{run}}" }}')
     return Storage(_place(f"{where}: writer", block["writer"]), _place(f"{where}: reader", block["reader"]), tuple(options.items()))
 
 
@@ -174,7 +176,7 @@ def _texts(where: str, value: Any) -> tuple[str, ...]:
 
 def _environment(where: str, value: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise UsageError(f"{where} = {value!r}: want a table of texts, such as {{ UCX_TLS = \"tcp\" }}")
+        raise UsageError(f'{where} = {value!r}: want a table of texts, such as {{ UCX_TLS = "tcp" }}')
     for name in value:
         if not re.fullmatch(r"[^\W\d]\w*", name, re.ASCII):
             raise UsageError(f"{where}: {name!r} is no name of an environment variable")

@@ -45,7 +45,7 @@ def test_ranks_that_raise_differently(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("raises_exit", "SystemExit: let me out"), ("raises_textless", "Broken: (its text raised ValueError)")]
+    ("name", "error"), [("raises_exit", "SystemExit: let me out"), ("raises_textless", "Broken: (no text: ValueError)")]
 )
 def test_odd_exceptions(house: House, name: str, error: str) -> None:
     verdict = house.among(name)

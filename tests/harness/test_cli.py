@@ -102,7 +102,14 @@ def refused(done: Done) -> str:
 
 def stored(folder: Path, text: str, **more: object) -> Path:
     case = Case.parse(text)
-    data = {"schema": SCHEMA, "id": "0badcafe", "law": case.law, "case": case.to_json(), "target": {"name": "gloo", "torch": "2.13.0"}, **more}
+    data = {
+        "schema": SCHEMA,
+        "id": "0badcafe",
+        "law": case.law,
+        "case": case.to_json(),
+        "target": {"name": "gloo", "torch": "2.13.0"},
+        **more,
+    }
     folder.mkdir(exist_ok=True)
     path = folder / "0badcafe.json"
     path.write_text(json.dumps(data))
@@ -157,6 +164,10 @@ def test_help_imports_nothing_heavy() -> None:
         (["repro", __file__], "not JSON"),
         (["laws", "mesh.grops"], "nearest: mesh.groups"),
         (["doctor", "--target", "nope"], "no target is called 'nope'"),
+        (["run", "--target", "nope"], "no target is called 'nope'"),
+        (["run", "--storage", "nope"], "no storage is called 'nope'"),
+        (["run", "redistribute.locl"], "nearest: redistribute.local"),
+        (["run", "--report", f"{__file__}/report"], "is no folder"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -231,7 +242,13 @@ def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
     done = shell("replay", ".")
     assert done.returncode == 0
     assert "as stored, which is expected" in done.stdout
-    stored(shell.folder / "findings", "module.deviates world=2", status="expected", kind="hang", signature="module.deviates | hang | process | ")
+    stored(
+        shell.folder / "findings",
+        "module.deviates world=2",
+        status="expected",
+        kind="hang",
+        signature="module.deviates | hang | process | ",
+    )
     done = shell("replay", "findings")
     assert done.returncode == 1
     assert "0 of them as stored" in done.stdout
@@ -285,7 +302,9 @@ def test_repro_writes_a_script(shell: Shell) -> None:
     assert shell("repro", str(path)).stdout == (shell.folder / "script.py").read_text()
     assert "cannot be written" in refused(shell("repro", str(path), "-o", "no/such/folder/script.py"))
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SHARDLAW_LAWS")}
-    ran = subprocess.run([sys.executable, "-I", "script.py"], cwd=shell.folder, env=clean, capture_output=True, text=True, check=False, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-I", "script.py"], cwd=shell.folder, env=clean, capture_output=True, text=True, check=False, timeout=60
+    )
     assert ran.returncode == 1
     assert "rank 1: WRONG" in ran.stdout
 

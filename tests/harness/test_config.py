@@ -121,9 +121,9 @@ def test_values_are_checked_in_one_line(text: str, message: str, tmp_path: Path)
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, UCX))
-    with pytest.raises(UsageError, match="no target is called 'glo' .nearest: gloo"):
+    with pytest.raises(UsageError, match=r"no target is called 'glo' \(nearest: gloo"):
         named_target("glo", config)
-    with pytest.raises(UsageError, match="no storage is called 's4' .nearest: s3"):
+    with pytest.raises(UsageError, match=r"no storage is called 's4' \(nearest: s3"):
         with_storage(BUILTIN["gloo"], "s4", config)
 
 

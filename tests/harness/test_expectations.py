@@ -203,4 +203,8 @@ def test_shipped_files_are_those_of_the_nearest_version(tmp_path: Path, monkeypa
         "2.13.0": "torch-2.13",
         "2.14.0.dev1": "torch-2.13",
     }
-    assert [path.name for path in layers("2.13.0", Target(expect=("their.toml",)), [Path("mine.toml")])] == ["op.toml", "their.toml", "mine.toml"]
+    assert [path.name for path in layers("2.13.0", Target(expect=("their.toml",)), [Path("mine.toml")])] == [
+        "op.toml",
+        "their.toml",
+        "mine.toml",
+    ]

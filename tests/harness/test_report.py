@@ -42,7 +42,10 @@ def law(law_id: str, script: Script | None = SCRIPT) -> Law:
     return Law(law_id, f"What {law_id} says.", "docs", lambda case, here: None, f"{law_id} mesh=2", "fault", script=write)
 
 
-LAWS = {one.id: one for one in (law("op.forward[mean]"), law("op.forward[sum]", None), law("mesh.groups"), law("mesh.copies"), law("roundtrip.dtensor"))}
+LAWS = {
+    one.id: one
+    for one in (law("op.forward[mean]"), law("op.forward[sum]", None), law("mesh.groups"), law("mesh.copies"), law("roundtrip.dtensor"))
+}
 
 
 def verdict(case: Case = CASE, **fields: Any) -> Verdict:
@@ -229,6 +232,9 @@ def test_an_earlier_report_is_replaced_and_nothing_else(run: FakeRun) -> None:
     (folder / "findings" / "notes.txt").write_text("mine")
     (folder / "mine.md").write_text("mine")
     ReportWriter(folder)
+    assert read_report(folder).exit == 1, "a request that is refused later leaves the old report"
+    ReportWriter(folder).finding(finding(status="expected"), run)  # type: ignore[arg-type]
+    (folder / "findings" / f"{run.findings[0].id}.json").unlink()
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["cases.txt", "mine.md", "notes.txt"]
 
 
@@ -243,8 +249,10 @@ def test_somebody_elses_report_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match=r"--report .*cannot be written"):
+        with pytest.raises(UsageError, match=r"--report .*cannot be written: .*file is no folder"):
             ReportWriter(folder)
+    ReportWriter(tmp_path / "new" / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_junit_has_a_test_case_for_each_law(run: FakeRun) -> None:

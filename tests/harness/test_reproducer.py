@@ -17,7 +17,10 @@ from conformance.report.reproducer import MAX_COLUMNS, MAX_LINES, Script, Script
 
 HEADER = ["A reduction adds what all ranks hold.", "collective.sum mesh=2 x=3", "Seen with torch 2.13.0."]
 ADD = ("x = torch.full((3,), float(rank))", "dist.all_reduce(x)")
-SHARD = ("from torch.distributed.tensor import DTensor, Shard, distribute_tensor", "from torch.distributed.device_mesh import init_device_mesh")
+SHARD = (
+    "from torch.distributed.tensor import DTensor, Shard, distribute_tensor",
+    "from torch.distributed.device_mesh import init_device_mesh",
+)
 
 
 def ran(text: str, folder: Path, limit: int = 60) -> subprocess.CompletedProcess[str]:
@@ -74,7 +77,13 @@ def test_a_rank_that_does_not_answer_is_the_fault(tmp_path: Path, monkeypatch: p
 
 
 def test_what_the_body_catches_is_no_fault(tmp_path: Path) -> None:
-    body = ("try:", "    DTensor.from_local(torch.ones(2), None, 5)", "except Exception:", '    return "refused", "refused"', 'return "refused", "accepted"')
+    body = (
+        "try:",
+        "    DTensor.from_local(torch.ones(2), None, 5)",
+        "except Exception:",
+        '    return "refused", "refused"',
+        'return "refused", "accepted"',
+    )
     done = ran(held(render(Script((Stage(2, body),), SHARD), HEADER)), tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -184,7 +193,15 @@ def test_a_law_without_a_script_says_so() -> None:
 
 
 def test_the_header_names_clause_case_and_version() -> None:
-    law = Law("mesh.x", "A clause.", "docs", lambda case, here: None, "mesh.x mesh=2", "fault", script=lambda case: Script((Stage(1, ("return 1, 1",)),)))
+    law = Law(
+        "mesh.x",
+        "A clause.",
+        "docs",
+        lambda case, here: None,
+        "mesh.x mesh=2",
+        "fault",
+        script=lambda case: Script((Stage(1, ("return 1, 1",)),)),
+    )
     text = held(reproducer(law, Case.parse("mesh.x mesh=2 x=5x6:S(0)"), "wrong-value", "2.13.0"))
     assert text.startswith('"""A clause.\nmesh.x mesh=2 x=5x6:S(0)\nSeen with torch 2.13.0 (wrong-value). Exits 1 while')
 

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 import pytest
 
 from conformance.errors import UsageError
-from conformance.selection import matches, matches_op, select, select_ids
+from conformance.selection import matches, matches_op, overloads, select, select_ids
 
-IDS = ["mesh.groups", "mesh.flatten", "op.forward[add]", "op.forward[add.in-place]", "op.forward[mean]", "op.backward[mean]", "redistribute.local"]
+IDS = [
+    "mesh.groups",
+    "mesh.flatten",
+    "op.forward[add]",
+    "op.forward[add.in-place]",
+    "op.forward[mean]",
+    "op.backward[mean]",
+    "redistribute.local",
+]
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,8 @@ def test_an_alias_means_the_law_that_it_became() -> None:
 
 def test_op_restricts_the_laws_that_take_an_op() -> None:
     assert [law.id for law in select(LAWS, [], ["mean"])] == [*IDS[:2], IDS[4], IDS[5], IDS[6]]
-    assert [law.id for law in select(LAWS, ["op.*"], ["add*"])] == IDS[2:4]
-    with pytest.raises(UsageError, match="--op maen.*nearest: mean"):
+    assert [law.id for law in select([*LAWS, FakeLaw("op.program")], ["op.*"], ["add*"])] == IDS[2:4]  # type: ignore[list-item]
+    with pytest.raises(UsageError, match=r"--op maen.*nearest: mean"):
         select(LAWS, [], ["maen"])
 
 
@@ -92,3 +100,7 @@ def test_an_op_is_known_by_its_name_and_by_its_overloads() -> None:
     assert matches_op("mean.*", "average", ("aten.mean.dim",))
     assert matches_op("aten.mean", "average", ("aten.mean.dim",))
     assert not matches_op("sum", "mean", ("aten.mean.dim",))
+    assert [law.id for law in select(LAWS, ["op.forward"], ["aten.mean.dim"])] == ["op.forward[mean]"]
+    assert "aten._softmax.default" in overloads("nn.functional.softmax")
+    assert "aten.add_.Tensor" in overloads("add.in-place")
+    assert overloads("no_such_op") == ()

@@ -18,7 +18,17 @@ from conformance.target import Target
 from conformance.world import Pool
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("mesh", "mesh_views", "mesh_groups", "layout", "layout_local", "redistribute", "redistribute_partial", "redistribute_history", "gradient")
+ROOMS = (
+    "mesh",
+    "mesh_views",
+    "mesh_groups",
+    "layout",
+    "layout_local",
+    "redistribute",
+    "redistribute_partial",
+    "redistribute_history",
+    "gradient",
+)
 LAWS = [law for room in ROOMS for law in laws_of(f"conformance.laws.{room}")]
 FIRST_CASES = 16
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)

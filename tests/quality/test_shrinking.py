@@ -69,7 +69,7 @@ REDUCED = layouts(kinds=("R", "S", "P"), reduce_ops=REDUCE_OPS)
 LAYOUTS: list[tuple[SearchStrategy[Layout], Callable[[Layout], bool], str]] = [
     (layouts(), lambda layout: True, "2 on 2 as R"),
     (PLAIN, lambda layout: layout.replicas() < layout.mesh.size, "2 on 2 as S(0)"),
-    (PLAIN, lambda layout: only_uneven(layout), "3 on 2 as S(0)"),
+    (PLAIN, only_uneven, "3 on 2 as S(0)"),
     (layouts(mesh=Mesh.of(2), kinds=("R", "S")), some_empty, "1 on 2 as S(0)"),
     (layouts(mesh=Mesh.of(3), kinds=("R", "S")), some_empty, "2 on 3 as S(0)"),
     (layouts(), lambda layout: 0 in layout.shape, "0 on 2 as R"),

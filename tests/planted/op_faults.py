@@ -1,0 +1,164 @@
+"""Faults of sharded ops, planted one at a time: each law of the op chapter meets its own.
+
+Every function plants one fault when it is called in a rank process, before the process group starts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
+from torch.distributed.tensor._ops import _tensor_ops
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+aten = torch.ops.aten
+
+
+def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace an attribute by a function that is given the true one first."""
+    true = getattr(owner, name)
+
+    def replace(fault: Callable[..., Any]) -> None:
+        @functools.wraps(true)
+        def faulty(*args: Any, **options: Any) -> Any:
+            return fault(true, *args, **options)
+
+        setattr(owner, name, faulty)
+
+    return replace
+
+
+def _each_spec(specs: Any) -> list[Any]:
+    return [spec for spec in (specs if isinstance(specs, (list, tuple)) else [specs]) if spec is not None]
+
+
+def results_claimed_whole() -> None:
+    """Every result claims to be replicated, whatever it is."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        if not schema.is_inplace_op():
+            for spec in _each_spec(found.output_spec):
+                spec.placements = tuple(Replicate() for _ in spec.placements)
+        return found
+
+
+def operands_left_in_place() -> None:
+    """No operand is redistributed before an op that needs it elsewhere."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        if not found.use_val_from_redistribute_schema:
+            found.needs_redistribute = False
+        return found
+
+
+def operands_claimed_whole() -> None:
+    """The propagator takes every operand for a replicated one."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        def whole(item: Any) -> Any:
+            if isinstance(item, (list, tuple)):
+                return type(item)(map(whole, item))
+            if hasattr(item, "placements"):
+                return type(item)(item.mesh, tuple(Replicate() for _ in item.placements), tensor_meta=item.tensor_meta)
+            return item
+
+        made = OpSchema(schema.op, whole(schema.args_schema), {k: whole(v) for k, v in schema.kwargs_schema.items()}, schema.schema_info)
+        return true(self, made)
+
+
+def equal_if_any_rank_is() -> None:
+    """Two tensors count as equal when one rank's parts are."""
+
+    @instead(OpDispatcher, "_dispatch_fast_path_python_tail")
+    def fault(true: Any, *args: Any) -> Any:
+        reduce = dist.all_reduce
+        dist.all_reduce = lambda tensor, op=None, **options: reduce(tensor, op=dist.ReduceOp.MAX, **options)
+        try:
+            return true(*args)
+        finally:
+            dist.all_reduce = reduce
+
+
+def item_doubled() -> None:
+    @instead(torch.Tensor, "item")
+    def fault(true: Any, self: Any) -> Any:
+        return 2 * true(self) + 1 if isinstance(self, DTensor) else true(self)
+
+
+def pending_sums_cast() -> None:
+    """Contributions are cast one by one, and multiplied with each other."""
+
+    @instead(_tensor_ops, "_partial_needs_reduce_for_dtype_cast")
+    def fault(true: Any, *args: Any) -> bool:
+        return False
+
+
+def pending_sums_kept() -> None:
+    """A result that an op makes of pending sums is claimed to be a pending sum."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        pending = any(isinstance(p, Partial) for spec in schema.args_spec for p in spec.placements)
+        if found.needs_redistribute and pending and not found.use_val_from_redistribute_schema:
+            found.needs_redistribute = False
+            for spec in _each_spec(found.output_spec):
+                spec.placements = schema.args_spec[0].placements
+        return found
+
+
+def cache_ignores_dims() -> None:
+    """The dim of a reduction is no part of the key under which its propagation is remembered."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for op in (aten.sum.dim_IntList, aten.amax.default, aten.linalg_vector_norm.default, aten.var.correction):
+        propagator.op_to_schema_info[op] = RuntimeSchemaInfo()
+
+
+def plain_operand_accepted() -> None:
+    """A plain tensor is silently taken for a replicated one."""
+    DTensor._op_dispatcher._allow_implicit_replication = True
+
+
+def other_mesh_accepted() -> None:
+    """A tensor on another mesh is taken for one on the first one's."""
+
+    @instead(OpDispatcher, "unwrap_to_op_info")
+    def fault(true: Any, self: Any, op: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, DTensor)]
+        moved = [
+            DTensor.from_local(arg.to_local(), tensors[0].device_mesh, [Replicate()] * tensors[0].device_mesh.ndim)
+            if isinstance(arg, DTensor) and arg.device_mesh != tensors[0].device_mesh
+            else arg
+            for arg in args
+        ]
+        return true(self, op, tuple(moved), kwargs, *more, **options)
+
+
+def errors_swallowed() -> None:
+    """An op that fails gives back its first operand."""
+
+    def swallowing(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                return func(*args, **(kwargs or {}))
+            except Exception:
+                return args[0]
+
+    DTensor.__torch_function__ = classmethod(swallowing)
+
+
+def unbind_of_shards_accepted() -> None:
+    @instead(_tensor_ops, "is_tensor_dim_sharded")
+    def fault(true: Any, *args: Any, **options: Any) -> bool:
+        return False
