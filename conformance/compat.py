@@ -61,6 +61,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
     ),
     "plan_cache": ("forget planned redistributions", ("torch.distributed.tensor._redistribute:_gen_transform_infos",)),
+    "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
+    "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
+    "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
+    "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
+    "dynamo": ("load beforehand what the first DTensor of a process loads", ("torch._dynamo:",)),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
 }
 

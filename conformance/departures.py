@@ -25,6 +25,9 @@ def of_mesh(mesh: Mesh, world: int) -> frozenset[str]:
         found.add("unit-mesh-dim")
     if list(mesh.ranks) != sorted(mesh.ranks):
         found.add("permuted")
+        groups = (mesh.group(dim, coord) for dim in range(mesh.ndim) for coord in mesh.coords())
+        if any(list(group) != sorted(group) for group in groups):
+            found.add("unsorted-group")
     if world > mesh.size:
         found.add("submesh")
     return frozenset(found)
@@ -43,7 +46,8 @@ def of_tensor(text: str, mesh: str) -> frozenset[str]:
     indices = spec.fill.startswith("index")
     if spec.dtype != "float32" and not (indices and spec.dtype == "int64"):
         found.add(f"dtype:{spec.dtype}")
-    if spec.memory != "plain" and spec.shape:
+    wide = [extent for extent in spec.shape if extent > 1]
+    if (spec.memory == "transposed" and len(wide) > 1) or (spec.memory in ("sliced", "expanded") and wide):
         found |= {"noncontiguous", f"memory:{spec.memory}"}
     if spec.fill == "ties":
         found.add("tie")
@@ -144,12 +148,16 @@ def of_state(text: str) -> frozenset[str]:
             visit(value.state)
         elif isinstance(value, dict | list | tuple):
             found.update(() if value else {"empty-container"})
+            if not isinstance(value, dict):
+                found.update({"list-with-empty-dict"} if {} in value else ())
+            elif any(isinstance(key, int) for key in value):
+                found.add("int-keys")
             if isinstance(value, dict):
                 found.update({"odd-keys"} if any(isinstance(key, int) or "." in key for key in value) else ())
             for entry in value.values() if isinstance(value, dict) else value:
                 visit(entry)
         else:
-            found.add("other-values")
+            found.update({"other-values", "unusual-values"} if isinstance(value, set | complex) else {"other-values"})
 
     visit(parse_state(text))
     return frozenset(found)

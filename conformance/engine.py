@@ -259,7 +259,7 @@ class Run:
             return "untested"
         if any(found.law == law.id for found in self.findings):
             return "expected"
-        return "stale" if self.expectations.stale(law.id) else "held"
+        return "held"
 
     # Budget
 
@@ -281,12 +281,16 @@ class Run:
             return 1
         if not self.judged:
             return 2
-        stale = any(result.outcome == "stale" for result in self.results.values())
-        return 1 if self.request.strict and stale else 0
+        stale = any(self.expectations.stale(law.id) for law in self.laws)
+        return 1 if self.request.strict and (stale or self.expectations.too_wide()) else 0
 
     def write(self, exit_code: int | None = None) -> None:
         """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
         self._last_write = time.monotonic()
+        if exit_code is not None:
+            for result in self.results.values():
+                if result.outcome in ("held", "stale"):
+                    result.outcome = "stale" if self.expectations.stale(result.law.id) else "held"
         self.writer.update(self, exit_code)
 
     def close(self) -> None:
@@ -330,6 +334,7 @@ def run(request: RunRequest) -> int:
         live = Run.start(request)
         code = 3
         try:
+            live.write()
 
             class Here:
                 """Hands the run to the plugin."""

@@ -9,6 +9,8 @@ Fields of a case, beside those that every reader knows:
 ``into``            what is loaded into, where it is another state than the saved one
 ``dtype``, ``memory``  of the tensors that are loaded into, where other than those saved
 ``world.save``, ``world.load``  how many ranks take part, where the meshes do not name them all
+``held``, ``cut``   what holds the shards at the save and how they are cut, as in :mod:`conformance.holders`
+``held.load``, ``cut.load``  the same for what is loaded into
 ``threads``, ``files``, ``dedup``  options of the save: threads of a writer, one file a ``rank`` or an ``item``, ``lowest`` or ``balanced``
 
 The destination is poisoned: every element and every other value of it differs from what must arrive.
@@ -29,6 +31,8 @@ from torch.distributed.tensor import DTensor
 
 from conformance.case import Case
 from conformance.here import Here, read_placements
+from conformance.holders import Piece, hold, pieces
+from conformance.holders import judge as judge_pieces
 from conformance.target import storage
 from reference import simulate
 from reference.checkpoint.state_dict import Slot, State, Stateful, format_state, mapped, parse_state, slots, spoiled
@@ -49,11 +53,18 @@ class End:
     state: State
     mesh: Mesh
     specs: dict[str, TensorSpec]
+    held: str = ""
+    cut: str = ""
 
     def layout(self, name: str) -> Layout | None:
         """Where the tensor lies, or ``None`` for a plain one."""
         spec = self.specs[name]
         return None if spec.placements is None else Layout(spec.shape, self.mesh, spec.placements)
+
+    def pieces(self, name: str, rank: int) -> list[Piece]:
+        """The pieces of the tensor that a rank holds, where it is no DTensor of chunks."""
+        layout = self.layout(name)
+        return [piece for piece in pieces(layout, self.cut) if piece.rank == rank] if layout else []
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,9 @@ def read_trip(case: Case) -> Trip:
     if "files" in case:
         writer["single_file_per_rank"] = case.get("files") == "rank"
     planner = {"dedup_save_to_lowest_rank": case.get("dedup") == "lowest"} if "dedup" in case else {}
-    return Trip(End(state, mesh, saved), End(into, mesh_load, loaded), worlds(case), values, writer, planner)
+    save = End(state, mesh, saved, case.get("held", ""), case.get("cut", ""))
+    load = End(into, mesh_load, loaded, case.get("held.load", ""), case.get("cut.load", ""))
+    return Trip(save, load, worlds(case), values, writer, planner)
 
 
 def worlds(case: Case) -> tuple[int, int]:
@@ -169,6 +182,8 @@ def placed(here: Here, end: End, name: str, full: torch.Tensor, local: Callable[
     if layout is None:
         held = lay_out(local(full), memory)
         return held if held.is_meta else here.tensor(held)
+    if end.held:
+        return hold(here, end.held, layout, [(piece, local(piece.of(full))) for piece in end.pieces(name, here.rank)])
     if layout.has_partial():
         return here.dtensor(full, layout)
     if here.coord(layout.mesh) is None:
@@ -240,8 +255,12 @@ def judge(
         if not isinstance(due_there, Slot):
             same_value(here, got, due_there, place, check)
             continue
-        full = trip.due(end, due_there.name)
-        judge_tensor(here, got, poison(full) if due_there.name in spared else full, end.layout(due_there.name), place=place, check=check)
+        name = due_there.name
+        full = poison(trip.due(end, name)) if name in spared else trip.due(end, name)
+        if end.held and end.layout(name):
+            judge_pieces(here, end.held, end.pieces(name, here.rank), full, got, place=place, check=check)
+        else:
+            judge_tensor(here, got, full, end.layout(name), place=place, check=check)
 
 
 def judge_tensor(here: Here, got: Any, full: torch.Tensor, layout: Layout | None, *, place: str, check: str) -> None:

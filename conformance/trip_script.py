@@ -18,11 +18,22 @@ from conformance.trip import End, Trip, read_trip
 from reference.checkpoint.state_dict import Slot, State, Stateful, format_state, slots, spoiled
 from reference.layout import Layout
 from reference.mesh import Coord
+from reference.notation import Shape
 
 HELPERS = {
     "dtensor": (
         "def dtensor(local, whole, mesh, *placements):",
         "    return DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride())",
+    ),
+    "wrapped": (
+        "def wrapped(pieces, whole, mesh, *placements):",
+        "    wrapper = LocalShardsWrapper([t for t, _ in pieces], [offset for _, offset in pieces])",
+        "    return DTensor.from_local(wrapper, mesh, placements, shape=whole.shape, stride=whole.stride())",
+    ),
+    "sharded": (
+        "def sharded(pieces, whole, rank):",
+        "    shards = [st.Shard.from_tensor_and_offsets(t.contiguous(), list(offset), rank) for t, offset in pieces]",
+        "    return st.init_from_local_shards(shards, *whole.shape)",
     ),
     "App": ("class App(dict):", "    state_dict, load_state_dict = dict.copy, dict.update"),
     "transposed": ("transposed = lambda t: t.mT.contiguous().mT",),
@@ -35,6 +46,8 @@ IMPORTS = {
     "Shard": "from torch.distributed.tensor import Shard",
     "Replicate": "from torch.distributed.tensor import Replicate",
     "Partial": "from torch.distributed.tensor import Partial",
+    "LocalShardsWrapper": "from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper",
+    "st": "import torch.distributed._shard.sharded_tensor as st",
     "_StridedShard": "from torch.distributed.tensor.placement_types import _StridedShard",
 }
 
@@ -133,6 +146,12 @@ def tensor_text(trip: Trip, end: End, world: int, name: str, spoil: str = "") ->
     """The expression of one tensor of an end, as a rank holds it."""
     spec, layout = end.specs[name], end.layout(name)
     full = name.upper()
+    if end.held and layout is not None:
+        table = pieces_text(
+            end, name, world, lambda cut, offset: f"({f'~{cut}' if spoil and spec.dtype == 'bool' else f'{cut} {spoil}'.strip()}, {offset})"
+        )
+        placements = ", ".join(map(scripts.placement, layout.placements))
+        return f"wrapped({table}, {full}, mesh, {placements})" if end.held == "wrapper" else f"sharded({table}, {full}, rank)"
     held = elements(trip, end, world, name, outside=full if not spec.shape else f"{full}.new_empty(0)")
     if spec.torch_dtype != trip.values[name].dtype:
         held = f"{held}.to(torch.{spec.dtype})"
@@ -157,6 +176,19 @@ def elements(trip: Trip, end: End, world: int, name: str, *, outside: str = "Non
         return next(iter(by_rank.values()))
     table = "{" + ", ".join(f"{rank}: {by_rank[rank]}" for rank in sorted(by_rank)) + "}"
     return f"{table}[rank]" if len(by_rank) == world else f"{table}.get(rank, {outside})"
+
+
+def pieces_text(end: End, name: str, world: int, entry: Callable[[str, Shape], str]) -> str:
+    """A table by rank of lists with one ``entry`` for each piece of a tensor, from the text of its elements and its offset."""
+    lists = []
+    for rank in range(world):
+        entries = []
+        for own in end.pieces(name, rank):
+            cuts = ", ".join(f"{start}:{stop}" for start, stop in zip(own.box.offset, own.box.end, strict=True))
+            beyond = any(stop > size for stop, size in zip(own.box.end, end.specs[name].shape, strict=True))
+            entries.append(entry(f"torch.zeros({own.box.size})" if beyond else f"{name.upper()}[{cuts}]", own.box.offset))
+        lists.append(f"{rank}: [{', '.join(entries)}]")
+    return "{" + ", ".join(lists) + "}[rank]"
 
 
 def piece(full: str, layout: Layout, coord: Coord) -> str:
@@ -184,6 +216,10 @@ def compared(trip: Trip, end: End, want: State, world: int, *, kept: Iterable[st
             got.append(f"repr({path})")
             continue
         layout, spec = end.layout(leaf.name), end.specs[leaf.name]
+        if end.held and layout is not None:
+            expected.append(pieces_text(end, leaf.name, world, lambda cut, offset: cut))
+            got.append(f"{path}.to_local().local_shards()" if end.held == "wrapper" else f"[s.tensor for s in {path}.local_shards()]")
+            continue
         due = elements(trip, end, world, leaf.name)
         if spec.torch_dtype != trip.values[leaf.name].dtype:
             due = f"{due}.to(torch.{spec.dtype})"

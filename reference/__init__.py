@@ -1,18 +1,19 @@
 """The executable specification of sharding semantics.
 
 Nothing here starts a process, draws a random number or asks ``torch.distributed`` anything: placement math is plain
-integers, values are dense CPU tensors. Read :mod:`reference.layout` first; it holds the one idea that everything else
+integers, values are dense CPU tensors. Read :mod:`reference.layout`      first; it holds the one idea that everything else
 follows from.
 
-==========================  =====================================================================================
-:mod:`reference.notation`   shapes, meshes and placements as one line of text, and back
-:mod:`reference.mesh`       who sits where: coordinates, ranks, groups
-:mod:`reference.placement`  the words: replicate, shard, strided shard, partial, masked partial
-:mod:`reference.layout`     who owns which element, as ordered lists of indices
-:mod:`reference.box`        rectangles of indices: intersection, exact tiling
-:mod:`reference.tensors`    dense tensors whose every element is distinct and exact
-:mod:`reference.simulate`   a whole world in one process: distribute, assemble, reduce, redistribute
-==========================  =====================================================================================
+===========================  =====================================================================================
+:mod:`reference.notation`    shapes, meshes and placements as one line of text, and back
+:mod:`reference.mesh`        who sits where: coordinates, ranks, groups
+:mod:`reference.placement`   the words: replicate, shard, strided shard, partial, masked partial
+:mod:`reference.layout`      who owns which element, as ordered lists of indices
+:mod:`reference.box`         rectangles of indices: intersection, exact tiling
+:mod:`reference.tensors`     dense tensors whose every element is distinct and exact
+:mod:`reference.simulate`    a whole world in one process: distribute, assemble, reduce, redistribute
+:mod:`reference.checkpoint`  what a checkpoint holds: nested states and their leaves
+===========================  =====================================================================================
 """
 
 from reference.box import Box

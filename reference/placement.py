@@ -61,7 +61,10 @@ class Partial:
 
 @dataclass(frozen=True)
 class MaskPartial:
-    """A pending sum of masked row lookups in a table that is sharded on dim ``dim``."""
+    """A pending sum of masked row lookups in a table that is sharded on dim ``dim``.
+
+    What a rank holds for rows that it does not have is its own affair until the sum is done: compare the sum, never the parts.
+    """
 
     dim: int = 0
 

@@ -15,9 +15,10 @@ from conformance.law import Law
 MODULES = (
     "mesh",
     "mesh_views",
-    "mesh_groups",
+    "mesh_made",
     "layout",
     "layout_local",
+    "layout_factories",
     "redistribute",
     "redistribute_partial",
     "redistribute_history",

@@ -25,7 +25,7 @@ from strategies.placements import placements
 # (mesh, weight), the plainest first: a case shrinks towards the beginning of its list
 PLAIN = {"2": 13, "3": 10, "2x2": 12, "4": 2, "1": 1, "1x2": 3, "2x1": 3, "1x3": 1, "3x1": 1, "1x2x2": 2, "2x1x2": 2, "2x2x1": 1}
 OUTSIDE = {"1@1": 1, "2@0,2": 3, "2@1,2": 2, "1x2@0,2": 1, "3@0,1,3": 1}
-TABLES = {"2@1,0": 2, "3@2,0,1": 1, "3@1,0,2": 1, "1x2@1,0": 1, "2x2@0,2,1,3": 1, "2x2@1,0,3,2": 1, "2x2@3,1,2,0": 1}
+TABLES = {"2@1,0": 2, "3@2,0,1": 1, "1x2@1,0": 1, "2x2@0,2,1,3": 1, "2x2@3,1,2,0": 1}
 FLOATS = ("float32", "float64")
 EXACT = ("float32", "int64", "float64", "int32")
 
@@ -41,6 +41,23 @@ def meshes(limits: Limits, *, dims: Iterable[int] = (1, 2, 3), outside: bool = T
         if max(mesh.ranks) < limits.world_size and mesh.ndim in wanted and mesh.size >= least
         for _ in range(weight)
     ]
+
+
+def out_of_order(law: str, placements: str, **fields: Any) -> Callable[[Limits], list[Case]]:
+    """A few cases on meshes whose table does not ascend, for laws with so few draws that chance would not do.
+
+    ``placements`` are those of the last mesh dim; mesh dims before it replicate.
+    """
+
+    def sweep(limits: Limits) -> list[Case]:
+        cases = []
+        for mesh in map(Mesh.parse, ("2@1,0", "3@2,0,1", "1x2@1,0")):
+            rest = "R," * (mesh.ndim - 1)
+            more = {name: f"{rest}{value}" if name in ("to", "via", "declared") else value for name, value in fields.items()}
+            cases.append(Case.of(law, mesh=mesh, x=f"4x3:{rest}{placements}", **more))
+        return [case for case in cases if case.world <= limits.world_size]
+
+    return sweep
 
 
 def seeds() -> SearchStrategy[int | None]:

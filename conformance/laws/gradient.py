@@ -89,7 +89,7 @@ def _on_members(full: torch.Tensor, layout: Layout) -> dict[int, torch.Tensor]:
 
 def inside(limits: Limits) -> list[Mesh]:
     """Meshes over the whole world."""
-    return [mesh for mesh in draws.meshes(limits, outside=False) if mesh.size > 1]
+    return draws.meshes(limits, outside=False, tables=False, least=2)
 
 
 def outside(limits: Limits) -> list[Mesh]:
@@ -328,6 +328,8 @@ LAWS = (
         control="gradient.redistribute mesh=2x2 x=3x2:S(0),P(sum) to=R,S(1)",
         planted="backward_counts_twice",
         draw=draw_redistribute,
+        sweep=draws.out_of_order("gradient.redistribute", "R", to="S(0)"),
+        sweeps=3,
         draws=140,
         weight=1.5,
     ),
@@ -340,18 +342,22 @@ LAWS = (
         control="gradient.leaf mesh=2x2 x=3x2:S(0),R to=R,S(1)",
         planted="replicate_to_shard_takes_first",
         draw=draw_leaf,
+        sweep=draws.out_of_order("gradient.leaf", "R", to="S(0)"),
+        sweeps=3,
         draws=50,
         weight=0.6,
     ),
     Law(
         id="gradient.full-tensor",
-        clause="A rank's gradient of the full tensor counts as a replica, of which it keeps its slice; declared partial, the ranks' add up.",
+        clause="A rank's gradient of the full tensor is a replica, of which it keeps its slice; declared partial, the ranks' add up.",
         source=f"{DOC}, DTensor.full_tensor (grad_placements)",
         check=check_full,
         script=script_full,
         control="gradient.full-tensor mesh=2x2 x=3x2:S(0),R grads=partial",
         planted="grad_placements_ignored",
         draw=draw_full,
+        sweep=draws.out_of_order("gradient.full-tensor", "S(0)", grads="partial"),
+        sweeps=3,
         draws=80,
         weight=0.8,
     ),
@@ -376,6 +382,8 @@ LAWS = (
         control="gradient.accumulate mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
         planted="backward_overwrites",
         draw=draw_twice,
+        sweep=draws.out_of_order("gradient.accumulate", "R", via="R", to="S(0)"),
+        sweeps=3,
         draws=40,
         weight=0.6,
     ),
@@ -388,6 +396,8 @@ LAWS = (
         control="gradient.second mesh=2x2 x=3x2:S(0),R to=R,S(1)",
         planted="second_backward_is_zero",
         draw=draw_second,
+        sweep=draws.out_of_order("gradient.second", "S(0)", to="R"),
+        sweeps=3,
         draws=40,
         weight=0.6,
         tier="extended",

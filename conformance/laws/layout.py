@@ -74,15 +74,16 @@ def of_rank(case: Case, rank: int) -> torch.Tensor:
 
 
 def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
-    plain = draws.placed("layout.scatter", limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
-    return draws.mostly(plain, draws.placed("layout.scatter", limits, dtypes=limits.dtypes), 8)
+    on = draws.meshes(limits, tables=False)
+    plain = draws.placed("layout.scatter", limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
+    return draws.mostly(plain, draws.placed("layout.scatter", limits, on=on, dtypes=limits.dtypes), 8)
 
 
 def draw_source(limits: Limits) -> SearchStrategy[Case]:
     def source(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"src": draw(st.integers(1, min(layout.mesh.shape) - 1))}
 
-    on = [mesh for mesh in draws.meshes(limits) if min(mesh.shape) > 1]
+    on = [mesh for mesh in draws.meshes(limits, tables=False) if min(mesh.shape) > 1]
     plain = draws.placed("layout.source", limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, extra=source)
     return draws.mostly(plain, draws.placed("layout.source", limits, on=on, extra=source), 8)
 
@@ -194,7 +195,9 @@ def script_chunks(case: Case) -> Script:
 
 
 def draw_full(limits: Limits) -> SearchStrategy[Case]:
-    return draws.placed("layout.full", limits, dtypes=limits.dtypes, memories=MEMORIES)
+    on = draws.meshes(limits, tables=False)
+    plain = draws.placed("layout.full", limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
+    return draws.mostly(plain, draws.placed("layout.full", limits, on=on), 5)
 
 
 def check_full(case: Case, here: Here) -> None:
@@ -282,6 +285,8 @@ LAWS = (
         control="layout.scatter mesh=2x2 x=5x6:S(0),S(1)",
         planted="scatter_skips_unpadding",
         draw=draw_scatter,
+        sweep=draws.out_of_order("layout.scatter", "S(0)"),
+        sweeps=3,
         draws=120,
         needs=("broadcast", "scatter"),
         weight=1.2,
@@ -296,6 +301,8 @@ LAWS = (
         planted="broadcast_from_first",
         draw=draw_source,
         draws=60,
+        sweep=draws.out_of_order("layout.source", "S(0)", src=1),
+        sweeps=2,
         needs=("broadcast", "scatter"),
         weight=0.8,
     ),
@@ -315,7 +322,7 @@ LAWS = (
     ),
     Law(
         id="layout.offsets",
-        clause="A rank's local shape is how much it owns of each dim, its offset the first index, or the extent of a dim of which it owns nothing.",
+        clause="A rank's local shape is how much it owns of each dim, its offset the first index, or the extent where it owns nothing.",
         source=OFFSETS,
         check=check_offsets,
         script=script_offsets,
@@ -346,6 +353,8 @@ LAWS = (
         control="layout.full mesh=2x2 x=5x6:S(0),S(1)",
         planted="gather_along_first_dim",
         draw=draw_full,
+        sweep=draws.out_of_order("layout.full", "S(0)"),
+        sweeps=3,
         draws=120,
         needs=("all_gather",),
         weight=1.2,

@@ -1,4 +1,4 @@
-"""Laws of device meshes: coordinates, groups, equality, and what is no mesh."""
+"""Laws of device meshes: coordinates, groups, equality, and copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from conformance.case import Case
 from conformance.here import read_mesh
@@ -29,11 +28,11 @@ DOC = "torch.distributed.device_mesh docs, DeviceMesh"
 
 
 # further meshes: the plain and the outside ones are so many that tables out of order stay few among them
-MORE = ("1x1", "2@0,3", "2@1,3", "2@2,3", "1@2", "3@1,2,3", "3@0,2,3", "1x2@1,2", "2x1@0,3", "1x3@0,1,3", "1x4", "4x1", "1x1x2", "1x2x1", "2x1x1",
-        "2x3", "3x2", "6", "2x4", "2x2x2", "8", "2x3@1,2,3,4,5,6")  # fmt: skip
+MORE = ("1x1", "2@0,3", "2@1,3", "2@2,3", "1@2", "3@1,2,3", "3@0,2,3", "1x2@1,2", "2x1@0,3", "1x3@0,1,3", "1x4", "4x1", "1x1x2", "1x2x1",
+        "2x1x1", "2x3", "3x2", "6", "2x4", "2x2x2", "8", "2x3@1,2,3,4,5,6")  # fmt: skip
 
 
-def _all_meshes(limits: Limits) -> list[Mesh]:
+def all_meshes(limits: Limits) -> list[Mesh]:
     """Every mesh of the palette and more, each once, the plainest first."""
     further = [mesh for mesh in map(Mesh.parse, MORE) if max(mesh.ranks) < limits.world_size]
     return list(dict.fromkeys([*draws.meshes(limits, outside=False, tables=False), *further, *draws.meshes(limits)]))
@@ -41,7 +40,7 @@ def _all_meshes(limits: Limits) -> list[Mesh]:
 
 def _on(law: str) -> Callable[[Limits], list[Case]]:
     def sweep(limits: Limits) -> list[Case]:
-        return [Case.of(law, mesh=mesh) for mesh in _all_meshes(limits)]
+        return [Case.of(law, mesh=mesh) for mesh in all_meshes(limits)]
 
     return sweep
 
@@ -49,7 +48,7 @@ def _on(law: str) -> Callable[[Limits], list[Case]]:
 def _plainer(case: Case) -> SearchStrategy[Case]:
     """The same law on meshes of no more ranks."""
     mesh = case.mesh()
-    fewer = [other for other in _all_meshes(Limits(max(mesh.ranks) + 1)) if other.size <= mesh.size]
+    fewer = [other for other in all_meshes(Limits(max(mesh.ranks) + 1)) if other.size <= mesh.size]
     return st.sampled_from(fewer).map(lambda other: Case.of(case.law, mesh=other))
 
 
@@ -197,7 +196,7 @@ def check_equality(case: Case, here: Here) -> None:
     here.require((one != other) is not due, "wrong-value", "inequality", "two meshes compare otherwise by !=", not due, one != other)
     here.require(not due or hash(one) == hash(other), "wrong-value", "hash", "equal meshes hash otherwise", hash(one), hash(other))
     here.require(len({one, other}) == 2 - due, "wrong-value", "set", "a set keeps another number of meshes", 2 - due, len({one, other}))
-    here.require(one != "a mesh", "wrong-value", "other kind", "a mesh equals what is no mesh")
+    here.require(one != "a mesh", "wrong-value", "other kind", "a mesh equals copies")
 
 
 def script_equality(case: Case) -> Script:
@@ -226,85 +225,6 @@ def script_copies(case: Case) -> Script:
     want = dict.fromkeys(range(case.world), (True, True))
     made = scripts.compared(case, body, "(copy == mesh, hash(copy) == hash(mesh))", want)
     return Script(made.stages, ("import pickle", *made.imports), made.constants)
-
-
-def sweep_init(limits: Limits) -> list[Case]:
-    ascending = [mesh for mesh in _all_meshes(limits) if mesh.ranks == tuple(range(mesh.size))]
-    return [Case.of("mesh.init", mesh=mesh) for mesh in ascending]
-
-
-def check_init(case: Case, here: Here) -> None:
-    """``init_device_mesh`` of a shape is the mesh of the ranks from 0 on, row by row, with the names that were given."""
-    mesh, names = case.mesh(), NAMES[: case.mesh().ndim]
-    live = init_device_mesh(str(here.device), mesh.shape, mesh_dim_names=names)
-    here.require(read_mesh(live) == mesh, "wrong-layout", "table", "mesh holds other ranks", mesh, read_mesh(live))
-    here.require(live.mesh_dim_names == names, "wrong-metadata", "names", "mesh dims have other names", names, live.mesh_dim_names)
-    here.require(
-        live == here.mesh(mesh, fresh=True, names=names), "wrong-value", "equality", "it differs from DeviceMesh of the same table"
-    )
-    coord = here.coord(mesh)
-    got = live.get_coordinate()
-    here.require((None if got is None else tuple(got)) == coord, "wrong-value", "coordinate", "rank has another coordinate", coord, got)
-    for dim, name in enumerate(names if coord is not None else ()):
-        want = sorted(mesh.group(dim, coord or ()))
-        members = sorted(dist.get_process_group_ranks(live.get_group(name)))
-        here.require(members == want, "wrong-value", "members", f"group {name!r} has other members", want, members)
-
-
-def script_init(case: Case) -> Script:
-    mesh, names = case.mesh(), NAMES[: case.mesh().ndim]
-    body = [f'mesh = init_device_mesh("cpu", {mesh.shape}, mesh_dim_names={names})']
-    want = dict.fromkeys(range(case.world), (torch.tensor(mesh.ranks).reshape(mesh.shape).tolist(), names))
-    return scripts.compared(case, body, "(mesh.mesh.tolist(), mesh.mesh_dim_names)", want)
-
-
-REFUSALS = {
-    "rank-twice": lambda device, world: DeviceMesh(device, [*range(world - 1), 0]),
-    "rank-outside": lambda device, world: DeviceMesh(device, [*range(world - 1), world]),
-    "rank-far-outside": lambda device, world: DeviceMesh(device, [0, world + 7]),
-    "row-twice": lambda device, world: DeviceMesh(device, [[0, 1], [0, 1]]),
-    "too-large": lambda device, world: init_device_mesh(device, (world + 1,)),
-    "too-large-2d": lambda device, world: init_device_mesh(device, (2, world)),
-    "same-name": lambda device, world: init_device_mesh(device, (1, world), mesh_dim_names=("a", "a")),
-    "few-names": lambda device, world: init_device_mesh(device, (1, world), mesh_dim_names=("a",)),
-    "many-names": lambda device, world: init_device_mesh(device, (world,), mesh_dim_names=("a", "b")),
-    "device-index": lambda device, world: init_device_mesh(f"{device}:0", (world,)),
-    "no-mesh": lambda device, world: DeviceMesh(device),
-}
-REFUSED_TEXTS = {
-    "rank-twice": 'DeviceMesh("cpu", [*range({world} - 1), 0])',
-    "rank-outside": 'DeviceMesh("cpu", [*range({world} - 1), {world}])',
-    "rank-far-outside": 'DeviceMesh("cpu", [0, {world} + 7])',
-    "row-twice": 'DeviceMesh("cpu", [[0, 1], [0, 1]])',
-    "too-large": 'init_device_mesh("cpu", ({world} + 1,))',
-    "too-large-2d": 'init_device_mesh("cpu", (2, {world}))',
-    "same-name": 'init_device_mesh("cpu", (1, {world}), mesh_dim_names=("a", "a"))',
-    "few-names": 'init_device_mesh("cpu", (1, {world}), mesh_dim_names=("a",))',
-    "many-names": 'init_device_mesh("cpu", ({world},), mesh_dim_names=("a", "b"))',
-    "device-index": 'init_device_mesh("cpu:0", ({world},))',
-    "no-mesh": 'DeviceMesh("cpu")',
-}
-
-
-def sweep_refusals(limits: Limits) -> list[Case]:
-    worlds = {attempt: (2, 3) if attempt.startswith("rank-") else (2, 3, 4) for attempt in REFUSALS}
-    cases = [Case.of("mesh.refusals", attempt=attempt, world=world) for attempt in REFUSALS for world in worlds[attempt]]
-    return [case for case in cases if case.world <= limits.world_size]
-
-
-def features_refusals(case: Case) -> set[str]:
-    attempt = case.get("attempt")
-    return {"rank-twice"} if attempt == "rank-twice" else {"rank-outside"} if attempt.startswith("rank-") else set()
-
-
-def check_refusals(case: Case, here: Here) -> None:
-    """What is no mesh is refused, on every rank."""
-    attempt = case.get("attempt")
-    here.refused(lambda: REFUSALS[attempt](str(here.device), here.world), attempt, f"a mesh with {attempt}")
-
-
-def script_refusals(case: Case) -> Script:
-    return scripts.refused(case, [], REFUSED_TEXTS[case.get("attempt")].format(world=case.world))
 
 
 LAWS = (
@@ -388,31 +308,5 @@ LAWS = (
         narrow=_plainer,
         weight=0.1,
         tier="extended",
-    ),
-    Law(
-        id="mesh.init",
-        clause="init_device_mesh of a shape is the mesh of ranks 0, 1, ... row by row, with the names given.",
-        source="torch.distributed.device_mesh docs, init_device_mesh",
-        check=check_init,
-        script=script_init,
-        control="mesh.init mesh=2x2",
-        planted="mesh_init_column_by_column",
-        sweep=sweep_init,
-        sweeps=16,
-        needs=("subgroups",),
-        weight=0.3,
-    ),
-    Law(
-        id="mesh.refusals",
-        clause="A rank twice or outside the world, a shape larger than it, and names that are not one for each dim are refused.",
-        source="torch.distributed.device_mesh docs, DeviceMesh and init_device_mesh",
-        check=check_refusals,
-        script=script_refusals,
-        features=features_refusals,
-        control="mesh.refusals attempt=same-name world=2",
-        planted="mesh_accepts_repeated_names",
-        sweep=sweep_refusals,
-        sweeps=30,
-        weight=0.2,
     ),
 )

@@ -35,15 +35,15 @@ def judged(here: Here, got: object, x: Given, to: Placements, check: str) -> Non
 
 
 def moving(
-    law: str, *, plain: tuple[str, ...] = ("R", "S", "P"), one_in: int = 6, **options: Any
+    law: str, *, plain: tuple[str, ...] = ("R", "S", "P"), one_in: int = 6, tables: bool = True, **options: Any
 ) -> Callable[[Limits], SearchStrategy[Case]]:
     """A drawing of redistributions, one in ``one_in`` with strided shards among its placements."""
+    whole = tuple(kind for kind in plain if kind != "P")
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
-        whole = tuple(kind for kind in plain if kind != "P")
-        dtypes = limits.dtypes
-        usual = draws.moved(law, limits, kinds=plain, targets=plain, dtypes=dtypes, **options)
-        strided = draws.moved(law, limits, kinds=(*plain, "_S"), targets=(*whole, "_S"), **options)
+        on = draws.meshes(limits, tables=tables)
+        usual = draws.moved(law, limits, on=on, kinds=plain, targets=plain, dtypes=limits.dtypes, **options)
+        strided = draws.moved(law, limits, on=on, kinds=(*plain, "_S"), targets=(*whole, "_S"), **options)
         return draws.mostly(usual, strided, one_in)
 
     return draw
@@ -87,7 +87,7 @@ def script_path(case: Case) -> Script:
 
 
 def draw_back(limits: Limits) -> SearchStrategy[Case]:
-    return moving("redistribute.back", plain=("R", "S"))(limits)
+    return moving("redistribute.back", plain=("R", "S"), tables=False)(limits)
 
 
 def check_back(case: Case, here: Here) -> None:
@@ -158,6 +158,7 @@ def check_async(case: Case, here: Here) -> None:
     x = given(case)
     to = target(case, x)
     got = x.dtensor(here).redistribute(placements=here.placements(to.placements), async_op=True)
+    got.to_local().sum()  # whoever uses the result waits for it
     judged(here, got, x, to.placements, "local")
     if here.coord(x.layout.mesh) is not None and not to.has_partial():
         local = x.local_of(to, here.rank)
@@ -207,7 +208,9 @@ def script_traffic(case: Case) -> Script:
 
 
 def draw_budget(limits: Limits) -> SearchStrategy[Case]:
-    return draws.moved("redistribute.budget", limits, on=draws.meshes(limits, dims=(1,)), kinds=("R", "S", "P"), targets=("R", "S"))
+    return draws.moved(
+        "redistribute.budget", limits, on=draws.meshes(limits, dims=(1,), tables=False), kinds=("R", "S", "P"), targets=("R", "S")
+    )
 
 
 def _due(source: Layout, to: Layout) -> int:
@@ -306,7 +309,9 @@ LAWS = (
         script=script_path,
         control="redistribute.path mesh=2x2 x=5x6:S(0),S(1) via=S(1),R to=S(0),S(0)",
         planted="replicate_to_shard_takes_first",
-        draw=moving("redistribute.path", via=True),
+        draw=moving("redistribute.path", tables=False, via=True),
+        sweep=draws.out_of_order("redistribute.path", "S(0)", via="R", to="S(1)"),
+        sweeps=3,
         draws=160,
         weight=1.5,
     ),
@@ -319,6 +324,8 @@ LAWS = (
         control="redistribute.back mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
         planted="gather_in_reverse",
         draw=draw_back,
+        sweep=draws.out_of_order("redistribute.back", "S(1)", to="S(0)"),
+        sweeps=3,
         draws=120,
         weight=1.2,
     ),
@@ -354,8 +361,10 @@ LAWS = (
         script=script_async,
         control="redistribute.async mesh=2x2 x=5x6:S(0),S(1) to=R,S(1)",
         planted="async_returns_source",
-        draw=moving("redistribute.async", one_in=9),
+        draw=moving("redistribute.async", tables=False, one_in=9),
         draws=70,
+        sweep=draws.out_of_order("redistribute.async", "S(0)", to="R"),
+        sweeps=3,
         weight=0.8,
     ),
     Law(
@@ -379,6 +388,8 @@ LAWS = (
         control="redistribute.budget mesh=2 x=5x6:P(sum) to=S(0)",
         planted="reduce_scatter_reduces_twice",
         draw=draw_budget,
+        sweep=draws.out_of_order("redistribute.budget", "S(0)", to="S(1)"),
+        sweeps=2,
         draws=60,
         weight=0.5,
         tier="extended",

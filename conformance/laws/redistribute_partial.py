@@ -51,7 +51,7 @@ def draw_reduce(limits: Limits) -> SearchStrategy[Case]:
 
 
 def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits)), shapes(min_dims=1)
+    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits, tables=False)), shapes(min_dims=1)
     ops = ("sum", "max", "avg", "min", "product")
 
     @st.composite
@@ -67,12 +67,12 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
 
 
 def draw_keep(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(2, 3))
+    on = draws.meshes(limits, dims=(2, 3), tables=False)
     drawn = draws.moved("redistribute.keep-partial", limits, on=on, kinds=("P", "S", "R"), targets=("P", "S", "R"))
     return drawn.filter(lambda case: "P(" in case.get("to") and case.get("to") not in case.get("x"))
 
 
-MERGED = ("2x2", "1x2", "2x1", "2x2", "1x3", "1x2x2", "2x2x1", "2x2@0,2,1,3")
+MERGED = ("2x2", "1x2", "2x1", "2x2", "1x3", "1x2x2", "2x2x1")
 
 
 def draw_merged(limits: Limits) -> SearchStrategy[Case]:
@@ -84,7 +84,8 @@ def draw_merged(limits: Limits) -> SearchStrategy[Case]:
         mesh, shape = draw(mesh_drawn), draw(shape_drawn)
         op = draw(st.sampled_from(["sum", "avg", "mixed", "max", "product"]))
         ops = [draw(st.sampled_from(["avg", "sum"])) for _ in mesh.shape] if op == "mixed" else [op] * mesh.ndim
-        goal: Placement = draw(st.sampled_from([Replicate(), Shard(0), Shard(len(shape) - 1)]))
+        goals: list[Placement] = [Replicate(), Shard(0), Shard(len(shape) - 1)]
+        goal = draw(st.sampled_from(goals))
         to: list[Placement] = [goal] * mesh.ndim
         if draw(st.integers(0, 3)) == 3:
             to[draw(st.integers(0, mesh.ndim - 1))] = Replicate()
@@ -93,6 +94,16 @@ def draw_merged(limits: Limits) -> SearchStrategy[Case]:
         return Case.of("redistribute.merged", mesh=mesh, x=spec, to=tuple(to), flatten=flat, seed=draw(draws.seeds()))
 
     return case()
+
+
+def sweep_merged(limits: Limits) -> list[Case]:
+    """On a mesh whose rows and columns ascend, but not when they are read one after the other."""
+    case = Case.of("redistribute.merged", mesh="2x2@0,2,1,3", x="4x4:P(sum),P(sum)", to="S(0),S(0)", flatten="a,b")
+    return [moved for moved in (case, case.with_fields(to="R,R")) if moved.world <= limits.world_size]
+
+
+def features_merged(case: Case) -> set[str]:
+    return {"flattened-dims"}
 
 
 def check_merged(case: Case, here: Here) -> None:
@@ -136,6 +147,8 @@ LAWS = (
         control="redistribute.reduce-scatter mesh=2x2 x=5x6:P(sum),S(0) to=S(1),S(0)",
         planted="reduce_scatter_sums",
         draw=draw_scatter,
+        sweep=draws.out_of_order("redistribute.reduce-scatter", "P(sum)", to="S(0)"),
+        sweeps=3,
         draws=120,
         needs=("reduce_scatter",),
         weight=1.2,
@@ -158,9 +171,12 @@ LAWS = (
         source="torch.distributed.tensor._redistribute, docstring of _optimize_transform_infos",
         check=check_merged,
         script=script_merged,
+        features=features_merged,
         control="redistribute.merged mesh=2x2 x=4x6:P(avg),P(avg) to=S(0),S(0) flatten=a,b",
         planted="merged_average_is_sum",
         draw=draw_merged,
+        sweep=sweep_merged,
+        sweeps=2,
         draws=60,
         needs=("all_reduce", "reduce_scatter", "subgroups"),
         weight=1.0,

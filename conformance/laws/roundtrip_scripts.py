@@ -80,7 +80,7 @@ def metadata(case: Case, due: dict[str, Any]) -> Script:
         "spans = sorted((i.relative_path, i.offset, i.offset + i.length) for i in md.storage_data.values())",
         "inside = all(0 <= a < b <= os.path.getsize(os.path.join(folder, f)) for f, a, b in spans)",
         "apart = all(p[0] != q[0] or p[2] <= q[1] for p, q in zip(spans, spans[1:]))",
-        f"return [{ {name: tuple(told) if len(told) > 1 else False for name, told in due.items()}!r}, True, True], [got, inside, apart]",
+        f"return [{want!r}, True, True], [got, inside, apart]",
     ]
     return script(trip, [(case.world, lines)], imports=["import os"])
 
@@ -164,3 +164,10 @@ def asynchronous(case: Case) -> Script:
     ]
     imports = ["from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions"] if own else []
     return script(trip, [(world, lines), (trip.worlds[1], load_lines(trip))], imports=imports)
+
+
+def hole(case: Case) -> Script:
+    trip = t.read_trip(case)
+    *made, saved = save_lines(trip)
+    lines = [*made, "try:", f"    {saved}", '    return "refused", "accepted"', "except CheckpointException:", "    return None, None"]
+    return script(trip, [(case.world, lines)], imports=[FAILED])

@@ -15,7 +15,7 @@ from conformance.here import Here
 from conformance.law import Law, Limits
 from conformance.laws import roundtrip_scripts
 from conformance.laws.roundtrip_cases import law_of, trips
-from reference.checkpoint.state_dict import Path, Slot, State, flatten, format_state, slots, spoiled
+from reference.checkpoint.state_dict import FlattenError, Path, Slot, State, flatten, format_state, parse_state, slots, spoiled, unflatten
 from strategies.state_dicts import state_dicts
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -112,13 +112,14 @@ def refuse(here: Here, attempt: Callable[[], object], check: str, culprit: str) 
 
 KINDS = (
     'mesh=2 x=4:S(0) state={a:{n:5,w:x},b:b"ab",c:"text",d:None,e:1.5,f:True,g:[1,2.0,"x"],h:(1,(2,None)),i:[],j:{},k:{1,2},l:7}',
-    'mesh=2 mesh.load=3 x=5x2:S(0) y=3:R:int64 state={opt:{state:{w:{step:y,m:x}},groups:[{lr:0.1,names:["w"]},{lr:0.2,names:[]}]}}',
-    "mesh=2 mesh.load=1 x=4:- y=3:S(0):bool state={l:[x,y,3],n:[[x],[1,2]],t:(x,1),u:[(x,),{}]} to.y=R",
+    'mesh=2 mesh.load=3 x=5x2:S(0) y=3:R:int64 state={opt:{state:{w:{step:y,m:x}},groups:[{lr:0.1,names:["w"]},{lr:0.2,names:["b"]}]}}',
+    "mesh=2 mesh.load=1 x=4:- y=3:S(0):bool state={l:[x,y,3],n:[[x],[1,2]],t:(x,1),u:[(x,),{q:1}]} to.y=R",
     'mesh=2 x=3:R state={"a.b":x,a:{c:1},"1":2,d:{"e.f":{g:x,h:"v"}},Z:0,_:b""}',
     "mesh=3 mesh.load=2 x=7:S(0) y=2x2:R:float64 state={m:{a:{b:{c:x}},d:{e:y}},n:-3,s:{x:1,y:None}}",
     "mesh=1 mesh.load=2 x=4:S(0) state={a:x,b:x,c:[x,[x,5]],z:1+2j}",
     "mesh=2 x=4:S(0) y=3:R state={o:{0:{m:x},1:{m:y}}}",
     "mesh=2 x=4:S(0) state={o:{0:{m:x,step:3}}}",
+    "mesh=2 x=4:S(0) state={x:x,u:[1,{}]}",
 )
 STATEFUL = (
     "mesh=2 mesh.load=3 x=5:S(0) y=2x3:R state={app:stateful({w:x,n:3}),y:y}",
@@ -150,8 +151,10 @@ REFUSED_LOADS = {
     "kind": (
         "mesh=2 x=4:S(0) state={a:x} into={a:5} culprit=a",
         'mesh=2 x=4:R state={a:x,b:x} into={a:"text",b:x} culprit=a',
+        "mesh=2 mesh.load=1 x=4:- state={a:{b:x}} into={a:{b:None}} culprit=a.b",
+        "mesh=1 mesh.load=3 x=4:S(0) state={l:[x]} into={l:[(1,2)]} culprit=l",
+        "mesh=3 mesh.load=2 x=4x2:S(1):bool state={a:x} into={a:[]} culprit=a",
         "mesh=2 x=4:S(0) state={a:5} into={a:x} culprit=a",
-        "mesh=2 x=4:- state={a:None,b:x} into={a:x,b:x} culprit=a",
     ),
 }
 REFUSED_SAVES = (
@@ -163,9 +166,16 @@ REFUSED_SAVES = (
 
 def _state_draws(law: str, limits: Limits, *, stateful: bool = False) -> SearchStrategy[Case]:
     def fields(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
-        return {"state": format_state(draw(state_dicts(names, stateful=stateful)))}
+        drawn = state_dicts(names, stateful=stateful).filter(_without_empty_dicts)
+        return {"state": format_state(draw(drawn))}
 
     return trips(law, limits, tensors=2, plain=False, extra=fields)
+
+
+def _without_empty_dicts(state: State) -> bool:
+    """Whether no leaf has another name once the empty dicts are gone; a written case has one that does."""
+    flat = flatten(state)
+    return {*flatten(unflatten(flat))} == {*flat}
 
 
 REFUSALS = {
@@ -191,7 +201,7 @@ def _refused(variant: str) -> Law:
         holds=REFUSED_LOADS[variant][0],
         planted=fault,
         texts=REFUSED_LOADS[variant],
-        sweeps=4,
+        sweeps=6,
         stages=t.worlds,
         features=must_refuse,
         script=roundtrip_scripts.refused_load,
@@ -199,7 +209,14 @@ def _refused(variant: str) -> Law:
 
 
 def must_refuse(case: Case) -> set[str]:
-    return {"must-refuse"}
+    if "into" not in case:
+        return {"must-refuse"}
+    try:
+        saved, into = flatten(parse_state(case.get("state"))), flatten(parse_state(case.get("into")))
+    except FlattenError:
+        return {"must-refuse"}
+    crossed = any(isinstance(leaf, Slot) and name in saved and not isinstance(saved[name][1], Slot) for name, (_, leaf) in into.items())
+    return {"must-refuse", "value-for-tensor"} if crossed else {"must-refuse"}
 
 
 LAWS = (
@@ -210,7 +227,7 @@ LAWS = (
         holds="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
         planted="numbers_at_the_top_dropped",
         texts=KINDS,
-        sweeps=8,
+        sweeps=9,
         draw=lambda limits: _state_draws("roundtrip.kinds", limits),
         draws=6,
         weight=2.0,

@@ -66,12 +66,14 @@ def storage(target: Target) -> Storage:
 def writer(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageWriter:
     """A writer of the target's storage for the checkpoint in ``folder``; ``options`` are keyword arguments of its class."""
     found = storage(target)
-    return _load(found.writer)(folder, **{**found.options, **options})  # type: ignore[no-any-return]
+    given = {name: value for name, value in found.options.items() if name != "path"}
+    return _load(found.writer)(_place(found, folder), **{**given, **options})  # type: ignore[no-any-return]
 
 
 def reader(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageReader:
     """A reader of the target's storage for the checkpoint in ``folder``."""
-    return _load(storage(target).reader)(folder, **options)  # type: ignore[no-any-return]
+    found = storage(target)
+    return _load(found.reader)(_place(found, folder), **options)  # type: ignore[no-any-return]
 
 
 def extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) -> list[Extent] | None:
@@ -85,6 +87,15 @@ def extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) 
         name = f"{index.fqn}@{'-' if index.offset is None else ','.join(map(str, index.offset))}"
         found.append(Extent(name, info.relative_path, info.offset, info.offset + info.length, size))
     return found
+
+
+def _place(found: Storage, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Where the checkpoint of a case's ``folder`` lies: there, or below the storage's own ``path``, in which ``{run}`` stands for it."""
+    path = found.options.get("path")
+    if path is None:
+        return folder
+    name = str(Path(folder)).strip("/").replace("/", "-")
+    return str(path).replace("{run}", name) if "{run}" in str(path) else f"{path}/{name}"
 
 
 def _load(place: str) -> Any:

@@ -123,7 +123,8 @@ class Keeper:
         self._launcher.close()
         self._launcher = self._launch()
         for world in list(self.worlds.values()):
-            self._dismiss(world)
+            if world.number in self.worlds:
+                self._dismiss(world)
 
     def _stop_idle(self) -> None:
         """Let ranks that have nothing to do end in good order."""
@@ -199,7 +200,7 @@ class Keeper:
             world.groups.update(message.ranks)
         elif isinstance(message, protocol.Done):
             world.bear(rank, message)
-            landed = world.land(message.batch)
+            landed = world.land(rank, message.batch)
             if landed is not None:
                 self._landed(*landed)
         elif isinstance(message, protocol.Ready):

@@ -84,6 +84,7 @@ class Pool:
         """Until every case that was fed has its verdict."""
         while self._owed:
             self._turn(TURN_SECONDS, eager=True)
+            assert self._finished or self._accounted(), "a case was lost"
 
     def judge(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
         """The verdicts on ``cases``, in their order."""
@@ -142,6 +143,11 @@ class Pool:
         self._turned = time.monotonic()
         self._dispatch(eager)
         self._deliver()
+
+    def _accounted(self) -> bool:
+        """Whether somebody is at work on what is owed."""
+        worlds = self._keeper.worlds.values()
+        return not self._owed or any(self._pending.values()) or any(world.flights or world.queue for world in worlds)
 
     def _dispatch(self, eager: bool) -> None:
         now = time.monotonic()

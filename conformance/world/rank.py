@@ -85,10 +85,11 @@ class Rank:
             before, total = total, self._counts()
             ran = {name: count - before.get(name, 0) for name, count in total.items() if count != before.get(name, 0)}
             output = "" if answer.outcome == "held" else self._output(printed)
-            self._say(protocol.pack_answer(batch.serial, index, answer, output, ran))
-            if answer.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
+            said, data = packed(batch.serial, index, answer, output, ran)
+            self._hold_back(data)
+            if said.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
                 self._flush()
-            if answer.outcome == "raised":
+            if said.outcome == "raised":
                 self.page.enter(self.rank, batch.serial, index, PARKED)
                 self._park(protocol.Parked(batch.serial, index, total, ran, self._spoilt))
                 total = self._counts()
@@ -147,7 +148,7 @@ class Rank:
                 if name in message.prove or protocol.EVERY_GROUP in message.prove:
                     self._prove(group)
         except Exception as error:
-            self._send(protocol.Failed(describe(error).text))
+            self._send(protocol.Failed(f"{type(error).__name__}: {describe(error).text}"))
             self._wait_for_the_end()
 
     def _prove(self, group: Any) -> None:
@@ -194,7 +195,9 @@ class Rank:
 
     def _say(self, message: protocol.FromRank) -> None:
         """Send a message with the next ones."""
-        data = protocol.frame(message)
+        self._hold_back(protocol.frame(message))
+
+    def _hold_back(self, data: bytes) -> None:
         if not self.page.keep(self.rank, data):
             self._flush()
             if not self.page.keep(self.rank, data):
@@ -204,6 +207,17 @@ class Rank:
         self.stream.sendall(self.page.unsent(self.rank))
         self.page.sent(self.rank)
         self._sent = time.monotonic()
+
+
+def packed(batch: int, index: int, answer: Answer, output: str, ran: dict[str, int]) -> tuple[protocol.Said, bytes]:
+    """An answer as a message and its bytes; one that cannot be sent becomes one that says so."""
+    try:
+        said = protocol.pack_answer(batch, index, answer, output, ran)
+        return said, protocol.frame(said)
+    except Exception as error:
+        raised = describe(error)
+        said = protocol.Said(batch, index, "raised", raised=(raised.error, raised.text, raised.stack), ran=ran)
+        return said, protocol.frame(said)
 
 
 def _is_busy(thread: threading.Thread) -> bool:
@@ -217,7 +231,8 @@ def describe(error: BaseException) -> Raised:
         text = str(error)
     except Exception as second:
         text = f"(no text: {type(second).__name__})"
-    return Raised(type(error).__name__, text[:SHOWN_ERROR], "\n".join(_frames(error.__traceback__))[: 2 * SHOWN_ERROR])
+    text = text[:SHOWN_ERROR].encode(errors="backslashreplace").decode()
+    return Raised(type(error).__name__, text, "\n".join(_frames(error.__traceback__))[: 2 * SHOWN_ERROR])
 
 
 def _frames(trace: TracebackType | None) -> Iterator[str]:

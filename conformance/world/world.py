@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conformance.verdict import Answer, Verdict
 
 HISTORY = 400
-FEWEST_FILES = 512  # open descriptors of a rank, of which a world is replaced
+MOST_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
 MOST_GROWTH = 1 << 30  # bytes
 
 
@@ -59,13 +59,13 @@ class Job:
 
 @dataclass(eq=False)
 class Flight:
-    """A batch that the ranks have been sent: which of its jobs are still due, and how many ranks are through with it."""
+    """A batch that the ranks have been sent: which of its jobs are still due, and which ranks are through with it."""
 
     serial: int
     jobs: list[Job]
     due: set[int]
     sent: float
-    done: int = 0
+    done: set[int] = field(default_factory=set)
 
 
 class World:
@@ -134,7 +134,7 @@ class World:
         return list(self.frames[rank].feed(data))
 
     def unsent(self, rank: int) -> list[protocol.FromRank]:
-        """What a rank was going to send."""
+        """What a rank was going to send, or has sent just now."""
         try:
             return list(protocol.Frames(protocol.FromRank).feed(self.page.unsent(rank)))
         except protocol.ProtocolError:
@@ -149,16 +149,16 @@ class World:
     def bear(self, rank: int, done: protocol.Done) -> None:
         """Note what a rank weighs; a world that has grown too heavy is retired."""
         first = self.memory.setdefault(rank, done.memory)
-        if done.files > FEWEST_FILES or done.memory - first > MOST_GROWTH:
+        if done.files > MOST_FILES or done.memory - first > MOST_GROWTH:
             self.retired = f"rank {rank} holds {done.files} files and {done.memory >> 20} MiB"
 
-    def land(self, batch: int) -> tuple[Flight, float] | None:
-        """A rank is through with a batch; once all are, the batch and its seconds a case."""
+    def land(self, rank: int, batch: int) -> tuple[Flight, float] | None:
+        """A rank is through with a batch; once all are, the batch and its seconds a case. A rank may say so twice: see :meth:`unsent`."""
         flight = self.flight(batch)
         if flight is None:
             return None
-        flight.done += 1
-        if flight.done < self.size:
+        flight.done.add(rank)
+        if len(flight.done) < self.size or flight.due:
             return None
         self.flights.remove(flight)
         began = max(flight.sent, self.idle_since)
@@ -201,7 +201,8 @@ class World:
         flight = self.flight(first.batch) if first else None
         if first is None or flight is None:
             return None
-        others = [rank for rank in range(self.size) if self.parked.get(rank) is None or self.parked[rank].index != first.index]
+        here = (first.batch, first.index)
+        others = [rank for rank in range(self.size) if rank not in self.parked or (self.parked[rank].batch, self.parked[rank].index) != here]
         if others and all(self.answered(rank, flight, first.index) for rank in others):
             return flight, first.index
         return None

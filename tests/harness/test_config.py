@@ -9,7 +9,7 @@ import pytest
 
 from conformance.errors import UsageError
 from conformance.request import RunRequest
-from conformance.target import Target
+from conformance.target import Target, storage
 from conformance.target import builtin as builtin_targets
 from conformance.target.builtin import BUILTIN, check_devices
 from conformance.target.config import DTYPES, find_target, known_targets, named_target, read_config, target_from, with_storage
@@ -59,6 +59,17 @@ def test_a_block_becomes_a_target(tmp_path: Path) -> None:
     assert stored.writer == "torch.distributed.checkpoint:FileSystemWriter"
     assert dict(stored.options) == {"path": "s3://bucket/{run}"}
     assert with_storage(config.targets["ucx"], "filesystem", config).writer == ""
+
+
+def test_a_storage_may_lie_elsewhere(tmp_path: Path) -> None:
+    place = "torch.distributed.checkpoint:FileSystem"
+    for path, there in (
+        (f"{tmp_path}/bucket/{{run}}/x", "bucket/tmp-shardlaw-1-case-2/x"),
+        (f"{tmp_path}/bucket", "bucket/tmp-shardlaw-1-case-2"),
+    ):
+        target = Target(storage="mine", writer=f"{place}Writer", reader=f"{place}Reader", options=(("path", path), ("sync_files", False)))
+        assert str(storage.writer(target, "/tmp/shardlaw-1/case-2", thread_count=2).path).endswith(there)
+        assert str(storage.reader(target, "/tmp/shardlaw-1/case-2").path).endswith(there)
 
 
 def test_pyproject_holds_the_same_tables(tmp_path: Path) -> None:

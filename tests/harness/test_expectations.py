@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from conformance import expectations
+from conformance.case import Case
 from conformance.errors import UsageError
 from conformance.expectations import Expectations, layers, load, read, shipped
+from conformance.judge import judge
+from conformance.law import Law
 from conformance.target import Target
+from conformance.verdict import Answer, Deviation
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,21 @@ def test_a_law_is_a_glob_or_an_alias(tmp_path: Path) -> None:
 def test_a_signature_is_part_of_the_struck_error(signature: str, error: str, hit: bool, tmp_path: Path) -> None:
     known = loaded(f"{MEAN.replace('wrong-value', 'raised')}signature = '{signature}'\n", tmp_path)
     assert (known.match("op.forward[mean]", "raised", {"uneven"}, error) is not None) is hit
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("a slice by a,a: must be refused, was accepted", "was accepted"),
+        ("S(9): must be refused by ValueError, raised TypeError: no", "by ValueError, raised TypeError: no"),
+        ("S(9): refused by ValueError without a word", "by ValueError without a word"),
+        ("the refusal does not name 'x'", "the refusal does not name 'x'"),
+    ],
+)
+def test_the_error_of_a_wrong_refusal_does_not_hold_the_case(message: str, error: str) -> None:
+    law = Law("mesh.x", "A clause.", "docs", lambda case, here: None, "mesh.x mesh=2", "fault")
+    answer = Answer(0, "deviates", (Deviation("wrong-error", "refusal", message),))
+    assert judge(law, Case.parse("mesh.x mesh=2"), [answer], Target()).error == error
 
 
 def test_a_later_layer_accounts_for_what_two_match(tmp_path: Path) -> None:

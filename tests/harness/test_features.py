@@ -18,24 +18,26 @@ INPUT_SPACE = [
 READ: list[tuple[str, str]] = [
     ("redistribute.local mesh=2 x=4:R to=S(0) seed=3", ""),
     ("redistribute.local mesh=2 x=5:S(0) to=R", "uneven"),
-    ("redistribute.local mesh=2 x=4:R to=_S(0,3)", "strided strided-lone strided-uneven uneven"),
+    ("redistribute.local mesh=2 x=4:R to=_S(0,3)", "strided strided-lone strided-uneven"),
     ("redistribute.local mesh=3 x=2:S(0) to=R", "empty-shard uneven world:3"),
     ("redistribute.local mesh=2 x=0x1:R to=R", "size-0 size-1"),
     ("redistribute.local mesh=2 x=() to=R", "0-d"),
     ("redistribute.local mesh=2x2@0,2,1,3 x=8:S(0),S(0) to=R,R", "mesh-2d nested permuted world:4"),
-    ("redistribute.local mesh=1x2@2,1 x=4:R,S(-1) to=R,R", "mesh-2d negative-shard permuted submesh unit-mesh-dim world:3"),
+    ("redistribute.local mesh=1x2@2,1 x=4:R,S(-1) to=R,R", "mesh-2d negative-shard permuted submesh unit-mesh-dim unsorted-group world:3"),
     ("redistribute.local mesh=2x2 x=8:_S(0,2),_S(0,2) to=_S(0,2),S(0)",
      "mesh-2d nested strided strided-lone strided-stacked world:4"),
-    ("redistribute.local mesh=2x2 x=4:P(sum),P(avg):int64 to=R,R", "dtype:int64 mesh-2d partial-mixed partial-twice partial:avg partial:sum world:4"),
+    ("redistribute.local mesh=2x2 x=4:P(sum),P(avg):float64 to=R,R",
+     "dtype:float64 mesh-2d partial-mixed partial-twice partial:avg partial:sum world:4"),
     ("redistribute.reduce mesh=2 x=4:P(max):float32:zeros to=R", "cancelling partial:max"),
     ("redistribute.refusals mesh=2 x=4:R to=S(1) attempt=far", "dim-out-of-range must-refuse"),
     ("redistribute.refusals mesh=2x2 x=4:R to=P(sum),P(max) attempt=mixed",
      "few-placements mesh-2d mixed-partials must-refuse partial-twice partial:max partial:sum world:4"),
     ("redistribute.refusals mesh=2 x=4:R to=R,R attempt=many", "many-placements must-refuse"),
-    ("redistribute.bystander mesh=2 mesh.b=2@1,0 x=4:S(0) to=R flatten=a before=add", "bystander mesh-view permuted two-meshes"),
+    ("redistribute.bystander mesh=2 mesh.b=2@1,0 x=4:S(0) to=R flatten=a before=add", "bystander mesh-view permuted two-meshes unsorted-group"),
     ("redistribute.bystander mesh=2 x=4:S(0) to=R before=none", ""),
     ("mesh.equality mesh=2 mesh.b=2 names=both world=3", "named-mesh submesh world:3"),
     ("layout.distribute mesh=2 x=4x4:S(0):bfloat16:distinct:sliced", "dtype:bfloat16 memory:sliced noncontiguous"),
+    ("layout.distribute mesh=2 x=4:S(0):float32:distinct:transposed", ""),
     ("gradient.to-local mesh=2 x=4:S(0) declared=R", "backward grad-placements"),
     ("op.forward[mean] mesh=2 a=4x4:S(0) steps=mean(a,1)", ""),
     ("op.forward[mean] mesh=2 a=4x4:S(0) steps=mean(a,(0,-1),keepdim=True)", "dim-tuple keepdim negative-dim"),
@@ -45,7 +47,8 @@ READ: list[tuple[str, str]] = [
     ("op.forward[add] mesh=2 a=4:S(0) steps=add(a,-2)", "scalar:int"),
     ("op.forward[mul] mesh=2 a=4:S(0) b=4 steps=mul(mul(mul(a,2.5),True),tensor(2));b",
      "plain-operand program repeated scalar:bool scalar:float scalar:tensor"),
-    ("op.forward[add_] mesh=2 a=4x2:S(0) steps=t(a).add_(1);b=getitem(a,0);b.zero_();a", "in-place program reused scalar:int view write-through-view"),
+    ("op.forward[add_] mesh=2 a=4x2:S(0) steps=t(a).add_(1);b=getitem(a,0);b.zero_();a",
+     "in-place program reused scalar:int view write-through-view"),
     ("op.forward[sort] mesh=2 a=4:R:float32:ties steps=sort(a,-1,descending=True)", "negative-dim option:descending several-outputs tie"),
     ("op.forward[max] mesh=2 a=4x2:R steps=max(a,1)", "several-outputs"),
     ("op.forward[max] mesh=2 a=4x2:R steps=max(a)", ""),
@@ -55,7 +58,7 @@ READ: list[tuple[str, str]] = [
     ("op.forward[add] mesh=2 a=4:S(0) b=4:S(0) c=4:S(0) steps=add(a,b,out=c)", "out-argument"),
     ("op.program mesh=2 a=4:S(0) steps=x=redistribute(a,'R');neg(x)", "program redistributed"),
     ("roundtrip.dtensor mesh=2 x=4:S(0)", ""),
-    ("roundtrip.dtensor mesh=2 mesh.load=3@2,1,0 x=6:S(0) to.x=S(0)", "permuted reshard reworld world:3"),
+    ("roundtrip.dtensor mesh=2 mesh.load=3@2,1,0 x=6:S(0) to.x=S(0)", "permuted reshard reworld unsorted-group world:3"),
     ("roundtrip.plain mesh=2 x=4:S(0) a=4 to.x=- to.a=-", "kinds-crossed plain-tensor several-tensors"),
     ("roundtrip.dtype mesh=2 x=4:S(0) dtype=int64 memory=transposed", "cast dtype:int64 memory:transposed noncontiguous"),
     ("roundtrip.kinds mesh=2 x=4:S(0) state={w:x,0:x,b:[],n:1,h:stateful({})} into={w:x}",
@@ -88,7 +91,7 @@ def test_the_catalogue_knows_its_names_and_the_families_and_nothing_else() -> No
     assert known("option:alpha")
     assert not known("odd")
     assert not known("op:")
-    assert not known("op:*") or "op:*" in FEATURES
+    assert not known("op:*")
     assert line_of("op:aten.mean.dim") == "programs"
     with pytest.raises(KeyError):
         line_of("odd")
@@ -109,8 +112,8 @@ def test_the_cases_of_a_law_have_known_features_only(law_id: str) -> None:
     cases = [Case.parse(law.control)]
     if law.sweep is not None:
         listed = law.sweep(limits)
-        cases += [listed[at] for at in range(min(len(listed), 60))]
+        cases += [listed[at] for at in range(0, len(listed), max(1, len(listed) // 10))]
     if law.draw is not None:
-        draw(law.draw(limits), 1, 25, cases.append)
+        draw(law.draw(limits), 1, 5, cases.append)
     strange = {feature for case in cases for feature in features_of(case, law) if not known(feature)}
     assert strange == set()

@@ -21,9 +21,10 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     "mesh",
     "mesh_views",
-    "mesh_groups",
+    "mesh_made",
     "layout",
     "layout_local",
+    "layout_factories",
     "redistribute",
     "redistribute_partial",
     "redistribute_history",

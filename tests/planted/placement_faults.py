@@ -238,6 +238,12 @@ def factory_ignores_second_mesh_dim() -> None:
         return true(shape, mesh, placements[:1], **options)
 
 
+def mixed_partials_accepted() -> None:
+    @instead(_api, "assert_no_mixed_partial_types")
+    def fault(true: Any, placements: Any) -> None:
+        return None
+
+
 def context_shards_by_default() -> None:
     @instead(DTensor, "from_local")
     def fault(true: Any, local: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 
 def overlap_offset_lost() -> None:
@@ -267,6 +268,33 @@ def staging_without_copy() -> None:
 
     staging.BlockingAsyncStager.stage = fault
     dcp.FileSystemWriter.stage = fault
+
+
+def wrapper_forgets_a_shard() -> None:
+    """Of the shards in a wrapper only the first is saved and loaded, the others are taken for zeros."""
+    true = LocalShardsWrapper.__get_tensor_shard__
+
+    def fault(self: Any, index: Any) -> torch.Tensor:
+        shard = true(self, index)
+        return shard if shard is self.local_shards()[0] else torch.zeros_like(shard)
+
+    LocalShardsWrapper.__get_tensor_shard__ = fault
+
+
+def shards_a_row_short() -> None:
+    """The shards of a sharded tensor are planned with one row less than they have."""
+    true = planner_helpers._chunk_for_shard
+
+    def fault(shard: Any) -> Any:
+        chunk = true(shard)
+        return dataclasses.replace(chunk, sizes=torch.Size([max(chunk.sizes[0] - 1, 1), *chunk.sizes[1:]]))
+
+    planner_helpers._chunk_for_shard = fault
+
+
+def holes_accepted() -> None:
+    """The global plan is not held against the size of its tensors."""
+    default_planner._validate_global_plan = lambda plan, metadata: []
 
 
 def planted() -> None:

@@ -1,4 +1,4 @@
-"""Laws of meshes made from process groups that exist already."""
+"""Laws of how meshes are made: from a shape, from process groups that exist already, and what makes none."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from conformance.case import Case
 from conformance.here import read_mesh
 from conformance.law import Law, Limits
 from conformance.laws import scripts
 from conformance.laws.given import NAMES
+from conformance.laws.mesh import all_meshes
 from conformance.report.reproducer import Script
 from reference.mesh import Mesh
 
@@ -20,6 +21,85 @@ if TYPE_CHECKING:
     from conformance.here import Here
 
 DOC = "torch.distributed.device_mesh docs, DeviceMesh.from_group"
+
+
+def sweep_init(limits: Limits) -> list[Case]:
+    ascending = [mesh for mesh in all_meshes(limits) if mesh.ranks == tuple(range(mesh.size))]
+    return [Case.of("mesh.init", mesh=mesh) for mesh in ascending]
+
+
+def check_init(case: Case, here: Here) -> None:
+    """``init_device_mesh`` of a shape is the mesh of the ranks from 0 on, row by row, with the names that were given."""
+    mesh, names = case.mesh(), NAMES[: case.mesh().ndim]
+    live = init_device_mesh(str(here.device), mesh.shape, mesh_dim_names=names)
+    here.require(read_mesh(live) == mesh, "wrong-layout", "table", "mesh holds other ranks", mesh, read_mesh(live))
+    here.require(live.mesh_dim_names == names, "wrong-metadata", "names", "mesh dims have other names", names, live.mesh_dim_names)
+    here.require(
+        live == here.mesh(mesh, fresh=True, names=names), "wrong-value", "equality", "it differs from DeviceMesh of the same table"
+    )
+    coord = here.coord(mesh)
+    got = live.get_coordinate()
+    here.require((None if got is None else tuple(got)) == coord, "wrong-value", "coordinate", "rank has another coordinate", coord, got)
+    for dim, name in enumerate(names if coord is not None else ()):
+        want = sorted(mesh.group(dim, coord or ()))
+        members = sorted(dist.get_process_group_ranks(live.get_group(name)))
+        here.require(members == want, "wrong-value", "members", f"group {name!r} has other members", want, members)
+
+
+def script_init(case: Case) -> Script:
+    mesh, names = case.mesh(), NAMES[: case.mesh().ndim]
+    body = [f'mesh = init_device_mesh("cpu", {mesh.shape}, mesh_dim_names={names})']
+    want = dict.fromkeys(range(case.world), (torch.tensor(mesh.ranks).reshape(mesh.shape).tolist(), names))
+    return scripts.compared(case, body, "(mesh.mesh.tolist(), mesh.mesh_dim_names)", want)
+
+
+REFUSALS = {
+    "rank-twice": lambda device, world: DeviceMesh(device, [*range(world - 1), 0]),
+    "rank-outside": lambda device, world: DeviceMesh(device, [*range(world - 1), world]),
+    "rank-far-outside": lambda device, world: DeviceMesh(device, [0, world + 7]),
+    "row-twice": lambda device, world: DeviceMesh(device, [[0, 1], [0, 1]]),
+    "too-large": lambda device, world: init_device_mesh(device, (world + 1,)),
+    "too-large-2d": lambda device, world: init_device_mesh(device, (2, world)),
+    "same-name": lambda device, world: init_device_mesh(device, (1, world), mesh_dim_names=("a", "a")),
+    "few-names": lambda device, world: init_device_mesh(device, (1, world), mesh_dim_names=("a",)),
+    "many-names": lambda device, world: init_device_mesh(device, (world,), mesh_dim_names=("a", "b")),
+    "device-index": lambda device, world: init_device_mesh(f"{device}:0", (world,)),
+    "no-mesh": lambda device, world: DeviceMesh(device),
+}
+REFUSED_TEXTS = {
+    "rank-twice": 'DeviceMesh("cpu", [*range({world} - 1), 0])',
+    "rank-outside": 'DeviceMesh("cpu", [*range({world} - 1), {world}])',
+    "rank-far-outside": 'DeviceMesh("cpu", [0, {world} + 7])',
+    "row-twice": 'DeviceMesh("cpu", [[0, 1], [0, 1]])',
+    "too-large": 'init_device_mesh("cpu", ({world} + 1,))',
+    "too-large-2d": 'init_device_mesh("cpu", (2, {world}))',
+    "same-name": 'init_device_mesh("cpu", (1, {world}), mesh_dim_names=("a", "a"))',
+    "few-names": 'init_device_mesh("cpu", (1, {world}), mesh_dim_names=("a",))',
+    "many-names": 'init_device_mesh("cpu", ({world},), mesh_dim_names=("a", "b"))',
+    "device-index": 'init_device_mesh("cpu:0", ({world},))',
+    "no-mesh": 'DeviceMesh("cpu")',
+}
+
+
+def sweep_refusals(limits: Limits) -> list[Case]:
+    worlds = {attempt: (2, 3) if attempt.startswith("rank-") else (2, 3, 4) for attempt in REFUSALS}
+    cases = [Case.of("mesh.refusals", attempt=attempt, world=world) for attempt in REFUSALS for world in worlds[attempt]]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
+def features_refusals(case: Case) -> set[str]:
+    attempt = case.get("attempt")
+    return {"rank-twice"} if attempt == "rank-twice" else {"rank-outside"} if attempt.startswith("rank-") else set()
+
+
+def check_refusals(case: Case, here: Here) -> None:
+    """What is no mesh is refused, on every rank."""
+    attempt = case.get("attempt")
+    here.refused(lambda: REFUSALS[attempt](str(here.device), here.world), attempt, f"a mesh with {attempt}")
+
+
+def script_refusals(case: Case) -> Script:
+    return scripts.refused(case, [], REFUSED_TEXTS[case.get("attempt")].format(world=case.world))
 
 
 def _made(mesh: Mesh) -> list[tuple[int, ...]]:
@@ -144,6 +224,32 @@ def script_many(case: Case) -> Script:
 
 
 LAWS = (
+    Law(
+        id="mesh.init",
+        clause="init_device_mesh of a shape is the mesh of ranks 0, 1, ... row by row, with the names given.",
+        source="torch.distributed.device_mesh docs, init_device_mesh",
+        check=check_init,
+        script=script_init,
+        control="mesh.init mesh=2x2",
+        planted="mesh_init_column_by_column",
+        sweep=sweep_init,
+        sweeps=16,
+        needs=("subgroups",),
+        weight=0.3,
+    ),
+    Law(
+        id="mesh.refusals",
+        clause="A rank twice or outside the world, a shape larger than it, and names that are not one for each dim are refused.",
+        source="torch.distributed.device_mesh docs, DeviceMesh and init_device_mesh",
+        check=check_refusals,
+        script=script_refusals,
+        features=features_refusals,
+        control="mesh.refusals attempt=same-name world=2",
+        planted="mesh_accepts_repeated_names",
+        sweep=sweep_refusals,
+        sweeps=30,
+        weight=0.2,
+    ),
     Law(
         id="mesh.from-group",
         clause="A mesh from one group is the 1-D mesh of its ranks and communicates by that group; another table is refused.",
