@@ -52,7 +52,7 @@ class Case:
         law, *words = text.split()[:1] + text.split()[1:] if text.split() else [""]
         if not law:
             raise NotationError("an empty case: want LAW NAME=VALUE ...")
-        fields = []
+        fields: list[tuple[str, str]] = []
         for word in words:
             name, equals, value = word.partition("=")
             if not (name and equals and value):
@@ -142,7 +142,7 @@ class Case:
 
     def with_fields(self, **fields: object) -> Case:
         """A copy with some fields replaced (or added at the end)."""
-        changed = dict(Case.of(self.law, **fields).fields)
+        changed = dict(Case.of(self.law, after=(), **fields).fields)
         kept = tuple((name, changed.pop(name, value)) for name, value in self.fields)
         return replace(self, fields=kept + tuple(changed.items()))
 

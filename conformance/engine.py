@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance import __version__
 from conformance.errors import UsageError
 from conformance.request import RunRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from conformance.case import Case
     from conformance.expectations import Entry

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
+    from conformance.verdict import Outcome
+
 SHOWN_ELEMENTS = 64
 CACHED_MESHES = 64
 
@@ -184,7 +186,8 @@ class Here:
             return self.require(False, "wrong-layout", check, f"{what} has shape {format_shape(tuple(local.shape))}, must have {format_shape(due)}",
                                 due, local)  # fmt: skip
         full = want if self.rank == min(live.ranks) else None
-        self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), local.cpu(), full, exact))
+        kept = local.cpu().clone()  # a result that is still on its way arrives, and later writes do not reach it
+        self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), kept, full, exact))
         return True
 
     def refused(self, attempt: Callable[[], object], check: str, message: str, *, errors: tuple[type[BaseException], ...] = (Exception,)) -> bool:
@@ -212,7 +215,7 @@ class Here:
 
     def answer(self, raised: Raised | None = None, rejected: str = "") -> Answer:
         """All that was recorded, as this rank's answer."""
-        outcome = "rejected" if rejected else "raised" if raised else "deviates" if self._deviations else "held"
+        outcome: Outcome = "rejected" if rejected else "raised" if raised else "deviates" if self._deviations else "held"
         return Answer(self.rank, outcome, tuple(self._deviations), raised, tuple(self._deposits), tuple(sorted(self._features)), reason=rejected)
 
 
@@ -238,7 +241,8 @@ def to_torch(placement: Placement) -> TorchPlacement:
         case RefShard(dim):
             return Shard(dim)
         case RefStrided(dim, factor):
-            return compat.name("StridedShard")(dim, split_factor=factor)
+            strided: TorchPlacement = compat.name("StridedShard")(dim, split_factor=factor)
+            return strided
         case RefPartial(op):
             return Partial(op)
         case RefReplicate():

@@ -105,8 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     run = config.stash[RUN]
     wanted = {law.id: at for at, law in enumerate(run.laws)}
-    kept = [item for item in items if isinstance(item, LawItem) and item.law.id in wanted]
+    kept = sorted((item for item in items if isinstance(item, LawItem) and item.law.id in wanted), key=lambda item: wanted[item.law.id])
     dropped = [item for item in items if item not in set(kept)]
-    items[:] = sorted(kept, key=lambda item: wanted[item.law.id])
+    items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)

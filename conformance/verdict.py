@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KINDS = ("crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value")
 Kind = Literal["crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value"]
+Outcome = Literal["held", "deviates", "raised", "rejected", "crashed", "silent"]
 Status = Literal["held", "refused", "rejected", "deviates"]
 
 
@@ -65,7 +66,7 @@ class Answer:
     """
 
     rank: int
-    outcome: Literal["held", "deviates", "raised", "rejected", "crashed", "silent"]
+    outcome: Outcome
     deviations: tuple[Deviation, ...] = ()
     raised: Raised | None = None
     deposits: tuple[Deposit, ...] = ()

@@ -7,7 +7,6 @@ from strategies.op_table import read_ops
 UNARY = read_ops("""
 abs           unary numbers
 neg           unary numbers
-positive      unary numbers
 sign          unary numbers
 sgn           unary floats
 square        unary floats small
@@ -188,6 +187,7 @@ CASTS = read_ops("""
 to float32,int64,float64,bool small
     a=m,n | to(a,torch.int64) to(a,torch.float64) to(a,torch.bool) to(a,torch.bfloat16) to(a,torch.float32)
     a=m,n distinct float32 | to(div(a,4),torch.int32)
+    a=m,n unit float32     | to(a,torch.int64) to(a,torch.bool)
     a=() distinct float32  | to(a,torch.int64)
 type_as
     a=m,n:float32 b=m,n:int64 | type_as(a,b) type_as(b,a)

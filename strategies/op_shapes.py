@@ -80,12 +80,12 @@ getitem
                     | getitem(a,(slice(None),-1)) getitem(a,(None,slice(None))) getitem(a,(...,1)) getitem(a,slice(0,0))
                     | getitem(a,slice(0,100)) getitem(a,(slice(1,3),slice(1,2)))
 getitem.tensor
-    a=m,n i=k:int64:index{m} m>=1      | getitem(a,i) getitem(a,(i,slice(None)))
+    a=m,n i=k:int64:index{m} m>=1      | getitem(a,i)
+    a=m,n,p,q i=k:int64:index{n} j=k:int64:index{q} n>=1 q>=1 | getitem(a,(slice(None),i,slice(None),j))
     a=m,n i=k:int64:index{n} n>=1 m>=1 | getitem(a,(slice(None),i)) getitem(a,(slice(0,1),i))
     a=m,n i=k:int64:index{m} j=k:int64:index{n} m>=1 n>=1   | getitem(a,(i,j))
     a=m,n,p i=k:int64:index{m} j=k:int64:index{p} m>=1 p>=1 | getitem(a,(i,slice(None),j))
     a=m,n,p i=k:int64:index{n} n>=1    | getitem(a,(slice(None),i)) getitem(a,(slice(None),i,slice(None)))
-    a=m,n,p,q i=k:int64:index{n} j=k:int64:index{q} n>=1 q>=1 | getitem(a,(slice(None),i,slice(None),j))
     a=m,n i=k,2:int64:index{m} m>=1    | getitem(a,i)
 split
     a=m,n m>=2 n>=2 | split(a,2) split(a,2,1) split(a,3,-1) split(a,(1,{m-1}),0) split(a,({n-2},2),-1)

@@ -149,23 +149,37 @@ def _chosen(op: Op) -> tuple[Sample, ...]:
 
 
 def _choose(op: Op) -> Iterator[Sample]:
+    """Rows first, and after every third of them a reduction and something else out of the way, so that any beginning has of all."""
+    rows, reductions, rest = _rows(op), _reductions(op), _rest(op)
+    ended = object()
+    while True:
+        taken = [*itertools.islice(rows, 3), next(reductions, ended), next(rest, ended)]
+        found = [sample for sample in taken if sample is not ended]
+        if not found:
+            return
+        yield from found  # type: ignore[misc]
+
+
+def _rows(op: Op) -> Iterator[Sample]:
     boards = itertools.cycle(ROTATION)
+    count = [max(len(_line(arg, variant.dtypes[0])) for arg in variant.args) for variant in op.variants]
+    for r in range(max(count)):
+        for at, variant in enumerate(op.variants):
+            if r < count[at]:
+                yield _row(variant, next(boards), r, (at + r) % 2)
+
+
+def _rest(op: Op) -> Iterator[Sample]:
     first = op.variants[0]
-    rows = [max(len(_line(arg, variant.dtypes[0])) for arg in variant.args) for variant in op.variants]
-    yield _placed(first, UNEVEN, Replicate())
-    for at, variant in enumerate(op.variants):
-        yield _row(variant, next(boards), 0, at % 2)
-    yield from _reductions(op)
+    if op.pairs:
+        pairs = _pairs(op)
+        yield from itertools.islice(pairs, 2)
     if len(first.args) > 1:
         yield from _mixed(first)
-    for r in range(1, max(rows)):
-        for at, variant in enumerate(op.variants):
-            if r < rows[at]:
-                yield _row(variant, next(boards), r, (at + r) % 2)
-        if r == 1:
-            yield from _corners(op)
+    yield from _corners(op)
+    yield _placed(first, UNEVEN, Replicate())
     if op.pairs:
-        yield from _pairs(op)
+        yield from pairs
 
 
 def _choose_few(op: Op) -> Iterator[Sample]:
@@ -217,8 +231,12 @@ def _corners(op: Op) -> Iterator[Sample]:
 def _pairs(op: Op) -> Iterator[Sample]:
     """Pending reductions beside each other, beside a replicated and beside a sharded argument."""
     variant = next((v for v in op.variants if len(v.args) > 1), op.variants[0])
-    yield _placed(variant, UNEVEN, Partial("sum"), Partial("max"))
-    for reduce_op in ("sum", "avg", "max", "min"):
-        pending = Partial(reduce_op)
-        for pair in ((pending, pending), (pending, Replicate()), (Replicate(), pending), (pending, Shard(0)), (Shard(1), pending)):
-            yield _placed(variant, EVEN if pair[0] == pending else UNEVEN, *pair)
+    whole = Replicate()
+    for pair in zip(("sum", "avg", "max", "min"), ("avg", "max", "min", "sum"), strict=True):
+        one, other = map(Partial, pair)
+        yield _placed(variant, EVEN, one, one)
+        yield _placed(variant, UNEVEN, one, whole)
+        yield _placed(variant, EVEN, whole, one)
+        yield _placed(variant, EVEN, one, Shard(0))
+        yield _placed(variant, UNEVEN, Shard(1), one)
+        yield _placed(variant, UNEVEN, one, other)

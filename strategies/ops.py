@@ -5,8 +5,8 @@ sizes: ``a=m,k b=k,n``. They are written down in tables (see :mod:`strategies.op
 
 ``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may what stands in
 braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
-op's. ``w=n:::R`` is replicated, whatever the others are; ``w=n:::W`` has no reduction pending. Calls are in the
-notation of programs of steps.
+op's. ``w=n:::R`` is replicated, whatever the others are; ``w=n:::W`` has no reduction pending; ``w=n:::B`` is
+sharded on its first dim at most. Calls are in the notation of programs of steps.
 
 With sizes, a mesh and placements a variant becomes a :class:`Sample`: all that a case needs. :meth:`Variant.match` finds the sizes back.
 """
@@ -44,8 +44,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Arg:
-    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's; ``bound`` to be replicated (``R``) or
-    whole, with no reduction pending (``W``)."""
+    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's; ``bound`` to be replicated
+    (``R``), whole, with no reduction pending (``W``), or a batch, sharded on its first dim only (``B``)."""
 
     name: str
     dims: tuple[str, ...]
@@ -185,7 +185,7 @@ def substitute(text: str, sizes: Mapping[str, int]) -> str:
 
 def single_placements(arg: Arg, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
     """What one mesh dim can do with an argument: replicate, shard each dim, leave one of ``reduce_ops`` pending."""
-    shards = [] if arg.bound == "R" else list(map(Shard, range(len(arg.dims))))
+    shards = [Shard(dim) for dim in range(len(arg.dims)) if arg.bound in ("", "W") or (arg.bound == "B" and not dim)]
     pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reducible(arg.dtype or dtype, op)]
     return [Replicate(), *shards, *pending]
 

@@ -65,7 +65,7 @@ def script_from_local(case: Case) -> Script:
 
 
 def draw_infer(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn = st.sampled_from(draws.meshes(limits, outside=False))
+    mesh_drawn = st.sampled_from(draws.meshes(limits, outside=False, least=2))
     odd = shapes(min_dims=1)
     shape_drawn = st.sampled_from([shapes(min_dims=1, min_size=2)] * 7 + [odd]).flatmap(lambda drawn: drawn)
 

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from conformance.here import Here
 
 DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor"
-LIGHT_SWEEPS = 16
-SWEEPS = 36
-LIGHT_DRAWS = 3
-DRAWS = 6
+# cases of one op in a smoke run
+LIGHT_SWEEPS = 10
+MORE_SWEEPS = 10
+MOST_SWEEPS = 34
+LIGHT_DRAWS = 2
+DRAWS = 4
 UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": None}
 
 
@@ -89,7 +91,7 @@ def _forward(op: Op) -> Law:
         draw=lambda limits: cases_of(law, op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
         sweep=lambda limits: Cases(law, Sweep(op, limits.world_size)),
-        sweeps=min(LIGHT_SWEEPS if op.light else SWEEPS, len(chosen)),
+        sweeps=min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS, len(chosen)),
         narrow=narrow,
         refusal="allowed",
         script=lambda case: script_of(case, exact=op.exact),

@@ -18,7 +18,7 @@ from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Limits
-from conformance.laws import roundtrip_scripts, roundtrip_shards, roundtrip_state, roundtrip_store
+from conformance.laws import roundtrip_model, roundtrip_scripts, roundtrip_shards, roundtrip_state, roundtrip_store
 from conformance.laws.roundtrip_cases import law_of, trips
 from reference.checkpoint.state_dict import slots
 
@@ -214,6 +214,7 @@ LAWS = (
         script=roundtrip_scripts.meta,
     ),
     *roundtrip_shards.LAWS,
+    *roundtrip_model.LAWS,
     *roundtrip_state.LAWS,
     *roundtrip_store.LAWS,
 )

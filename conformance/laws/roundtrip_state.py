@@ -201,7 +201,7 @@ def _refused(variant: str) -> Law:
         holds=REFUSED_LOADS[variant][0],
         planted=fault,
         texts=REFUSED_LOADS[variant],
-        sweeps=6,
+        sweeps=len(REFUSED_LOADS[variant]),
         stages=t.worlds,
         features=must_refuse,
         script=roundtrip_scripts.refused_load,

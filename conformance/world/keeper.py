@@ -219,7 +219,7 @@ class Keeper:
         if not world.started:
             self._look_after_start(world, now)
         elif world.ended or world.silenced:
-            if world.ended or now - min(world.silenced.values()) > EXIT_SECONDS:
+            if world.ended or now - min(world.silenced.values()) > EXIT_SECONDS / watch.share():
                 self._bury(world)
         elif world.parted() is not None:
             self._bury(world)

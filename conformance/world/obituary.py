@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from conformance.world import protocol
 from conformance.world.launch import Launcher
 from conformance.world.output import tail, whole
+from conformance.world.watch import share
 from conformance.world.world import Flight, World
 
 STACK_SECONDS = 0.3
@@ -40,7 +41,7 @@ def _ask_for_stacks(world: World, launcher: Launcher, ranks: Sequence[int]) -> N
     paths = [f"{world.folder}/rank-{rank}.stack" for rank in ranks]
     sizes = {path: size(path) for path in paths}
     launcher.signal(world.number, protocol.DUMP_SIGNAL)
-    until = time.monotonic() + STACK_SECONDS
+    until = time.monotonic() + STACK_SECONDS / share()
     while time.monotonic() < until and any(size(path) == sizes[path] for path in paths):
         time.sleep(0.002)
     time.sleep(0.005)  # the last of them may still be writing

@@ -1,7 +1,10 @@
-"""When is a rank that says nothing late? Time counts only while the driver looks, and mostly while no rank uses the CPU."""
+"""When is a rank that says nothing late? Time counts only while the driver looks, mostly while no rank uses the CPU, and the less the more
+others want it: a slow machine is not a hang.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +15,17 @@ from conformance.target import Target
 LOOK_SECONDS = 0.05
 LONGEST_STEP = 0.25  # of the clock, however long the driver was away
 TICK = 0.011  # of CPU time, in seconds: less is noise
+
+
+def share() -> float:
+    """The part of a CPU, at most 1, that a process which wants one gets on this machine right now."""
+    try:
+        with open("/proc/loadavg", "rb") as file:
+            running = float(file.read().split()[3].split(b"/")[0])
+        cpus = len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):
+        running, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    return min(1.0, cpus / max(running, 1.0))
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class Watch:
             return False
         if now - self._at < LOOK_SECONDS:
             return False
-        step = min(now - self._at, LONGEST_STEP)
+        step = min(now - self._at, LONGEST_STEP) * share()
         self._at = now
         self.stuck += step
         self.quiet = 0.0 if self._working(pids) else self.quiet + step

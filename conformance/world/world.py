@@ -202,7 +202,9 @@ class World:
         if first is None or flight is None:
             return None
         here = (first.batch, first.index)
-        others = [rank for rank in range(self.size) if rank not in self.parked or (self.parked[rank].batch, self.parked[rank].index) != here]
+        others = [
+            rank for rank in range(self.size) if rank not in self.parked or (self.parked[rank].batch, self.parked[rank].index) != here
+        ]
         if others and all(self.answered(rank, flight, first.index) for rank in others):
             return flight, first.index
         return None

@@ -23,7 +23,8 @@ READ: list[tuple[str, str]] = [
     ("redistribute.local mesh=2 x=0x1:R to=R", "size-0 size-1"),
     ("redistribute.local mesh=2 x=() to=R", "0-d"),
     ("redistribute.local mesh=2x2@0,2,1,3 x=8:S(0),S(0) to=R,R", "mesh-2d nested permuted world:4"),
-    ("redistribute.local mesh=1x2@2,1 x=4:R,S(-1) to=R,R", "mesh-2d negative-shard permuted submesh unit-mesh-dim unsorted-group world:3"),
+    ("redistribute.local mesh=1x2@2,1 x=4:R,S(-1) to=R,R",
+     "mesh-2d negative-shard permuted submesh unit-mesh-dim unsorted-group world:3"),
     ("redistribute.local mesh=2x2 x=8:_S(0,2),_S(0,2) to=_S(0,2),S(0)",
      "mesh-2d nested strided strided-lone strided-stacked world:4"),
     ("redistribute.local mesh=2x2 x=4:P(sum),P(avg):float64 to=R,R",
@@ -33,7 +34,8 @@ READ: list[tuple[str, str]] = [
     ("redistribute.refusals mesh=2x2 x=4:R to=P(sum),P(max) attempt=mixed",
      "few-placements mesh-2d mixed-partials must-refuse partial-twice partial:max partial:sum world:4"),
     ("redistribute.refusals mesh=2 x=4:R to=R,R attempt=many", "many-placements must-refuse"),
-    ("redistribute.bystander mesh=2 mesh.b=2@1,0 x=4:S(0) to=R flatten=a before=add", "bystander mesh-view permuted two-meshes unsorted-group"),
+    ("redistribute.bystander mesh=2 mesh.b=2@1,0 x=4:S(0) to=R flatten=a before=add",
+     "bystander mesh-view permuted two-meshes unsorted-group"),
     ("redistribute.bystander mesh=2 x=4:S(0) to=R before=none", ""),
     ("mesh.equality mesh=2 mesh.b=2 names=both world=3", "named-mesh submesh world:3"),
     ("layout.distribute mesh=2 x=4x4:S(0):bfloat16:distinct:sliced", "dtype:bfloat16 memory:sliced noncontiguous"),
@@ -62,7 +64,7 @@ READ: list[tuple[str, str]] = [
     ("roundtrip.plain mesh=2 x=4:S(0) a=4 to.x=- to.a=-", "kinds-crossed plain-tensor several-tensors"),
     ("roundtrip.dtype mesh=2 x=4:S(0) dtype=int64 memory=transposed", "cast dtype:int64 memory:transposed noncontiguous"),
     ("roundtrip.kinds mesh=2 x=4:S(0) state={w:x,0:x,b:[],n:1,h:stateful({})} into={w:x}",
-     "alias empty-container nested-state odd-keys other-state other-values stateful"),
+     "alias empty-container int-keys nested-state odd-keys other-state other-values stateful"),
     ("roundtrip.files mesh=2 x=4:S(0) threads=2 async=stager order=ab", "async-save saved-twice storage-option"),
 ]  # fmt: skip
 

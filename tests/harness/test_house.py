@@ -99,7 +99,7 @@ def test_enumerated_cases_come_by_index_and_are_of_their_law(law: Law) -> None:
 
 
 def test_smoke_is_wide_enough() -> None:
-    planned = {chapter: 0 for chapter in CHAPTERS}
+    planned = dict.fromkeys(CHAPTERS, 0)
     for law in LAWS:
         planned[law.chapter] += law.sweeps + law.draws
     assert {chapter for chapter, count in planned.items() if count} >= {"mesh", "layout", "redistribute", "op", "roundtrip"}

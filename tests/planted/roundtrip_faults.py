@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import (
     _dedup_save_plans,
     _nested_dict,
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint import (
     planner_helpers,
     resharding,
     staging,
+    state_dict,
     state_dict_loader,
 )
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
@@ -295,6 +297,42 @@ def shards_a_row_short() -> None:
 def holes_accepted() -> None:
     """The global plan is not held against the size of its tensors."""
     default_planner._validate_global_plan = lambda plan, metadata: []
+
+
+def first_slice_for_all() -> None:
+    """What comes from rank 0 is cut at the beginning on every rank."""
+    true = _state_dict_utils.compute_local_shape_and_global_offset
+
+    def fault(*args: Any) -> Any:
+        shape, offset = true(*args)
+        return shape, (0,) * len(offset)
+
+    _state_dict_utils.compute_local_shape_and_global_offset = fault
+
+
+def model_loaded_without_its_inner_part() -> None:
+    """Of the state of a model only what has no dot in its name is loaded."""
+    true = state_dict._load_model_state_dict
+
+    def fault(model: Any, state: dict[str, Any], info: Any) -> Any:
+        held = state_dict._get_model_state_dict(model, info)
+        return true(model, {**state, **{name: value for name, value in held.items() if "." in name and name in state}}, info)
+
+    state_dict._load_model_state_dict = fault
+
+
+def rates_in_reverse() -> None:
+    """An optimizer that is asked for its state before its first step gets the rates of its groups back in reverse."""
+    true = state_dict._init_optim_state
+
+    def fault(optimizer: torch.optim.Optimizer) -> None:
+        empty = not optimizer.state
+        true(optimizer)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, rates[::-1] if empty else rates, strict=True):
+            group["lr"] = rate
+
+    state_dict._init_optim_state = fault
 
 
 def planted() -> None:

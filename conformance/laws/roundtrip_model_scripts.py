@@ -1,0 +1,103 @@
+"""Reproducers of the laws on models and optimizers: the tensors of a case are the entries of a ``ParameterDict``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance import trip as t
+from conformance.case import Case
+from conformance.report.reproducer import Script
+from conformance.trip_script import compared, mesh_lines, script, tensor_text, writer_text
+from reference.checkpoint.state_dict import Slot
+
+MODULE = "torch.distributed.checkpoint.state_dict"
+READER = "storage_reader=dcp.FileSystemReader(folder)"
+
+
+def model(case: Case) -> Script:
+    trip = t.read_trip(case)
+    first = [
+        *_made(trip, trip.save, "", "m"),
+        f'dcp.save({{"model": get_model_state_dict(m)}}, storage_writer={writer_text(trip)})',
+        "return None, None",
+    ]
+    expected, got = _held(trip, trip.load, trip.worlds[1])
+    second = [
+        *_made(trip, trip.load, "+ 1", "m"),
+        'state = {"model": get_model_state_dict(m)}',
+        f"dcp.load(state, {READER})",
+        'set_model_state_dict(m, state["model"])',
+        f"return {expected}, {got}",
+    ]
+    return _stages(trip, [(trip.worlds[0], first), (trip.worlds[1], second)], ("get_model_state_dict", "set_model_state_dict"))
+
+
+def whole(case: Case, frozen: Sequence[str]) -> Script:
+    """``frozen``: the parameters that are not trained."""
+    trip = t.read_trip(case)
+    names = list(trip.values)
+    expected, got = _held(trip, trip.save, trip.worlds[0])
+    lines = [
+        *_made(trip, trip.save, "", "model"),
+        *(f'model["{name}"].requires_grad_(False)' for name in frozen),
+        "whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))",
+        "kept = sorted(get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True)))",
+        *_made(trip, trip.save, "+ 1", "m")[-1:],
+        f"full = {{{', '.join(f'{name!r}: {name.upper()}' for name in names)}}} if rank == 0 else {{}}",
+        "set_model_state_dict(m, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))",
+        f"want = [{', '.join(map(str.upper, names))}, {sorted({*names} - {*frozen})}]",
+        f"return want + {expected}, [{', '.join(f'whole[{name!r}]' for name in names)}, kept] + {got}",
+    ]
+    return _stages(trip, [(trip.worlds[0], lines)], ("StateDictOptions", "get_model_state_dict", "set_model_state_dict"))
+
+
+def optimizer(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...]) -> Script:
+    """``rates`` of the saved groups, ``other_rates`` of those that are loaded into."""
+    trip = t.read_trip(case)
+    count = len(trip.values)
+    options = ", options=StateDictOptions(flatten_optimizer_state_dict=True)" if case.get("flat", "no") == "yes" else ""
+    adam = "opt = Adam([{'params': [p], 'lr': r} for p, r in zip(m.values(), RATES)], betas=(0.5, 0.5), foreach=False)"
+    want, before = ([given[at % len(given)] for at in range(count)] for given in (rates, other_rates))
+    first = [
+        *_made(trip, trip.save, "", "m"),
+        adam.replace("RATES", str(want)),
+        "for p in m.values():",
+        "    p.grad = p.detach().clone()",
+        "opt.step()",
+        f'dcp.save({{"optim": get_optimizer_state_dict(m, opt{options})}}, storage_writer={writer_text(trip)})',
+        "return None, None",
+    ]
+    expected, got = _held(trip, trip.load, trip.worlds[1])
+    for name in trip.values:
+        got = got.replace(f'm["{name}"].detach()', f'2 * opt.state[m["{name}"]]["exp_avg"]')
+    second = [
+        *_made(trip, trip.load, "+ 1", "m"),
+        adam.replace("RATES", str(before)),
+        f'state = {{"optim": get_optimizer_state_dict(m, opt{options})}}',
+        'asked = [g["lr"] for g in opt.param_groups]',
+        f"dcp.load(state, {READER})",
+        f'set_optimizer_state_dict(m, opt, state["optim"]{options})',
+        f'return {expected} + [{before}, {want}], {got} + [asked, [g["lr"] for g in opt.param_groups]]',
+    ]
+    used = (*(["StateDictOptions"] if options else []), "get_optimizer_state_dict", "set_optimizer_state_dict")
+    return _stages(trip, [(trip.worlds[0], first), (trip.worlds[1], second)], used, "from torch.optim import Adam")
+
+
+def _stages(trip: t.Trip, stages: Sequence[tuple[int, Sequence[str]]], used: Sequence[str], *imports: str) -> Script:
+    return script(
+        trip, stages, imports=[f"from {MODULE} import {', '.join(used)}", "from torch.nn import ParameterDict", *imports], merge=False
+    )
+
+
+def _made(trip: t.Trip, end: t.End, spoil: str, variable: str) -> list[str]:
+    world = trip.worlds[0 if end is trip.save else 1]
+    entries = ", ".join(f"{name!r}: {tensor_text(trip, end, world, name, spoil)}" for name in trip.values)
+    return [*mesh_lines(end), f"{variable} = ParameterDict({{{entries}}})"]
+
+
+def _held(trip: t.Trip, end: t.End, world: int) -> tuple[str, str]:
+    """What every parameter of ``m`` must be, and what it is."""
+    expected, got = compared(trip, end, {name: Slot(name) for name in trip.values}, world)
+    for name in trip.values:
+        got = got.replace(f"state[{name!r}]", f'm["{name}"].detach()')
+    return expected, got

@@ -1,0 +1,145 @@
+"""The pieces of a world that need no ranks: clocks, frames, the page that ranks leave behind, files that are being cut down."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.case import Case
+from conformance.target import Target
+from conformance.verdict import Answer, Deposit, Deviation, Raised
+from conformance.world import protocol, watch
+from conformance.world.output import tail
+from conformance.world.progress import ROOM, RUNNING, Page, Place
+from conformance.world.watch import Watch
+from conformance.world.world import Job, World
+from tests.faults.conftest import LAWS
+
+NOBODY: list[int] = []
+
+
+@pytest.fixture
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    def set_share(part: float) -> None:
+        monkeypatch.setattr(watch, "share", lambda: part)
+
+    set_share(1.0)
+    return set_share
+
+
+def test_quiet_time_counts_only_while_the_driver_looks(idle_machine: Callable[[float], None]) -> None:
+    clock = Watch()
+    assert not clock.look(0.0, "here", NOBODY)
+    for now in (0.1, 0.2, 0.3):
+        assert clock.look(now, "here", NOBODY)
+    assert clock.quiet == pytest.approx(0.3)
+    clock.look(100.0, "here", NOBODY)
+    assert clock.quiet < 0.6
+    clock.look(100.1, "moved", NOBODY)
+    assert (clock.quiet, clock.stuck) == (0, 0)
+
+
+def test_time_counts_less_on_a_busy_machine(idle_machine: Callable[[float], None]) -> None:
+    clock = Watch()
+    idle_machine(0.1)
+    clock.look(0.0, "here", NOBODY)
+    clock.look(0.2, "here", NOBODY)
+    assert clock.quiet == pytest.approx(0.02)
+    assert 0 < watch.share() <= 1
+
+
+def test_process_that_uses_the_cpu_is_not_quiet(idle_machine: Callable[[float], None]) -> None:
+    clock = Watch()
+    clock.look(0.0, "here", [os.getpid()])
+    clock.look(0.1, "here", [os.getpid()])
+    assert clock.quiet == 0
+    assert clock.stuck == pytest.approx(0.1)
+
+
+def test_a_law_that_was_late_before_gets_less_time() -> None:
+    target = Target(timeout=10)
+    first, again, full = watch.searching(target), watch.searching(target, hung=True), watch.full(target)
+    assert again.quiet < first.quiet < watch.searching(target, storage=True).quiet < full.quiet == full.busy == 10
+    assert watch.searching(Target(timeout=0.2)).quiet == 0.2
+
+
+ANSWERS = [
+    Answer(1, "held", features=("a", "b")),
+    Answer(1, "rejected", reason="no"),
+    Answer(1, "raised", raised=Raised("ValueError", "text", "stack"), stack="stack", output="out"),
+    Answer(1, "deviates", (Deviation("wrong-value", "check", "message", "1", "2"),), output="out"),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.outcome)
+def test_answers_travel(answer: Answer) -> None:
+    frames = protocol.Frames(protocol.FromRank)
+    data = protocol.frame(protocol.pack_answer(3, 4, answer, answer.output, {"0": 1}))
+    assert list(frames.feed(data[:7])) == []
+    (said,) = frames.feed(data[7:])
+    assert (said.batch, said.index, said.ran) == (3, 4, {"0": 1})
+    assert protocol.unpack_answer(1, said) == answer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (3, 2), (0, 4)])
+def test_tensors_travel(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(6).reshape(3, 2).expand(3, 2).to(dtype)
+    tensor = tensor.t().contiguous().t() if shape == (3, 2) else tensor[0, 0] if shape == () else torch.empty(shape, dtype=dtype)
+    back = protocol.unpack_tensor(protocol.pack_tensor(tensor))
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(back.to(torch.complex64), tensor.to(torch.complex64))
+
+
+def test_deposits_travel() -> None:
+    deposit = Deposit("check", "2", "2", "P(sum)", torch.ones(2), torch.full((2,), 2.0), True)
+    said = protocol.pack_answer(0, 0, Answer(0, "held", deposits=(deposit, deposit)), "", {})
+    (back, _) = protocol.unpack_answer(0, said).deposits
+    assert torch.equal(back.local, deposit.local)
+    assert back.want is not None
+    assert back.exact
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\3abc"])
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    with pytest.raises(protocol.ProtocolError):
+        list(protocol.Frames(protocol.FromRank).feed(data))
+
+
+def test_page_keeps_what_a_rank_has_not_sent(tmp_path: Path) -> None:
+    driver = Page(str(tmp_path / "page"), 2, create=True)
+    rank = Page(str(tmp_path / "page"), 2)
+    rank.enter(1, 5, 3, RUNNING)
+    assert rank.keep(1, b"one")
+    assert rank.keep(1, b"two")
+    assert (driver.place(1), driver.unsent(1), driver.unsent(0)) == (Place(5, 3, RUNNING), b"onetwo", b"")
+    assert not rank.keep(1, bytes(ROOM))
+    rank.sent(1)
+    assert driver.unsent(1) == b""
+
+
+def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path) -> None:
+    world = World(1, 2, str(tmp_path / "world"), deque())
+    world.fly([Job(LAWS["nothing"], Case.of("fault.rank[nothing]"), print, "", (2,))])
+    flight = world.flights[0]
+    # a rank that was read while it sent says so twice
+    assert world.land(0, 1) is None
+    assert world.land(0, 1) is None
+    assert world.land(1, 1) is None
+    flight.due.clear()
+    landed = world.land(1, 1)
+    assert landed is not None
+    assert landed[0] is flight
+    world.destroy()
+
+
+def test_tail_of_a_file_that_has_been_cut(tmp_path: Path) -> None:
+    file = tmp_path / "out"
+    file.write_text("0123456789")
+    assert tail(str(file), 4) == "456789"
+    assert tail(str(file), 10) == ""
+    assert tail(str(file), 99) == "0123456789"
+    assert tail(str(tmp_path / "none")) == ""
