@@ -119,8 +119,10 @@ def _choices(mesh_ndim: int, arg: Arg, dtype: str) -> tuple[Placements, ...]:
 
 
 def _line(arg: Arg, dtype: str) -> list[Placement]:
-    """The placements that every variant must meet: each shard, and a pending sum."""
-    return single_placements(arg, dtype)[1:] or [Replicate()]
+    """The placements that every variant must meet: each shard, and a pending sum; for indices and masks, replicated instead."""
+    placements = single_placements(arg, dtype)
+    shards = [placement for placement in placements if isinstance(placement, Shard)]
+    return [*shards, Replicate()] if arg.dtype else [*shards, *placements[len(shards) + 1 :]] or [Replicate()]
 
 
 def _row(variant: Variant, board: Board, r: int, shift: int, dtype: str = "") -> Sample:

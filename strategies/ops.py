@@ -118,8 +118,13 @@ class Variant:
                     sizes.setdefault(name, size // factor)
         if set(sizes) != set(self.symbols):
             return None
-        alike = all(arg.shape(sizes) == tensors[arg.name].shape for arg in self.args)
+        alike = all(self._could_be(arg, sizes, tensors[arg.name]) for arg in self.args)
         return sizes if alike and self.steps(sizes) == steps else None
+
+
+    def _could_be(self, arg: Arg, sizes: Mapping[str, int], spec: TensorSpec) -> bool:
+        due = self.spec(arg, sizes, spec.dtype)
+        return (due.shape, due.dtype, due.fill) == (spec.shape, spec.dtype, spec.fill)
 
 
 @dataclass(frozen=True)

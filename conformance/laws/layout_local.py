@@ -60,8 +60,15 @@ def check_from_local(case: Case, here: Here) -> None:
 
 def script_from_local(case: Case) -> Script:
     x = given(case)
-    constants, body = scripts.source(x, case.world)
-    return scripts.holds(case, body, "x", x.full, x.layout, constants=constants)
+    coords = {rank: x.layout.mesh.coord(rank) for rank in range(case.world)}
+    passed = {rank: torch.empty(0) if coord is None else x.local(coord) for rank, coord in coords.items()}
+    how = f"shape=torch.Size({x.layout.shape}), stride={x.stride}"
+    body = [
+        f"mesh = {scripts.mesh(x.layout.mesh)}",
+        f"x = DTensor.from_local(X[rank], mesh, {scripts.placements(x.layout.placements)}, {how})",
+        f"return ({x.layout.shape}, {x.stride}, X[rank]), (tuple(x.shape), x.stride(), x.to_local())",
+    ]
+    return scripts.script(body, world=case.world, constants=scripts.tensors("X", passed))
 
 
 def draw_infer(limits: Limits) -> SearchStrategy[Case]:
@@ -106,7 +113,10 @@ def script_infer(case: Case) -> Script:
     x = given(case)
     constants, body = scripts.source(x, case.world)
     body[-1] = f"x = DTensor.from_local(X[rank], mesh, {scripts.placements(x.layout.placements)})"
-    return scripts.holds(case, body, "x", x.full, x.layout, constants=constants)
+    wide = [step for step, size in zip(x.stride, x.layout.shape, strict=True) if size > 1]
+    told = "[step for step, size in zip(x.stride(), x.shape) if size > 1]"
+    body += [f"return ({x.layout.shape}, {wide}, X[rank]), (tuple(x.shape), {told}, x.to_local())"]
+    return scripts.script(body, world=case.world, constants=constants)
 
 
 CHECKED = ("data", "data", "data", "data", "shape", "dtype")

@@ -201,9 +201,13 @@ def check_quiet(case: Case, here: Here) -> None:
 def script_traffic(case: Case) -> Script:
     x = given(case)
     constants, body = scripts.source(x, case.world)
-    body += ["with CommDebugMode() as traffic:", f"    {steps(case, 'to')}"]
-    due = _due(x.layout, target(case, x)) if case.law == "redistribute.budget" else 0
-    return scripts.compared(case, body, f"traffic.get_total_counts() <= {due}", dict.fromkeys(range(case.world), True), constants=constants)
+    to = target(case, x)
+    due = _due(x.layout, to) if case.law == "redistribute.budget" else 0
+    body += ["with CommDebugMode() as traffic:", f"    y = {steps(case, 'to')}"]
+    body += ["if rank not in WANT:", "    return None, None"] if x.layout.mesh.size < case.world else []
+    want = scripts.tensors("WANT", {rank: x.local_of(to, rank) for rank in sorted(x.layout.mesh.ranks)})
+    lines = [*body, f"return (True, WANT[rank]), (traffic.get_total_counts() <= {due}, y.to_local())"]
+    return scripts.script(lines, world=case.world, constants=[*constants, *want])
 
 
 def draw_budget(limits: Limits) -> SearchStrategy[Case]:

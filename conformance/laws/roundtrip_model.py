@@ -200,7 +200,7 @@ WHOLES = (
 LAWS = (
     law_of(
         "model",
-        clause="The state of a model, saved and loaded, makes a model that is sharded otherwise the same model; an incomplete one is refused.",
+        clause="The state of a model, saved and loaded, makes a model sharded otherwise the same model; an incomplete one is refused.",
         source=f"{DOCS}, get_model_state_dict, set_model_state_dict",
         check=check_model,
         holds="mesh=2 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",

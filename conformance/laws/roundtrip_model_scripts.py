@@ -45,7 +45,7 @@ def whole(case: Case, frozen: Sequence[str]) -> Script:
         *_made(trip, trip.save, "+ 1", "m")[-1:],
         f"full = {{{', '.join(f'{name!r}: {name.upper()}' for name in names)}}} if rank == 0 else {{}}",
         "set_model_state_dict(m, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))",
-        f"want = [{', '.join(map(str.upper, names))}, {sorted({*names} - {*frozen})}]",
+        f"want = [{', '.join(map(str.upper, names))}, {sorted({*names} - {*frozen, *_whole_numbers(trip)})}]",
         f"return want + {expected}, [{', '.join(f'whole[{name!r}]' for name in names)}, kept] + {got}",
     ]
     return _stages(trip, [(trip.worlds[0], lines)], ("StateDictOptions", "get_model_state_dict", "set_model_state_dict"))
@@ -91,8 +91,16 @@ def _stages(trip: t.Trip, stages: Sequence[tuple[int, Sequence[str]]], used: Seq
 
 def _made(trip: t.Trip, end: t.End, spoil: str, variable: str) -> list[str]:
     world = trip.worlds[0 if end is trip.save else 1]
-    entries = ", ".join(f"{name!r}: {tensor_text(trip, end, world, name, spoil)}" for name in trip.values)
+    texts = {name: tensor_text(trip, end, world, name, spoil) for name in trip.values}
+    for name in _whole_numbers(trip):
+        texts[name] = f"Parameter({texts[name]}, requires_grad=False)"
+    entries = ", ".join(f"{name!r}: {text}" for name, text in texts.items())
     return [*mesh_lines(end), f"{variable} = ParameterDict({{{entries}}})"]
+
+
+def _whole_numbers(trip: t.Trip) -> list[str]:
+    """The tensors that cannot be trained."""
+    return [name for name, full in trip.values.items() if not full.dtype.is_floating_point]
 
 
 def _held(trip: t.Trip, end: t.End, world: int) -> tuple[str, str]:

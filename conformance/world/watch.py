@@ -53,9 +53,10 @@ def searching(target: Target, *, storage: bool = False, hung: bool = False) -> P
 
 @dataclass
 class Watch:
-    """The clocks of one world, in seconds since a rank last made progress: ``stuck`` counts all that the driver saw, ``quiet`` those since
-    a rank last used the CPU, ``busiest`` the CPU time of the rank that used most."""
+    """The clocks of one world, in seconds since a rank last made progress: ``stuck`` and ``quiet``, which only counts since a rank last used
+    the CPU, go slower on a busy machine; ``passed`` does not. ``busiest`` is the CPU time of the rank that used most."""
 
+    passed: float = 0.0
     stuck: float = 0.0
     quiet: float = 0.0
     busiest: float = 0.0
@@ -68,20 +69,22 @@ class Watch:
         """Take note of where the ranks are; ``progress`` differs once one has moved. False where it is too early to tell."""
         if progress != self._progress:
             self._progress, self._at = progress, now
-            self.stuck = self.quiet = self.busiest = 0.0
+            self.passed = self.stuck = self.quiet = self.busiest = 0.0
             self._used, self._first = {}, {}
             return False
         if now - self._at < LOOK_SECONDS:
             return False
-        step = min(now - self._at, LONGEST_STEP) * share()
+        passed = min(now - self._at, LONGEST_STEP)
+        step = passed * share()
         self._at = now
+        self.passed += passed
         self.stuck += step
         self.quiet = 0.0 if self._working(pids) else self.quiet + step
         return True
 
     def is_busy_for(self, limit: float) -> bool:
-        """Whether ranks have had ``limit`` seconds to make progress, on a machine that may have had other things to do."""
-        return self.stuck >= limit and (self.busiest >= limit / 2 or self.stuck >= 3 * limit)
+        """Whether ranks have had ``limit`` seconds to make progress, and a fair part of them the CPU."""
+        return self.stuck >= limit or (self.passed >= limit and self.busiest >= limit / 4)
 
     def _working(self, pids: Sequence[int]) -> bool:
         """Whether a rank has used the CPU since the last look, or is running or waiting for a disk right now."""

@@ -47,7 +47,13 @@ def test_time_counts_less_on_a_busy_machine(idle_machine: Callable[[float], None
     idle_machine(0.1)
     clock.look(0.0, "here", NOBODY)
     clock.look(0.2, "here", NOBODY)
-    assert clock.quiet == pytest.approx(0.02)
+    assert (clock.quiet, clock.stuck, clock.passed) == pytest.approx((0.02, 0.02, 0.2))
+    assert not clock.is_busy_for(0.1)
+    clock.busiest = 0.05
+    assert clock.is_busy_for(0.1)
+
+
+def test_share_of_this_machine() -> None:
     assert 0 < watch.share() <= 1
 
 

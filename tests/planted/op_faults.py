@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, _nonlinear_redux
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _tensor_ops
@@ -50,17 +49,6 @@ def results_claimed_whole() -> None:
         return found
 
 
-def operands_left_in_place() -> None:
-    """No operand is redistributed before an op that needs it elsewhere."""
-
-    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
-    def fault(true: Any, self: Any, schema: Any) -> Any:
-        found = true(self, schema)
-        if not found.use_val_from_redistribute_schema:
-            found.needs_redistribute = False
-        return found
-
-
 def operands_claimed_whole() -> None:
     """The propagator takes every operand for a replicated one."""
 
@@ -77,17 +65,12 @@ def operands_claimed_whole() -> None:
         return true(self, made)
 
 
-def equal_if_any_rank_is() -> None:
-    """Two tensors count as equal when one rank's parts are."""
+def local_indices_returned() -> None:
+    """The position of a maximum is the one within the rank's own shard."""
 
-    @instead(OpDispatcher, "_dispatch_fast_path_python_tail")
-    def fault(true: Any, *args: Any) -> Any:
-        reduce = dist.all_reduce
-        dist.all_reduce = lambda tensor, op=None, **options: reduce(tensor, op=dist.ReduceOp.MAX, **options)
-        try:
-            return true(*args)
-        finally:
-            dist.all_reduce = reduce
+    @instead(_nonlinear_redux, "_convert_to_global_idxs")
+    def fault(true: Any, local_idx: Any, *where: Any) -> Any:
+        return true(local_idx, *where)[0], local_idx
 
 
 def item_doubled() -> None:
@@ -97,7 +80,7 @@ def item_doubled() -> None:
 
 
 def pending_sums_cast() -> None:
-    """Contributions are cast one by one, and multiplied with each other."""
+    """Contributions are cast to integers one by one."""
 
     @instead(_tensor_ops, "_partial_needs_reduce_for_dtype_cast")
     def fault(true: Any, *args: Any) -> bool:

@@ -1,0 +1,123 @@
+"""The cases of the op chapter, without ranks: what a sweep starts with, that cases read back, shrink, and become scripts."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from conformance.case import Case
+from conformance.features import features_of, known
+from conformance.law import Law, Limits
+from conformance.laws.op import LAWS
+from conformance.laws.op_check import operands, plain_of, program_of
+from conformance.program import Program
+from conformance.report.reproducer import reproducer
+from conformance.search import draw
+from reference.placement import Partial, Shard
+from strategies.op_catalogue import OPS
+from strategies.op_sweep import Sweep
+from strategies.op_table import TableError, read_ops
+from strategies.ops import Op
+
+FORWARD = [law for law in LAWS if law.name == "op.forward"]
+
+
+def drawn(law: Law, count: int = 6) -> list[Case]:
+    cases: list[Case] = []
+    assert law.draw is not None
+    draw(law.draw(Limits()), 1, count, cases.append)
+    return cases
+
+
+def test_there_is_a_law_for_every_op() -> None:
+    assert [law.variant for law in FORWARD] == list(OPS)
+    assert len(FORWARD) >= 250
+
+
+def test_a_sweep_starts_with_every_variant_and_every_placement() -> None:
+    for op in OPS.values():
+        samples = Sweep(op).chosen
+        assert any(sample.mesh.ndim == 2 for sample in samples), op.name
+        met = {op.variants.index(found[0]) for sample in samples if (found := op.find(dict(sample.tensors), sample.steps))}
+        assert met == set(range(len(op.variants))), op.name
+        for arg in op.variants[0].args:
+            placed = {p for sample in samples for name, spec in sample.tensors if name == arg.name for p in spec.placements or ()}
+            shards = {Shard(dim) for dim in range(len(arg.dims))} if not arg.bound else set()
+            assert shards <= placed, (op.name, arg.name)
+            assert arg.dtype or arg.bound or any(isinstance(p, Partial) for p in placed), (op.name, arg.name)
+
+
+def test_sweeps_are_lazy_and_repeatable() -> None:
+    one, other = Sweep(OPS["addmm"]), Sweep(OPS["addmm"])
+    assert len(one) > 50_000
+    spots = [0, 17, len(one.chosen), 4242, len(one) - 1]
+    assert [one[at] for at in spots] == [other[at] for at in spots]
+    assert len({one[at] for at in range(len(one.chosen), len(one.chosen) + 300)}) == 300
+    with pytest.raises(IndexError):
+        one[len(one)]
+
+
+def test_a_smaller_world_has_smaller_meshes() -> None:
+    assert {sample.mesh.size for sample in Sweep(OPS["mm"], world_size=2)[:60]} == {2}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+def test_cases_read_back_and_run_plain(law: Law) -> None:
+    cases = [Case.parse(law.control), *drawn(law, 3)]
+    cases += law.sweep(Limits())[:3] if law.sweep is not None else []
+    for case in cases:
+        assert Case.parse(case.text) == case
+        assert Case.from_json(case.to_json()) == case
+        assert str(program_of(case)) == case.get("steps")
+        assert [feature for feature in features_of(case, law) if not known(feature)] == []
+        if law.name != "op.refuses" and not any(0 in x.spec.shape for x in operands(case).values()):
+            program_of(case).run(plain_of(operands(case)))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+def test_the_control_becomes_a_script(law: Law) -> None:
+    text = reproducer(law, Case.parse(law.control))
+    ast.parse(text)
+    assert "conformance" not in text
+    assert "reference" not in text
+
+
+def test_what_a_sweep_found_shrinks() -> None:
+    law = next(law for law in FORWARD if law.variant == "mm")
+    assert law.narrow is not None
+    case = Case.parse("op.forward[mm] mesh=2x2 a=7x5:S(0),P(sum):float32:small b=5x6:R,S(1):float32:small steps=mm(a,b) seed=2")
+    near: list[Case] = []
+    draw(law.narrow(case), 0, 60, near.append)
+    for smaller in near:
+        assert smaller.mesh().size <= 4
+        assert smaller.seed <= 2
+        assert all(size <= 7 for name in "ab" for size in smaller.tensor(name).shape)
+    assert any(smaller.mesh().ndim == 1 for smaller in near)
+    assert any(smaller.tensor("a").shape != (7, 5) for smaller in near)
+
+
+def test_programs_of_the_sweep_are_canonical() -> None:
+    for op in OPS.values():
+        for variant in op.variants:
+            steps = variant.steps(variant.fits(dict.fromkeys(variant.symbols, 3)))
+            assert str(Program.parse(steps)) == steps
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["mm huge\n    a=m | mm(a)", "    a=m | neg(a)", "mm\n    a=m mm(a)", "mm n>=1\n    a=m | mm(a)", "mm\n    a=m inexact | mm(a)"],
+)
+def test_a_wrong_table_is_refused(table: str) -> None:
+    with pytest.raises(TableError):
+        read_ops(table)
+
+
+def test_a_variant_finds_its_sizes() -> None:
+    op: Op = OPS["unflatten"]
+    variant = op.variants[0]
+    sizes = {"m": 3, "n": 4}
+    specs = {arg.name: variant.spec(arg, sizes, "float32") for arg in variant.args}
+    assert specs["a"].shape == (6, 4)
+    assert variant.match(specs, "unflatten(a,0,(2,3))") == sizes
+    assert variant.match(specs, "unflatten(a,0,(3,2))") is None
