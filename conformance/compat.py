@@ -49,6 +49,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
+    "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),
     "TorchDispatchMode": ("note which overloads run", ("torch.utils._python_dispatch:TorchDispatchMode",)),
     "OpOverload": ("recognise overloads", ("torch._ops:OpOverload",)),
     "functions": ("list the functions of torch", ("torch._C:_VariableFunctions",)),

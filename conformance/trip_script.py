@@ -58,21 +58,11 @@ def round_trip_script(case: Case) -> Script:
     return script(trip, [(trip.worlds[0], save_lines(trip)), (trip.worlds[1], load_lines(trip))])
 
 
-def script(
-    trip: Trip,
-    stages: Iterable[tuple[int, Sequence[str]]],
-    constants: Iterable[str] = (),
-    imports: Iterable[str] = (),
-    *,
-    merge: bool = True,
-) -> Script:
-    """A script of these stages, with the constants and the imports that their lines need.
-
-    ``merge``: stages that follow one another in worlds of one size become one.
-    """
+def script(trip: Trip, stages: Iterable[tuple[int, Sequence[str]]], constants: Iterable[str] = (), imports: Iterable[str] = ()) -> Script:
+    """A script of these stages, with the constants and the imports that their lines need. Stages in worlds of one size become one."""
     merged: list[tuple[int, list[str]]] = []
     for world, lines in stages:
-        if merge and merged and merged[-1][0] == world:
+        if merged and merged[-1][0] == world:
             earlier = merged[-1][1]
             earlier += [line for line in lines if not (line.startswith("mesh = ") and line in earlier)]
         else:

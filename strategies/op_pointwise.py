@@ -260,7 +260,7 @@ FOREACH = read_ops("""
 foreach_add light
     a=m,n b=k | _foreach_add([a,b],2) _foreach_add([a,b],[a,b]) _foreach_add([a,b],[1.0,2.0])
 foreach_sub light
-    a=m,n b=k | _foreach_sub([a,b],2) _foreach_sub([a,b],[b,a])
+    a=m,n b=k | _foreach_sub([a,b],2) _foreach_sub([a,b],[a,b])
 foreach_mul light small
     a=m,n b=k | _foreach_mul([a,b],2) _foreach_mul([a,b],[a,b])
 foreach_div light positive inexact

@@ -94,8 +94,8 @@ chunk
 tensor_split
     a=m,n m>=1 n>=1 | tensor_split(a,2) tensor_split(a,(1,3),-1)
 unbind refuses-any
-    a=3,n           | unbind(a) unbind(a,-2)
     a=m,2           | unbind(a,1) unbind(a,-1)
+    a=3,n           | unbind(a) unbind(a,-2)
 """)
 
 INDEXING = read_ops("""

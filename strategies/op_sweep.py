@@ -39,15 +39,16 @@ def _board(mesh: str, *sizes: int) -> Board:
     return Board(Mesh.parse(mesh), sizes)
 
 
-UNEVEN = _board("2", 5, 3, 7, 3)
-EVEN = _board("2", 4, 6, 2, 4)
-THREE = _board("3", 7, 5, 4, 8)
+UNEVEN = _board("2", 5, 3, 3, 2)
+EVEN = _board("2", 4, 6, 2, 2)
+THREE = _board("3", 7, 5, 4, 2)
 SHORT = _board("3", 2, 4, 1, 5)
 SMALL = _board("2", 1, 3, 2, 1)
-SQUARE = _board("2x2", 5, 6, 3, 7)
-SQUARE_EVEN = _board("2x2", 4, 8, 4, 8)
+SQUARE = _board("2x2", 5, 6, 3, 2)
+SQUARE_EVEN = _board("2x2", 4, 8, 4, 2)
 ZERO = _board("2", 0, 3, 2, 3)
 ZERO_LAST = _board("2", 3, 0, 2, 3)
+PLAINEST = _board("2", 2)
 PERMUTED = _board("2@1,0", 5, 4, 3, 2)
 BOARDS = (UNEVEN, EVEN, THREE, SQUARE, SMALL, SQUARE_EVEN, SHORT, ZERO, PERMUTED, ZERO_LAST)
 ROTATION = (UNEVEN, EVEN, UNEVEN, EVEN, THREE, EVEN, UNEVEN, SQUARE_EVEN, SMALL, EVEN, UNEVEN, SQUARE, EVEN)
@@ -143,6 +144,11 @@ def _placed(variant: Variant, board: Board, *placements: Placement, dtype: str =
         placement = placements[min(j, len(placements) - 1)]
         placed[arg.name] = (placement if placement in single_placements(arg, chosen, ALL_OPS) else Replicate(),) * board.mesh.ndim
     return variant.sample(board.mesh, board.of(variant), placed, chosen)
+
+
+def plainest(op: Op) -> Sample:
+    """The first variant of an op with sizes of 2, sharded on the first dim of every argument."""
+    return _row(op.variants[0], PLAINEST, 0, 0)
 
 
 @lru_cache(maxsize=1024)

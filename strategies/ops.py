@@ -118,7 +118,8 @@ class Variant:
                     sizes.setdefault(name, size // factor)
         if set(sizes) != set(self.symbols):
             return None
-        alike = all(self._could_be(arg, sizes, tensors[arg.name]) for arg in self.args)
+        free = {tensors[arg.name].dtype for arg in self.args if not arg.dtype}
+        alike = len(free) < 2 and all(self._could_be(arg, sizes, tensors[arg.name]) for arg in self.args)
         return sizes if alike and self.steps(sizes) == steps else None
 
 

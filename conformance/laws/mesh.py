@@ -288,7 +288,7 @@ LAWS = (
         source="torch.distributed.device_mesh, DeviceMesh.__eq__ and __hash__",
         check=check_equality,
         script=script_equality,
-        control="mesh.equality mesh=1x2 mesh.b=1x2 names=both",
+        control="mesh.equality mesh=1x2 mesh.b=1x2@1,0 names=both",
         planted="mesh_equal_by_shape",
         draw=draw_equality,
         draws=28,

@@ -15,7 +15,7 @@ from conformance.laws.op_scripts import script_of
 from strategies.op_catalogue import OPS
 from strategies.op_draws import no_larger, op_samples
 from strategies.op_programs import op_histories, op_programs
-from strategies.op_sweep import Sweep
+from strategies.op_sweep import Sweep, plainest
 from strategies.ops import Op, Sample
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _forward(op: Op) -> Law:
         "that its result claims.",
         source=op.source or DTENSOR,
         check=check,
-        control=case_of(law, chosen[0]).text,
+        control=case_of(law, plainest(op)).text,
         planted=planted(op),
         draw=lambda limits: cases_of(law, op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
@@ -137,7 +137,7 @@ HISTORY = Law(
     source=DTENSOR,
     check=_history,
     control="op.history mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
-    planted="cache_ignores_dims",
+    planted="cache_ignores_arguments",
     draw=lambda limits: cases_of("op.history", op_histories(world_size=limits.world_size)),
     draws=120,
     weight=5.0,

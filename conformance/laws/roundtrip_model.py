@@ -226,7 +226,7 @@ LAWS = (
         clause="The state of an optimizer, saved and loaded, is that of an optimizer whose model is sharded otherwise, group by group.",
         source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict",
         check=check_optimizer,
-        holds="mesh=2 x=5x2:S(0):float32:small a=4x3:S(1):float32:small to.x=S(1) to.a=S(0)",
+        holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
         planted="rates_in_reverse",
         texts=OPTIMIZERS,
         sweeps=4,

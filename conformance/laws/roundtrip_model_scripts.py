@@ -19,7 +19,6 @@ def model(case: Case) -> Script:
     first = [
         *_made(trip, trip.save, "", "m"),
         f'dcp.save({{"model": get_model_state_dict(m)}}, storage_writer={writer_text(trip)})',
-        "return None, None",
     ]
     expected, got = _held(trip, trip.load, trip.worlds[1])
     second = [
@@ -61,11 +60,9 @@ def optimizer(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ..
     first = [
         *_made(trip, trip.save, "", "m"),
         adam.replace("RATES", str(want)),
-        "for p in m.values():",
-        "    p.grad = p.detach().clone()",
+        "for p in m.values(): p.grad = p.detach().clone()",
         "opt.step()",
         f'dcp.save({{"optim": get_optimizer_state_dict(m, opt{options})}}, storage_writer={writer_text(trip)})',
-        "return None, None",
     ]
     expected, got = _held(trip, trip.load, trip.worlds[1])
     for name in trip.values:
@@ -84,9 +81,8 @@ def optimizer(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ..
 
 
 def _stages(trip: t.Trip, stages: Sequence[tuple[int, Sequence[str]]], used: Sequence[str], *imports: str) -> Script:
-    return script(
-        trip, stages, imports=[f"from {MODULE} import {', '.join(used)}", "from torch.nn import ParameterDict", *imports], merge=False
-    )
+    parameters = "Parameter, ParameterDict" if _whole_numbers(trip) else "ParameterDict"
+    return script(trip, stages, imports=[f"from {MODULE} import {', '.join(used)}", f"from torch.nn import {parameters}", *imports])
 
 
 def _made(trip: t.Trip, end: t.End, spoil: str, variable: str) -> list[str]:

@@ -124,6 +124,8 @@ def free_port() -> int:
 def environment(target: Target) -> dict[str, str]:
     """What the server, and so every rank, has in its environment: the driver's, the target's, and one thread each."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **dict(target.env)}
+    # a server that has asked the CUDA driver for its devices cannot be forked any more
+    env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         env.setdefault("GLOO_SOCKET_IFNAME", loopback[0])

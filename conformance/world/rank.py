@@ -62,6 +62,10 @@ class Rank:
         self._meshes: dict[Any, Any] = {}
         self._groups: list[tuple[str, Any]] = []
         self._known: list[Any] = []
+        try:
+            self._registry, self._count = compat.name("groups"), compat.name("sequence_number")
+        except ImportError:
+            self._registry = self._count = None
         self._rng = torch.get_rng_state()
         self._threads = threading.active_count()
         self._spoilt = False
@@ -163,19 +167,19 @@ class Rank:
         leave(0)
 
     def _live_groups(self) -> list[tuple[str, Any]]:
-        """The process groups of this rank, in the order in which all its members name them."""
-        world = compat.name("groups")
-        if self._known != (live := list(world.pg_map)):
+        """The process groups of this rank, in the order in which their members name them; the default one where they cannot be listed."""
+        if self._registry is None:
+            return [("default", None)]
+        if self._known != (live := list(self._registry.pg_map)):
             self._known = live
-            named = [(str(world.pg_names[group]), group) for group in world.pg_map]
-            self._groups = sorted(named, key=lambda item: (len(item[0]), item[0]))
-            self._say(protocol.Groups({name: tuple(world.pg_group_ranks[group]) for name, group in self._groups}))
+            self._groups = sorted(((str(group.group_name), group) for group in live), key=lambda item: (len(item[0]), item[0]))
+            self._say(protocol.Groups({name: tuple(dist.get_process_group_ranks(group)) for name, group in self._groups}))
         return self._groups
 
     def _counts(self) -> dict[str, int]:
         """How many collectives each group has run; empty where the backend does not count."""
         try:
-            return {name: group._get_sequence_number_for_group() for name, group in self._live_groups()}
+            return {name: self._count(group) for name, group in self._live_groups()}
         except Exception:
             return {}
 

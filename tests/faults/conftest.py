@@ -47,5 +47,5 @@ class House:
 
 @pytest.fixture(scope="session")
 def house() -> Iterator[House]:
-    with Pool(Target(timeout=4)) as pool:
+    with Pool(Target(timeout=3)) as pool:
         yield House(pool)

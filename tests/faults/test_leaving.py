@@ -19,7 +19,7 @@ from conformance.target import Target
 from conformance.world import Pool, WorldError
 from tests.faults.conftest import LAWS, case
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[2]
 
 

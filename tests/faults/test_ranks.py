@@ -5,7 +5,7 @@ import pytest
 from conformance.verdict import Verdict
 from tests.faults.conftest import House, case
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def outcomes(verdict: Verdict) -> list[str]:

@@ -84,7 +84,8 @@ def test_control_holds(law: Law, plant: Plant) -> None:
 @by_law
 @pytest.mark.planted
 def test_the_planted_fault_is_seen(law: Law, plant: Plant) -> None:
-    healthy = [case for case in first_cases(law) if "@" not in case.text]
+    control, *more = first_cases(law)
+    healthy = [control, *(case for case in more if "@" not in case.text)]  # on tables out of order torch deviates by itself
     said = plant.judge(law, healthy, law.planted)
     assert said[-1] not in ("held", "refused", "rejected", "hang", "crash"), said
 

@@ -12,6 +12,8 @@ from conformance.case import Case
 from conformance.features import features_of, known
 from conformance.law import Law, Limits
 from conformance.laws import laws_of
+from conformance.report.reproducer import reproducer
+from conformance.search import draw
 from conformance.target import Target
 from conformance.trip import read_trip, tensor_names
 from conformance.world import Pool
@@ -65,3 +67,22 @@ def test_every_written_case_is_a_round_trip(law: Law) -> None:
             for name in tensor_names(case):
                 layout = end.layout(name)
                 assert layout is None or layout.shape == end.specs[name].shape
+
+
+@by_law
+def test_the_control_can_be_told_as_a_script(law: Law) -> None:
+    text = reproducer(law, Case.parse(law.control), "wrong-value", "2.13.0")
+    compile(text, law.id, "exec")
+
+
+@by_law
+def test_cases_are_narrowed_to_smaller_ones(law: Law) -> None:
+    assert law.narrow is not None
+    for text in (law.control, *(case.text for case in law.sweep(Limits())[:3])):  # type: ignore[misc]
+        case = Case.parse(text)
+        near: list[Case] = []
+        draw(law.narrow(case), 0, 30, near.append)
+        assert len(set(near)) > 1
+        for smaller in near:
+            assert {*tensor_names(smaller)} <= {*tensor_names(case)}
+            assert read_trip(smaller).worlds == read_trip(case).worlds

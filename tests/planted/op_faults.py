@@ -5,6 +5,7 @@ Every function plants one fault when it is called in a rank process, before the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, _nonlinear_redux
 from torch.distributed.tensor._dispatch import OpDispatcher
-from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._ops import _tensor_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-aten = torch.ops.aten
 
 
 def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -101,11 +100,12 @@ def pending_sums_kept() -> None:
         return found
 
 
-def cache_ignores_dims() -> None:
-    """The dim of a reduction is no part of the key under which its propagation is remembered."""
+def cache_ignores_arguments() -> None:
+    """Dims, sizes and other numbers are no part of the key under which a propagation is remembered."""
     propagator = DTensor._op_dispatcher.sharding_propagator
-    for op in (aten.sum.dim_IntList, aten.amax.default, aten.linalg_vector_norm.default, aten.var.correction):
-        propagator.op_to_schema_info[op] = RuntimeSchemaInfo()
+    for infos in (propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy):
+        for op, info in infos.items():
+            infos[op] = dataclasses.replace(info, static_argnum=100)
 
 
 def plain_operand_accepted() -> None:
