@@ -276,7 +276,8 @@ class Run:
 
     def exit_code(self) -> int:
         """2 when no case was judged, 1 for a new finding (or, with ``--strict``, a stale expectation), else 0."""
-        if any(found.status == "new" for found in self.findings):
+        advisory = {law.id for law in self.laws if law.tier == "advisory"}
+        if any(found.status == "new" and found.law not in advisory for found in self.findings):
             return 1
         if not self.judged:
             return 2

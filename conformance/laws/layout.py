@@ -314,6 +314,7 @@ LAWS = (
         script=script_kept,
         control="layout.input-kept mesh=2 x=5x6:S(1)",
         planted="scatter_zeroes_input",
+        features=lambda case: {"replicated"} if set(case.get("x").split(":")[1].split(",")) == {"R"} else set(),
         draw=draw_kept,
         draws=30,
         needs=("broadcast", "scatter"),

@@ -35,11 +35,14 @@ UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": 
 
 # what a planted fault must break to be seen: most ops' results; the operands of those whose results stay where they are
 PLANTED = {"argmax": "local_indices_returned", "argmin": "local_indices_returned", "item": "item_doubled", "to": "pending_sums_cast"}
+CONVOLUTIONS = ("nn.functional.conv1d", "nn.functional.conv2d")
 REPLICATING = ("diagonal", "tril", "triu", "diag", "diag_embed", "rot90")
 
 
 def planted(op: Op) -> str:
     """The fault in ``tests/planted`` that the law of ``op`` must catch."""
+    if op.name in CONVOLUTIONS:
+        return "convolutions_shifted"
     followed = op.name in REPLICATING or "in-place" in op.name
     return PLANTED.get(op.name) or ("operands_claimed_whole" if followed else "results_claimed_whole")
 

@@ -315,7 +315,7 @@ ASYNC = (
     "mesh=2 x=5:S(0) a=4:- async=stager state={x:x,d:{a:a,l:[a,2]},n:[1]}",
     "mesh=2 x=5:S(0) a=4:R:bool async=cached state={x:x,a:a,n:1}",
     "mesh=3 mesh.load=1 x=5x2:S(1):float64 a=3x2:-:float32:distinct:transposed async=stager",
-    "mesh=2x2 mesh.load=2 x=5x2:S(0),R a=():R,R async=writer threads=2 to.x=S(0) to.a=R",
+    "mesh=2 x=():R a=4:S(0) async=writer threads=2",
 )
 
 

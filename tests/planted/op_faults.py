@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, _nonlinear_redux
+from torch.distributed.tensor import DTensor, Partial, Replicate, _nonlinear_redux, _tp_conv
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._ops import _tensor_ops
@@ -70,6 +70,12 @@ def local_indices_returned() -> None:
     @instead(_nonlinear_redux, "_convert_to_global_idxs")
     def fault(true: Any, local_idx: Any, *where: Any) -> Any:
         return true(local_idx, *where)[0], local_idx
+
+
+def convolutions_shifted() -> None:
+    @instead(_tp_conv, "tp_convolution")
+    def fault(true: Any, *args: Any) -> Any:
+        return true(*args) + 1
 
 
 def item_doubled() -> None:

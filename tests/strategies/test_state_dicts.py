@@ -24,10 +24,8 @@ def test_it_shrinks_to_the_tensors_alone():
     assert find(state_dicts(("x", "y")), lambda state: True, settings=QUICK) == {"x": Slot("x"), "y": Slot("y")}
 
 
-@pytest.mark.parametrize("wanted", ["{}", "[]", "()", "None", "set" + "()", 'b"ab"', "1j", '"a.b":', "(1,2)"])
+@pytest.mark.parametrize("wanted", ["{}", "[]", "()", "None", "{1,2}", 'b"ab"', "1j", "a.b:", "(1,2)"])
 def test_it_reaches(wanted):
-    if wanted == "set()":
-        wanted = "{1,2}"
     found = find(state_dicts(), lambda state: wanted in format_state(state), settings=QUICK)
     assert wanted in format_state(found)
 
