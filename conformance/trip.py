@@ -206,20 +206,20 @@ def destination(trip: Trip, here: Here) -> State:
     return build(end, lambda name: placed(here, end, name, trip.due(end, name), poison))
 
 
-def save(trip: Trip, here: Here, state: State | None = None, *, folder: str | None = None, planner: Any = None, **options: Any) -> Any:
-    """Save ``state`` (default: the source of the trip) as the case asks; returns the metadata."""
+def save(trip: Trip, here: Here, state: State | None = None, *, folder: str = "", planner: Any = None, **how: Any) -> Any:
+    """Save ``state`` (default: the source of the trip) as the case asks; returns the metadata. ``how`` goes to torch's ``save``."""
     state = source(trip, here) if state is None else state
     if planner is None and trip.planner:
         planner = dcp.DefaultSavePlanner(**trip.planner)
-    writer = storage.writer(here.target, folder or here.folder(), **{**trip.writer, **options})
+    writer = storage.writer(here.target, folder or here.folder(), **trip.writer)
     with told_plainly():
-        return dcp.save(state, storage_writer=writer, planner=planner)
+        return dcp.save(state, storage_writer=writer, planner=planner, **how)
 
 
-def load(here: Here, state: State, *, folder: str | None = None, planner: Any = None) -> State:
-    """Load into ``state`` and return it."""
+def load(here: Here, state: State, *, folder: str = "", planner: Any = None, **how: Any) -> State:
+    """Load into ``state`` and return it. ``how`` goes to torch's ``load``."""
     with told_plainly():
-        dcp.load(state, storage_reader=storage.reader(here.target, folder or here.folder()), planner=planner)
+        dcp.load(state, storage_reader=storage.reader(here.target, folder or here.folder()), planner=planner, **how)
     return state
 
 

@@ -59,10 +59,13 @@ def round_trip_script(case: Case) -> Script:
 
 
 def script(trip: Trip, stages: Iterable[tuple[int, Sequence[str]]], constants: Iterable[str] = (), imports: Iterable[str] = ()) -> Script:
-    """A script of these stages, with the constants and the imports that their lines need. Stages in worlds of one size become one."""
+    """A script of these stages, with the constants and the imports that their lines need.
+
+    A stage that returns nothing and the next one, in a world of the same size, become one.
+    """
     merged: list[tuple[int, list[str]]] = []
     for world, lines in stages:
-        if merged and merged[-1][0] == world:
+        if merged and merged[-1][0] == world and not any("return " in line for line in merged[-1][1]):
             earlier = merged[-1][1]
             earlier += [line for line in lines if not (line.startswith("mesh = ") and line in earlier)]
         else:
@@ -81,25 +84,24 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-def save_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "") -> list[str]:
-    """The statements that save one end (default: the save)."""
+def save_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "", how: str = "") -> list[str]:
+    """The statements that save one end (default: the save); ``how`` are further arguments of the call."""
     end = end or trip.save
     planner = planner or (f"dcp.DefaultSavePlanner({_options(trip.planner)})" if trip.planner else "")
     chosen = f", planner={planner}" if planner else ""
     lines = [*mesh_lines(end), f"state = {state_text(trip, end, trip.worlds[0])}"]
-    return [*lines, f"dcp.save(state, storage_writer={writer_text(trip, folder)}{chosen})"]
+    return [*lines, f"dcp.save(state, storage_writer={writer_text(trip, folder)}{chosen}{how})"]
 
 
-def load_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "", spoil: str = "+ 1") -> list[str]:
+def load_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", spoil: str = "+ 1", how: str = "") -> list[str]:
     """The statements that load into one end (default: the load) and compare every leaf with what was saved."""
     end = end or trip.load
-    chosen = f", planner={planner}" if planner else ""
     state = state_text(trip, replace(end, state=spoiled(end.state)), trip.worlds[1], spoil=spoil)
     expected, got = compared(trip, end, end.state, trip.worlds[1])
     return [
         *mesh_lines(end),
         f"state = {state}",
-        f"dcp.load(state, storage_reader=dcp.FileSystemReader({folder}){chosen})",
+        f"dcp.load(state, storage_reader=dcp.FileSystemReader({folder}){how})",
         f"return {expected}, {got}",
     ]
 

@@ -38,7 +38,7 @@ def op_samples(op: Op, *, world_size: int = 4, dtypes: Sequence[str] | None = No
     Raises ``InvalidArgument`` where no mesh fits into ``world_size`` ranks.
     """
     check_count("world_size", world_size, 1)
-    meshes = [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size]
+    meshes = [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size and not (op.flat and mesh.ndim > 1)]
     if not meshes:
         raise InvalidArgument(f"world_size={world_size}: no mesh fits, want 2 or more")
     sizes = [size for size in SIZES if size or op.zeros]

@@ -254,10 +254,10 @@ linalg.cross light small
     a=3,n b=3,n       | linalg.cross(a,b,dim=0)
 fft.rfft inexact light small refuses-any
     a=m,2*n m>=1 n>=1 | fft.irfft(fft.rfft(a)) fft.irfft(square(fft.rfft(a)))
-nn.functional.conv1d small light refuses-any
+nn.functional.conv1d small light flat refuses-any
     a=p,m,n:::B w=k,m,3:::R b=k:::R n>=3 m>=1 k>=1 p>=3 | nn.functional.conv1d(a,w,b) nn.functional.conv1d(a,w,b,padding=1)
     a=p,m,n:::B w=k,m,3:::R n>=3 m>=1 k>=1 p>=3         | nn.functional.conv1d(a,w,stride=2)
-nn.functional.conv2d small light refuses-any
+nn.functional.conv2d small light flat refuses-any
     a=p,m,n,n:::B w=k,m,2,2:::R b=k:::R n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b) nn.functional.conv2d(a,w,b,padding=1)
 nn.functional.avg_pool1d inexact refuses-any
     a=p,m,n n>=2 m>=3 p>=3 | nn.functional.avg_pool1d(a,2)

@@ -126,8 +126,8 @@ index_put small
     a=m,n i=k:int64:index{m} s=n m>=1   | index_put(a,(i,),s)
     a=m,n i=k:int64:index{m} j=k:int64:index{n} s=() m>=1 n>=1 distinct | index_put(a,(i,j),s)
 index_put.in-place small refuses-any
+    a=m,n i=k:int64:index{n}:R s=() n>=1 distinct | setitem(a,(slice(None),i),s)
     a=m,n i=k:int64:index{m} s=k,n m>=1 | a.index_put_((i,),s,True)
-    a=m,n i=k:int64:index{n} s=() n>=1 distinct | setitem(a,(slice(None),i),s)
 setitem no-zeros refuses-any
     a=m,n b=m,n           | setitem(a,slice(None),b) setitem(a,...,b)
     a=m,n i=k:int64:index{n} s=() n>=1 | setitem(a,(slice(None),i),s)

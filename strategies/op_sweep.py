@@ -59,8 +59,11 @@ class Sweep(Sequence[Sample]):
 
     def __init__(self, op: Op, world_size: int = 4) -> None:
         self.op = op
-        self.boards = tuple(board for board in BOARDS if max(board.mesh.ranks) < world_size and (op.zeros or 0 not in board.sizes))
-        self.chosen = tuple(sample for sample in _chosen(op) if max(sample.mesh.ranks) < world_size)
+        self.boards = tuple(board for board in BOARDS if self._fits(board.mesh, world_size) and (op.zeros or 0 not in board.sizes))
+        self.chosen = tuple(sample for sample in _chosen(op) if self._fits(sample.mesh, world_size))
+
+    def _fits(self, mesh: Mesh, world_size: int) -> bool:
+        return max(mesh.ranks) < world_size and not (self.op.flat and mesh.ndim > 1)
 
     def __len__(self) -> int:
         return len(self.chosen) + self._total

@@ -134,7 +134,7 @@ class Op:
 
     ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
     being tried in pairs. ``light``: one of many ops of a kind, for which a few samples are enough. ``zeros``: it is tried on tensors
-    without elements. ``refuses``: when torch may refuse it, other than for a zero-size or strided tensor: ``never``; with ``pending``
+    without elements. ``flat``: only on meshes of one dim. ``refuses``: when torch may refuse it, other than for a zero-size or strided tensor: ``never``; with ``pending``
     reductions, as an in-place op may whose result would have to be placed otherwise; or in ``any`` layout, where it documents or
     registers nothing.
     """
@@ -145,6 +145,7 @@ class Op:
     pairs: bool = False
     light: bool = False
     zeros: bool = True
+    flat: bool = False
     refuses: Refuses = "never"
     source: str = ""
 

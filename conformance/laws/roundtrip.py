@@ -18,7 +18,7 @@ from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Limits
-from conformance.laws import roundtrip_model, roundtrip_scripts, roundtrip_shards, roundtrip_state, roundtrip_store
+from conformance.laws import roundtrip_model, roundtrip_scripts, roundtrip_shards, roundtrip_state, roundtrip_store, roundtrip_ways
 from conformance.laws.roundtrip_cases import law_of, trips
 from reference.checkpoint.state_dict import slots
 
@@ -151,7 +151,7 @@ LAWS = (
         texts=LAYOUTS,
         sweeps=8,
         draw=lambda limits: trips("roundtrip.dtensor", limits, plain=False),
-        draws=14,
+        draws=24,
         weight=3.0,
         stages=t.worlds,
     ),
@@ -163,6 +163,8 @@ LAWS = (
         planted="plain_tensor_offset_one",
         texts=PLAIN,
         sweeps=4,
+        draw=lambda limits: trips("roundtrip.plain", limits),
+        draws=6,
         stages=t.worlds,
     ),
     law_of(
@@ -198,7 +200,7 @@ LAWS = (
         texts=VIEWS,
         sweeps=4,
         draw=_view_draws,
-        draws=4,
+        draws=6,
         stages=t.worlds,
     ),
     law_of(
@@ -217,4 +219,5 @@ LAWS = (
     *roundtrip_model.LAWS,
     *roundtrip_state.LAWS,
     *roundtrip_store.LAWS,
+    *roundtrip_ways.LAWS,
 )

@@ -229,7 +229,7 @@ LAWS = (
         texts=KINDS,
         sweeps=9,
         draw=lambda limits: _state_draws("roundtrip.kinds", limits),
-        draws=6,
+        draws=10,
         weight=2.0,
         stages=t.worlds,
     ),

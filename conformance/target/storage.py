@@ -98,6 +98,22 @@ def _place(found: Storage, folder: str | os.PathLike[str]) -> str | os.PathLike[
     return str(path).replace("{run}", name) if "{run}" in str(path) else f"{path}/{name}"
 
 
+def convert(target: Target, folder: str | os.PathLike[str], file: str | os.PathLike[str], *, back: bool = False) -> bool:
+    """Turn the checkpoint in ``folder`` into one file of ``torch.save``, or such a file into a checkpoint when ``back``.
+
+    Returns whether torch can do so for this storage: it can for folders of files.
+    """
+    if not storage(target).files:
+        return False
+    from torch.distributed.checkpoint import format_utils
+
+    if back:
+        format_utils.torch_save_to_dcp(file, folder)
+    else:
+        format_utils.dcp_to_torch_save(folder, file)
+    return True
+
+
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -53,8 +53,8 @@ def searching(target: Target, *, storage: bool = False, hung: bool = False) -> P
 
 @dataclass
 class Watch:
-    """The clocks of one world, in seconds since a rank last made progress: ``stuck``, and ``quiet``, which counts since a rank last used the
-    CPU, go slower on a busy machine; ``passed`` does not. ``busiest`` is the CPU time of the rank that used most."""
+    """The clocks of one world, in seconds since a rank last made progress: ``stuck``, and ``quiet``, which counts since a rank last used
+    the CPU, go slower on a busy machine; ``passed`` does not. ``busiest`` is the CPU time of the rank that used most."""
 
     passed: float = 0.0
     stuck: float = 0.0

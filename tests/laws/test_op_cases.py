@@ -38,7 +38,7 @@ def test_there_is_a_law_for_every_op() -> None:
 def test_a_sweep_starts_with_every_variant_and_every_placement() -> None:
     for op in OPS.values():
         samples = Sweep(op).chosen
-        assert any(sample.mesh.ndim == 2 for sample in samples), op.name
+        assert any(sample.mesh.ndim == 2 for sample in samples) or op.flat, op.name
         found = [op.find(dict(sample.tensors), sample.steps) for sample in samples]
         met = {(variant.call, variant.fill) for variant, _ in filter(None, found)}
         assert met == {(variant.call, variant.fill) for variant in op.variants}, op.name

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import (
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint import (
     staging,
     state_dict,
     state_dict_loader,
+    utils,
 )
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.tensor import DTensor, Shard
@@ -333,6 +335,33 @@ def rates_in_reverse() -> None:
             group["lr"] = rate
 
     state_dict._init_optim_state = fault
+
+
+def coordinator_of_the_world() -> None:
+    """What is planned comes from the last rank of the world, whoever leads."""
+    true = utils._DistWrapper.__init__
+
+    def fault(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+        true(self, group, use_dist, coordinator_rank)
+        if use_dist:
+            self.global_coordinator_rank = min(2, dist.get_world_size() - 1)
+
+    utils._DistWrapper.__init__ = fault
+
+
+def metadata_of_rank_zero() -> None:
+    """A rank that saved for itself reads the metadata of rank 0."""
+    true = dcp.FileSystemReader.read_metadata
+
+    def fault(self: Any, *args: Any, **options: Any) -> Any:
+        return true(self, **dict.fromkeys(options, 0))
+
+    dcp.FileSystemReader.read_metadata = fault
+
+
+def tree_flattened_for_good() -> None:
+    """A tree that is rebuilt from its metadata keeps its leaves at the top."""
+    default_planner.set_element = lambda root, path, value: root.__setitem__(".".join(map(str, path)), value)
 
 
 def planted() -> None:
