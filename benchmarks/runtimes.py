@@ -70,8 +70,11 @@ def smoke() -> None:
         told = run("conformance", "run", "--profile", "smoke", "--report", folder)
         report = json.loads((Path(folder) / "report.json").read_text())
     distinct = report["totals"]["distinct"]
-    print(f"smoke run, largest world 4 ranks: {distinct} distinct cases in {report['seconds']:.1f} s = {distinct / report['seconds']:.1f} a second, "
-          f"{distinct / told['cpu']:.1f} a CPU-second (start-up and shrinking included)")  # fmt: skip
+    rate, cpu_rate = distinct / report["seconds"], distinct / told["cpu"]
+    print(
+        f"smoke run, largest world 4 ranks: {distinct} distinct cases in {report['seconds']:.1f} s = {rate:.1f} a second, {cpu_rate:.1f} a CPU-second"
+    )
+    print("(start-up and shrinking included)")
 
 
 def main() -> int:

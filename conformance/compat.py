@@ -43,9 +43,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "local_shape_and_offset": (
         "ask for the local shape and offset",
-        (
-            "torch.distributed.tensor._utils:compute_local_shape_and_global_offset",
-        ),
+        ("torch.distributed.tensor._utils:compute_local_shape_and_global_offset",),
     ),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),

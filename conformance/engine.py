@@ -344,7 +344,13 @@ def run(request: RunRequest) -> int:
                     config.stash[RUN] = live
 
             arguments = ["-c", str(INI), "--rootdir", str(INI.parent), "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
-            arguments += ["-p", "conformance.plugin", *(["-x"] if request.exitfirst else []), str(INI.parent / "laws"), *map(str, law_files())]
+            arguments += [
+                "-p",
+                "conformance.plugin",
+                *(["-x"] if request.exitfirst else []),
+                str(INI.parent / "laws"),
+                *map(str, law_files()),
+            ]
             with _own_pytest():
                 status = pytest.main(arguments, plugins=[Here()])
             if status == pytest.ExitCode.INTERRUPTED:

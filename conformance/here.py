@@ -23,8 +23,8 @@ from reference import simulate
 from reference.layout import Layout, LayoutError
 from reference.mesh import Coord, Mesh
 from reference.notation import format_shape
-from reference.placement import Partial as RefPartial
 from reference.placement import MaskPartial as RefMask
+from reference.placement import Partial as RefPartial
 from reference.placement import Placement, Placements, format_placements
 from reference.placement import Replicate as RefReplicate
 from reference.placement import Shard as RefShard
@@ -148,7 +148,14 @@ class Here:
         return False
 
     def same_dtensor(
-        self, got: Any, want: torch.Tensor, check: str, *, exact: bool = True, mesh: Mesh | None = None, placements: Placements | None = None
+        self,
+        got: Any,
+        want: torch.Tensor,
+        check: str,
+        *,
+        exact: bool = True,
+        mesh: Mesh | None = None,
+        placements: Placements | None = None,
     ) -> bool:
         """Judge a DTensor by its own claims: its global shape and dtype are those of ``want``, its placements (``placements``,
         where the law knows them) are true of what this rank holds. Contributions are deposited for the driver.
@@ -183,14 +190,16 @@ class Here:
             return self.same(local, simulate.take(want, layout, coord), check, exact=exact, what=what)
         due = layout.local_shape(coord)
         if tuple(local.shape) != due:
-            return self.require(False, "wrong-layout", check, f"{what} has shape {format_shape(tuple(local.shape))}, must have {format_shape(due)}",
-                                due, local)  # fmt: skip
+            message = f"{what} has shape {format_shape(tuple(local.shape))}, must have {format_shape(due)}"
+            return self.require(False, "wrong-layout", check, message, due, local)
         full = want if self.rank == min(live.ranks) else None
         kept = local.cpu().clone()  # a result that is still on its way arrives, and later writes do not reach it
         self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), kept, full, exact))
         return True
 
-    def refused(self, attempt: Callable[[], object], check: str, message: str, *, errors: tuple[type[BaseException], ...] = (Exception,)) -> bool:
+    def refused(
+        self, attempt: Callable[[], object], check: str, message: str, *, errors: tuple[type[BaseException], ...] = (Exception,)
+    ) -> bool:
         """Whether ``attempt`` raises one of ``errors``, as it must; records ``wrong-error`` when it does not."""
         try:
             got = attempt()
@@ -199,7 +208,9 @@ class Here:
             return self.require(bool(text.strip()), "wrong-error", check, f"{message}: refused by {type(error).__name__} without a word")
         except Exception as error:
             names = " or ".join(kind.__name__ for kind in errors)
-            return self.require(False, "wrong-error", check, f"{message}: must be refused by {names}, raised {type(error).__name__}: {error}")
+            return self.require(
+                False, "wrong-error", check, f"{message}: must be refused by {names}, raised {type(error).__name__}: {error}"
+            )
         return self.require(False, "wrong-error", check, f"{message}: must be refused, was accepted", "an error", repr(got)[:200])
 
     @contextmanager
@@ -216,7 +227,9 @@ class Here:
     def answer(self, raised: Raised | None = None, rejected: str = "") -> Answer:
         """All that was recorded, as this rank's answer."""
         outcome: Outcome = "rejected" if rejected else "raised" if raised else "deviates" if self._deviations else "held"
-        return Answer(self.rank, outcome, tuple(self._deviations), raised, tuple(self._deposits), tuple(sorted(self._features)), reason=rejected)
+        return Answer(
+            self.rank, outcome, tuple(self._deviations), raised, tuple(self._deposits), tuple(sorted(self._features)), reason=rejected
+        )
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, float] | None) -> bool:

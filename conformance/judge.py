@@ -18,7 +18,19 @@ from reference.simulate import assemble_replicas
 
 # An error is a refusal when it says, in the words of the field, what is not possible.
 REFUSAL_CLASSES = ("NotImplementedError", "RuntimeError", "ValueError", "TypeError", "AssertionError", "IndexError")
-REFUSAL_WORDS = ("shard", "placement", "dtensor", "partial", "redistribut", "mesh", "strateg", "replicat", "uneven", "not supported", "not implemented")
+REFUSAL_WORDS = (
+    "shard",
+    "placement",
+    "dtensor",
+    "partial",
+    "redistribut",
+    "mesh",
+    "strateg",
+    "replicat",
+    "uneven",
+    "not supported",
+    "not implemented",
+)
 
 
 def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Verdict:
@@ -70,13 +82,15 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
 
 def is_refusal(error: str, text: str) -> bool:
     """Whether an exception says that sharding this is not possible, instead of stumbling over it."""
-    return error == "NotImplementedError" or error in REFUSAL_CLASSES and any(word in text.lower() for word in REFUSAL_WORDS)
+    return error == "NotImplementedError" or (error in REFUSAL_CLASSES and any(word in text.lower() for word in REFUSAL_WORDS))
 
 
 def _outcome(answer: Answer) -> str:
     if answer.raised is not None:
         return f"raised {answer.raised.error}: {answer.raised.text.strip().splitlines()[0] if answer.raised.text.strip() else '(no text)'}"
-    return {"held": "answered", "deviates": "answered", "rejected": "rejected the case", "silent": "waited"}.get(answer.outcome, answer.outcome)
+    return {"held": "answered", "deviates": "answered", "rejected": "rejected the case", "silent": "waited"}.get(
+        answer.outcome, answer.outcome
+    )
 
 
 def _error(answer: Answer) -> str:
@@ -113,7 +127,11 @@ def _told(answers: Sequence[Answer], found: Deviation) -> list[Answer]:
     from dataclasses import replace
 
     return [
-        replace(answer, outcome="deviates", deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {show(answer.deposits[0].local)}"),))
+        replace(
+            answer,
+            outcome="deviates",
+            deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {show(answer.deposits[0].local)}"),),
+        )
         if answer.deposits
         else answer
         for answer in answers

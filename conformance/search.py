@@ -224,5 +224,3 @@ def _first(
         if len(candidate) < len(kept) and shows(candidate):
             return candidate
     return None
-
-

@@ -100,7 +100,7 @@ def _exact(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, per
 
 
 @cache
-def _shapes(  # noqa: PLR0917
+def _shapes(
     world_size: int, min_dims: int, max_dims: int, min_size: int, unit_dims: bool, sizes: tuple[int, ...] | None
 ) -> dict[int, list[Shape]]:
     """By number of dims, every mesh shape that the options allow, the plainest first, repeated by its weight."""

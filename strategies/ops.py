@@ -122,7 +122,6 @@ class Variant:
         alike = len(free) < 2 and all(self._could_be(arg, sizes, tensors[arg.name]) for arg in self.args)
         return sizes if alike and self.steps(sizes) == steps else None
 
-
     def _could_be(self, arg: Arg, sizes: Mapping[str, int], spec: TensorSpec) -> bool:
         due = self.spec(arg, sizes, spec.dtype)
         return (due.shape, due.dtype, due.fill) == (spec.shape, spec.dtype, spec.fill)
@@ -134,7 +133,8 @@ class Op:
 
     ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
     being tried in pairs. ``light``: one of many ops of a kind, for which a few samples are enough. ``zeros``: it is tried on tensors
-    without elements. ``flat``: only on meshes of one dim. ``refuses``: when torch may refuse it, other than for a zero-size or strided tensor: ``never``; with ``pending``
+    without elements. ``flat``: only on meshes of one dim. ``refuses``: when torch may refuse it, other than for a zero-size or strided
+    tensor: ``never``; with ``pending``
     reductions, as an in-place op may whose result would have to be placed otherwise; or in ``any`` layout, where it documents or
     registers nothing.
     """

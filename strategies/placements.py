@@ -46,7 +46,7 @@ def placements(
 
 
 @cache
-def _placements(  # noqa: PLR0917
+def _placements(
     mesh_ndim: int, ndim: int, kinds: tuple[str, ...], ops: tuple[str, ...], factors: tuple[int, ...], negative: bool
 ) -> SearchStrategy[Placements]:
     first = options(ndim, kinds, ops, factors, negative)
@@ -76,7 +76,7 @@ FAVOUR = 0.7
 
 
 @cache
-def options(  # noqa: PLR0917
+def options(
     ndim: int,
     kinds: tuple[str, ...],
     ops: tuple[str, ...],

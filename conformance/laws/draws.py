@@ -54,7 +54,7 @@ def out_of_order(law: str, placements: str, **fields: Any) -> Callable[[Limits],
         for mesh in map(Mesh.parse, ("2@1,0", "3@2,0,1", "1x2@1,0")):
             rest = "R," * (mesh.ndim - 1)
             more = {name: f"{rest}{value}" if name in ("to", "via", "declared") else value for name, value in fields.items()}
-            cases.append(Case.of(law, mesh=mesh, x=f"4x3:{rest}{placements}", **more))
+            cases.append(Case.of(law, mesh=mesh, x=f"4x3:{rest}{placements}", after=(), **more))
         return [case for case in cases if case.world <= limits.world_size]
 
     return sweep

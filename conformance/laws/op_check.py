@@ -202,7 +202,7 @@ def registered_everywhere(setting: Setting) -> bool:
 
 
 def without_pending(setting: Setting) -> bool:
-    """As :func:`registered_everywhere`, no reduction is pending, no shard is empty, and no dim of size 1 may be taken for one to broadcast."""
+    """As :func:`registered_everywhere`, no reduction is pending, no shard is empty, and no dim has size 1, which may pass for broadcasting."""
     aside = any(x.layout.has_partial() or x.layout.empty_coords() or 1 in x.spec.shape for x in setting.given.values())
     return registered_everywhere(setting) and not aside
 

@@ -53,7 +53,7 @@ def test_every_private_name_is_where_the_installed_torch_keeps_it(key: str) -> N
 
 
 def test_a_private_name_that_is_gone_is_named() -> None:
-    with pytest.raises(compat.TorchMovedError, match="torch .* has none of torch:nothing_of_the_kind: needed to test this"):
+    with pytest.raises(compat.TorchMovedError, match=r"torch .* has none of torch:nothing_of_the_kind: needed to test this"):
         compat.private("test this", "torch:nothing_of_the_kind")
 
 

@@ -14,7 +14,9 @@ from conformance.verdict import Verdict
 
 
 def cases(limits: Limits) -> st.SearchStrategy[Case]:
-    return st.builds(lambda n, m, flag: Case.of("test.sum", shape=f"{n}x{m}", flag=flag), st.integers(0, 30), st.integers(0, 30), st.booleans())
+    return st.builds(
+        lambda n, m, flag: Case.of("test.sum", shape=f"{n}x{m}", flag=flag), st.integers(0, 30), st.integers(0, 30), st.booleans()
+    )
 
 
 LAW = Law(
@@ -102,7 +104,7 @@ def test_shrinking_reaches_a_world_only_with_candidates_it_has_not_judged() -> N
 
 def test_a_new_fault_does_not_shrink_into_a_known_one() -> None:
     pool = PoolOfOne(lambda case: "large" if case.shape()[0] > 3 else "")
-    plan, memory, new = first_pass(pool)
+    plan, memory, _new = first_pass(pool)
     known = lambda verdict: verdict.case.get("flag") == "False"  # noqa: E731
     first = next(v for v in memory.values() if v.status == "deviates" and not known(v))
     found = Confirmer(plan, pool, memory, 10.0, known).confirm(first, drawn=True)  # type: ignore[arg-type]
@@ -178,7 +180,9 @@ def test_the_seed_of_a_law_depends_on_its_id_and_the_run_alone() -> None:
 
 
 def test_a_case_that_needs_more_ranks_than_allowed_is_left_out() -> None:
-    law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", mesh="2x4", shape="1x1"), Case.of("test.sum", shape="2x2")], sweeps=2, draw=None)
+    law = replace(
+        LAW, sweep=lambda limits: [Case.of("test.sum", mesh="2x4", shape="1x1"), Case.of("test.sum", shape="2x2")], sweeps=2, draw=None
+    )
     found: list[Case] = []
     Plan.of(law, Limits(world_size=4), 1, "smoke").feed(lambda case, _: found.append(case))
     assert [case.get("shape") for case in found] == ["2x2"]
