@@ -50,8 +50,11 @@ def plain_of(given: Mapping[str, Given]) -> dict[str, torch.Tensor]:
 
 
 def is_exact(given: Mapping[str, Given]) -> bool:
-    """Whether the dtypes hold small integers and their sums exactly."""
-    return all(x.spec.torch_dtype in EXACT_DTYPES or not x.spec.torch_dtype.is_floating_point for x in given.values())
+    """Whether small integers and their sums stay exact: by the dtypes, and because a share of a value, which an operand may have
+    to be split into, is exact where every mesh dim is a power of two."""
+    dtypes = {x.spec.torch_dtype for x in given.values()}
+    halves = all(size & (size - 1) == 0 for x in given.values() for size in x.layout.mesh.shape)
+    return halves and all(dtype in EXACT_DTYPES or not dtype.is_floating_point for dtype in dtypes)
 
 
 def sharded(x: Given, here: Here) -> torch.Tensor:
@@ -202,7 +205,7 @@ def registered_everywhere(setting: Setting) -> bool:
 
 
 def without_pending(setting: Setting) -> bool:
-    """As :func:`registered_everywhere`, no reduction is pending, no shard is empty, and no dim has size 1, which may pass for broadcasting."""
+    """As :func:`registered_everywhere`, no reduction is pending, no shard is empty, and no dim of size 1 may pass for broadcasting."""
     aside = any(x.layout.has_partial() or x.layout.empty_coords() or 1 in x.spec.shape for x in setting.given.values())
     return registered_everywhere(setting) and not aside
 
