@@ -71,10 +71,8 @@ def smoke() -> None:
         report = json.loads((Path(folder) / "report.json").read_text())
     distinct = report["totals"]["distinct"]
     rate, cpu_rate = distinct / report["seconds"], distinct / told["cpu"]
-    print(
     print(f"smoke run, largest world 4 ranks: {distinct} distinct cases in {report['seconds']:.1f} s")
     print(f"{rate:.1f} a second, {cpu_rate:.1f} a CPU-second")
-    )
     print("(start-up and shrinking included)")
 
 

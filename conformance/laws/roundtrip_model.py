@@ -98,6 +98,11 @@ def check_whole(case: Case, here: Here) -> None:
         for name, path in names.items():
             if here.coord(trip.save.mesh) is not None:
                 t.judge_tensor(here, whole[path], trip.values[name], None, place=path, check="whole")
+    offloaded = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    due = {*names.values()} if here.rank == 0 else set()
+    here.require(
+        {*offloaded} == due, "wrong-metadata", "offloaded", "a whole state that is offloaded belongs to rank 0 alone", due, {*offloaded}
+    )
     kept = {*get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))}
     thawed = {path for name, path in names.items() if name not in frozen}
     here.require(kept == thawed, "wrong-metadata", "frozen", "without frozen parameters other names are left than must", thawed, kept)
@@ -143,6 +148,27 @@ def check_optimizer(case: Case, here: Here) -> None:
         here.refused(lambda: set_optimizer_state_dict(other, fresh, state, options=options), "missing", message)
 
 
+def check_optimizer_whole(case: Case, here: Here) -> None:
+    """Asked for whole, an optimizer's state is whole; from rank 0, every rank's optimizer gets its part."""
+    trip = t.read_trip(case)
+    model = model_of(trip, here, trip.save, poisoned=False)
+    optimizer = optimizer_of(model, RATES)
+    for name, parameter in trained_of(trip, model):
+        parameter.grad = t.placed(here, trip.save, name, trip.values[name], torch.clone)
+    optimizer.step()
+    whole: Any = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    paths = names_in_model(trip)
+    for name, _ in trained_of(trip, model):
+        held = whole["state"].get(paths[name], {})
+        if here.require("exp_avg" in held, "wrong-metadata", "whole", f"the whole state of {name} has no exp_avg", "exp_avg", [*held]):
+            t.judge_tensor(here, held["exp_avg"], trip.values[name] / 2, None, place=f"exp_avg of {name}", check="whole")
+    other = model_of(trip, here, trip.save, poisoned=True)
+    fresh = optimizer_of(other, OTHER_RATES)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_optimizer_state_dict(other, fresh, whole if here.rank == 0 else {}, options=options)
+    judge_optimizer(trip, here, trip.save, other, fresh, check="from rank 0")
+
+
 def trained_of(trip: t.Trip, model: Model) -> list[tuple[str, nn.Parameter]]:
     """The trainable parameters, by the name of their tensor in the case."""
     held = dict(model.named_parameters())
@@ -176,6 +202,11 @@ def judge_model_unchanged(trip: t.Trip, here: Here, end: t.End, model: Model) ->
             here.same(local, simulate.take(full, layout, coord) if layout and coord is not None else full, "parameters", what=name)
 
 
+WHOLE_OPTIMIZERS = (
+    "mesh=2 x=5x2:S(0):float32:small a=4x3:S(1):float32:small",
+    "mesh=3 x=7:S(0):float32:small a=4:R:float32:small b=2x3:S(0):float64:small",
+    "mesh=2x2 x=5x4:S(0),S(1):float32:small a=6:R,S(0):float32:small",
+)
 MODELS = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",
     "mesh=2 x=7:S(0) a=4:R b=3x3:S(1):int64 to.x=R to.a=S(0) to.b=S(0)",
@@ -232,5 +263,16 @@ LAWS = (
         sweeps=4,
         stages=t.worlds,
         script=lambda case: scripts.optimizer(case, RATES, OTHER_RATES),
+    ),
+    law_of(
+        "optimizer-whole",
+        clause="Asked for whole, the state of an optimizer is whole; given whole on rank 0 alone, every rank's optimizer gets its part.",
+        source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
+        check=check_optimizer_whole,
+        holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
+        planted="optimizer_from_rank_zero_cut_at_the_beginning",
+        texts=WHOLE_OPTIMIZERS,
+        sweeps=3,
+        script=lambda case: scripts.optimizer_whole(case, RATES, OTHER_RATES),
     ),
 )

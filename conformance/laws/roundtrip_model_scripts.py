@@ -80,6 +80,31 @@ def optimizer(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ..
     return _stages(trip, [(trip.worlds[0], first), (trip.worlds[1], second)], used, "from torch.optim import Adam")
 
 
+def optimizer_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...]) -> Script:
+    trip = t.read_trip(case)
+    names = list(trip.values)
+    adam = "Adam([{'params': [p], 'lr': r} for p, r in zip(m.values(), RATES)], betas=(0.5, 0.5), foreach=False)"
+    want, before = ([given[at % len(given)] for at in range(len(names))] for given in (rates, other_rates))
+    expected, got = _held(trip, trip.save, trip.worlds[0])
+    for name in names:
+        got = got.replace(f'm["{name}"].detach()', f'2 * opt.state[m["{name}"]]["exp_avg"]')
+    lines = [
+        *_made(trip, trip.save, "", "m"),
+        f"opt = {adam.replace('RATES', str(want))}",
+        "for p in m.values(): p.grad = p.detach().clone()",
+        "opt.step()",
+        "whole = get_optimizer_state_dict(m, opt, options=StateDictOptions(full_state_dict=True))",
+        f"first = [2 * whole['state'][k]['exp_avg'] for k in {names}]",
+        *_made(trip, trip.save, "+ 1", "m")[-1:],
+        f"opt = {adam.replace('RATES', str(before))}",
+        "how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
+        "set_optimizer_state_dict(m, opt, whole if rank == 0 else {}, options=how)",
+        f'return [{", ".join(map(str.upper, names))}, *{expected}, {want}], [*first, *{got}, [g["lr"] for g in opt.param_groups]]',
+    ]
+    used = ("StateDictOptions", "get_optimizer_state_dict", "set_optimizer_state_dict")
+    return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")
+
+
 def _stages(trip: t.Trip, stages: Sequence[tuple[int, Sequence[str]]], used: Sequence[str], *imports: str) -> Script:
     parameters = "Parameter, ParameterDict" if _whole_numbers(trip) else "ParameterDict"
     return script(trip, stages, imports=[f"from {MODULE} import {', '.join(used)}", f"from torch.nn import {parameters}", *imports])

@@ -121,6 +121,21 @@ def _renamed(leaf: Any) -> Any:
     return Slot(f"{leaf.name}2") if isinstance(leaf, Slot) else leaf
 
 
+def kept(case: Case) -> Script:
+    trip = t.read_trip(case)
+    *made, saved = save_lines(trip)
+    lines = [
+        *made,
+        saved,
+        "try:",
+        f"    {saved.replace('sync_files=False', 'sync_files=False, overwrite=False')}",
+        '    return "refused", "accepted"',
+        "except CheckpointException:",
+        "    pass",
+    ]
+    return script(trip, [(trip.worlds[0], lines), (trip.worlds[1], load_lines(trip))], imports=[FAILED])
+
+
 def caching(case: Case, ends: dict[str, t.End], order: str) -> Script:
     """Every save of ``order`` with one class of planner, then every load; dtypes and paths as the metadata tells them."""
     trip = t.read_trip(case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,31 @@ from reference.checkpoint.state_dict import Slot, flatten
 from reference.notation import Shape
 
 DOCS = "torch.distributed.checkpoint docs"
+
+
+def check_files(case: Case, here: Here) -> None:
+    """However a checkpoint is cut into files, it is the same; one file an item, or as many a rank as there are threads."""
+    t.round_trip(case, here)
+    if here.stage == 0:
+        trip = t.read_trip(case)
+        extents = storage.extents(here.target, here.folder(), storage.reader(here.target, here.folder()).read_metadata())
+        if extents is not None:
+            files = len({extent.file for extent in extents})
+            most = here.world * trip.writer.get("thread_count", 1) if trip.writer.get("single_file_per_rank", True) else len(extents)
+            least = 1 if trip.writer.get("single_file_per_rank", True) else len(extents)
+            held = least <= files <= most
+            here.require(held, "wrong-layout", "files", f"{len(extents)} items lie in {files} files", (least, most), files)
+
+
+def check_kept(case: Case, here: Here) -> None:
+    """A writer that may not overwrite refuses on all ranks, and the checkpoint that is there stays as it is."""
+    trip = t.read_trip(case)
+    if here.stage == 0:
+        t.save(trip, here)
+        newer = replace(trip, values={name: _other(full) for name, full in trip.values.items()}, writer={**trip.writer, "overwrite": False})
+        here.refused(lambda: t.save(newer, here), "save", "a save over a checkpoint without leave", errors=(t.CheckpointFailed,))
+    else:
+        t.judge(trip, here, t.load(here, t.destination(trip, here)), check="kept")
 
 
 def check_metadata(case: Case, here: Here) -> None:
@@ -302,6 +328,11 @@ OVERWRITE = (
     "mesh=2 x=5:S(0) a=4:R state={x:x,a:a,n:1} into={x:x}",
     "mesh=1 mesh.load=2 x=5:S(0) a=4:- to.x=R to.a=R",
 )
+KEPT = (
+    "mesh=2 x=5:S(0) a=4:R state={x:x,a:a,n:1}",
+    "mesh=3 mesh.load=2 x=7:S(0):int64 a=4:- to.x=S(0)",
+    "mesh=1 x=5x2:S(0)",
+)
 CACHING = (
     "mesh=2 x=6:S(0) a=5:S(0) state={x:x} into={x:x,a:a} order=abb",
     "mesh=2 x=6:S(0) to.x=R order=aab",
@@ -322,6 +353,7 @@ ASYNC = (
 LAWS = (
     law_of(
         "files",
+        check=check_files,
         clause="Number of writer threads, one file a rank or one an item: what is loaded is what was saved.",
         source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
         holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
@@ -365,6 +397,19 @@ LAWS = (
         texts=OVERWRITE,
         sweeps=4,
         stages=overwrite_worlds,
+    ),
+    law_of(
+        "refuses[overwrite]",
+        clause="A save over a checkpoint is refused on all ranks where the writer may not overwrite, and the checkpoint stays as it is.",
+        source=f"{DOCS}, FileSystemWriter: overwrite",
+        check=check_kept,
+        script=roundtrip_scripts.kept,
+        holds="mesh=2 x=5:S(0) a=4:R",
+        planted="always_overwrites",
+        texts=KEPT,
+        sweeps=3,
+        stages=t.worlds,
+        features=lambda case: {"must-refuse", "storage-option"},
     ),
     law_of(
         "caching",

@@ -364,6 +364,21 @@ def tree_flattened_for_good() -> None:
     default_planner.set_element = lambda root, path, value: root.__setitem__(".".join(map(str, path)), value)
 
 
+def optimizer_from_rank_zero_cut_at_the_beginning() -> None:
+    """What comes from rank 0 is cut at the beginning on every rank."""
+    first_slice_for_all()
+
+
+def always_overwrites() -> None:
+    """A writer never minds what is there."""
+    true = dcp.FileSystemWriter.__init__
+
+    def fault(self: Any, *args: Any, **options: Any) -> None:
+        true(self, *args, **{**options, "overwrite": True})
+
+    dcp.FileSystemWriter.__init__ = fault
+
+
 def planted() -> None:
     """Plant the fault that the file in ``PLANTED_FAULT_FILE`` names, if it names any."""
     name = Path(os.environ["PLANTED_FAULT_FILE"]).read_text()
