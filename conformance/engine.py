@@ -77,10 +77,15 @@ class Run:
         except WorldError as error:
             raise UsageError(str(error)) from None
         try:
-            return cls(request, target, writer, pool)
+            run = cls(request, target, writer, pool)
+            run.write()
+        except OSError as error:
+            pool.close()
+            raise UsageError(f"--report {request.report}: cannot be written: {error.strerror}") from None
         except BaseException:
             pool.close()
             raise
+        return run
 
     def __init__(self, request: RunRequest, target: Any, writer: Any, pool: Any) -> None:
         import torch
@@ -334,7 +339,6 @@ def run(request: RunRequest) -> int:
         live = Run.start(request)
         code = 3
         try:
-            live.write()
 
             class Here:
                 """Hands the run to the plugin."""

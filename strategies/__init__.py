@@ -1,4 +1,4 @@
-"""What can be asked: Hypothesis strategies for meshes, shapes, placements, layouts and tensors.
+"""What can be asked: Hypothesis strategies for meshes, shapes, placements, layouts, tensors and states.
 
 They are ordinary strategies, for any test suite that uses sharded tensors::
 
@@ -18,6 +18,7 @@ from strategies.meshes import exact_meshes, meshes
 from strategies.placements import placements
 from strategies.redistributions import redistributions, reshards
 from strategies.shapes import dim_sizes, shapes
+from strategies.state_dicts import state_dicts
 from strategies.tensors import dtypes, specs
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "reshards",
     "shapes",
     "specs",
+    "state_dicts",
 ]

@@ -185,9 +185,10 @@ masked_fill floats
 
 CASTS = read_ops("""
 to float32,int64,float64,bool small
+    a=m,n unit float32 | to(a,torch.int64)
     a=m,n | to(a,torch.int64) to(a,torch.float64) to(a,torch.bool) to(a,torch.bfloat16) to(a,torch.float32)
     a=m,n distinct float32 | to(div(a,4),torch.int32)
-    a=m,n unit float32     | to(a,torch.int64) to(a,torch.bool)
+    a=m,n unit float32     | to(a,torch.bool)
     a=() distinct float32  | to(a,torch.int64)
 type_as
     a=m,n:float32 b=m,n:int64 | type_as(a,b) type_as(b,a)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from strategies.op_table import read_ops
 
 VIEWS = read_ops("""
-view refuses-any
+view square refuses-any
     a=m,n   | view(a,({m*n},)) view(a,({m},1,{n})) view(a,({m},{n})) view(a,(-1,{n}))
     a=2*m,n | view(a,(2,{m},{n})) view(a,({m},2,{n}))
     a=m,n,p | view(a,({m*n},{p})) view(a,({m},{n*p}))
     a=m     | view(a,(1,{m})) view(a,({m},1))
-reshape no-zeros refuses-any
+reshape square no-zeros refuses-any
     a=m,n     | reshape(a,({m*n},)) reshape(a,({n},{m})) reshape(a,({m},1,{n})) reshape(a,(-1,))
     a=2*m,3*n | reshape(a,(2,{m},3,{n})) reshape(a,({m},{6*n}))
     a=m,n,p   | reshape(a,({m},{n*p}))
-flatten no-zeros refuses-any
+flatten square no-zeros refuses-any
     a=m,n   | flatten(a)
     a=m,n,p | flatten(a,0,1) flatten(a,1) flatten(a,-2,-1)
     a=()    | flatten(a)
-unflatten no-zeros refuses-any
+unflatten square no-zeros refuses-any
     a=2*m,n | unflatten(a,0,(2,{m})) unflatten(a,0,({m},2)) unflatten(a,-2,(2,-1))
     a=m,2*n | unflatten(a,-1,(2,{n})) unflatten(a,1,({n},2))
-permute
+permute square
     a=m,n,p | permute(a,(2,0,1)) permute(a,(0,2,1)) permute(a,(-1,-2,-3))
     a=m,n   | permute(a,(1,0))
-transpose
+transpose square
     a=m,n   | transpose(a,0,1) transpose(a,0,-1)
     a=m,n,p | transpose(a,0,-1) transpose(a,-2,-1) transpose(a,1,0)
 t

@@ -187,6 +187,8 @@ def _rest(op: Op) -> Iterator[Sample]:
         yield from itertools.islice(pairs, 2)
     if len(first.args) > 1:
         yield from _mixed(first)
+    if op.square:
+        yield from (_row(variant, SQUARE_EVEN, r, 1) for r in (1, 0) for variant in op.variants)
     yield from _corners(op)
     yield _placed(first, UNEVEN, Replicate())
     if op.pairs:

@@ -133,7 +133,8 @@ class Op:
 
     ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
     being tried in pairs. ``light``: one of many ops of a kind, for which a few samples are enough. ``zeros``: it is tried on tensors
-    without elements. ``flat``: only on meshes of one dim. ``refuses``: when torch may refuse it, other than for a zero-size or strided
+    without elements. ``flat``: only on meshes of one dim;
+    ``square``: every variant on meshes of two dims as well. ``refuses``: when torch may refuse it, other than for a zero-size or strided
     tensor: ``never``; with ``pending``
     reductions, as an in-place op may whose result would have to be placed otherwise; or in ``any`` layout, where it documents or
     registers nothing.
@@ -146,6 +147,7 @@ class Op:
     light: bool = False
     zeros: bool = True
     flat: bool = False
+    square: bool = False
     refuses: Refuses = "never"
     source: str = ""
 

@@ -21,6 +21,7 @@ MODULES = (
     "layout_factories",
     "redistribute",
     "redistribute_partial",
+    "redistribute_refusals",
     "redistribute_history",
     "gradient",
     "op",

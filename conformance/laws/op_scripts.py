@@ -64,11 +64,11 @@ def inputs(case: Case, given: Mapping[str, Given]) -> tuple[list[str], list[str]
 
 
 def full(name: str, value: Any) -> str:
-    """The expression of a result in full."""
+    """The expression of a result: what it says its shape is, and its elements in full."""
     if isinstance(value, torch.Tensor):
-        return f"{name}.full_tensor()"
+        return f"[list({name}.shape), {name}.full_tensor()]"
     if isinstance(value, (tuple, list)) and all(isinstance(item, torch.Tensor) for item in value):
-        return f"[part.full_tensor() for part in {name}]"
+        return f"[[list(part.shape), part.full_tensor()] for part in {name}]"
     return name
 
 
@@ -76,7 +76,9 @@ def literal(value: Any) -> str:
     """A result as the expression that makes it."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(literal, value))}]"
-    return scripts.tensor(value.contiguous()) if isinstance(value, torch.Tensor) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return f"[{list(value.shape)}, {scripts.tensor(value.contiguous())}]"
+    return repr(value)
 
 
 def tolerance(values: list[Any]) -> float:

@@ -36,7 +36,7 @@ def _beside(draw: st.DrawFn, mesh: Mesh, ndim: int, op: str) -> Placements:
 
 
 def draw_reduce(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits)), shapes()
+    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits, tables=False)), shapes()
     by_op = {op: [dtype for dtype in REDUCED if dtype in limits.dtypes and can_reduce(DTYPES[dtype], op)] for op in REDUCE_OPS}
 
     @st.composite
@@ -134,6 +134,8 @@ LAWS = (
         control="redistribute.reduce mesh=2x2 x=5x6:P(max),S(0) to=R,S(0)",
         planted="all_reduce_sums",
         draw=draw_reduce,
+        sweep=draws.out_of_order("redistribute.reduce", "P(max)", to="R"),
+        sweeps=3,
         draws=130,
         needs=("all_reduce",),
         weight=1.2,

@@ -1,8 +1,9 @@
 """Laws of checkpoints that are saved and loaded: with one layout in a world of one size, with another in a world of another.
 
 Every case runs in two worlds, one after the other, that share a folder and nothing else. The destination is poisoned first, and
-what arrives is judged bit by bit on every rank. How a case is read, built and judged is in :mod:`conformance.trip`; the laws
-stand in three rooms: from what layout to what other (here), what a state may hold, and how it lies in storage.
+what arrives is judged bit by bit on every rank. How a case is read, built and judged is in :mod:`conformance.trip`. Here stand the
+laws on layouts; those on shards of any kind, models, states, storage, saves that follow one another, and other ways in and out
+have rooms of their own beside this one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Limits
-from conformance.laws import roundtrip_model, roundtrip_scripts, roundtrip_shards, roundtrip_state, roundtrip_store, roundtrip_ways
+from conformance.laws import (
+    roundtrip_model,
+    roundtrip_saves,
+    roundtrip_scripts,
+    roundtrip_shards,
+    roundtrip_state,
+    roundtrip_store,
+    roundtrip_ways,
+)
 from conformance.laws.roundtrip_cases import law_of, trips
 from reference.checkpoint.state_dict import slots
 
@@ -219,5 +228,6 @@ LAWS = (
     *roundtrip_model.LAWS,
     *roundtrip_state.LAWS,
     *roundtrip_store.LAWS,
+    *roundtrip_saves.LAWS,
     *roundtrip_ways.LAWS,
 )

@@ -58,7 +58,7 @@ def optimizer(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ..
     adam = "opt = Adam([{'params': [p], 'lr': r} for p, r in zip(m.values(), RATES)], betas=(0.5, 0.5), foreach=False)"
     want, before = ([given[at % len(given)] for at in range(count)] for given in (rates, other_rates))
     first = [
-        *_made(trip, trip.save, "", "m"),
+        *_made(trip, trip.save, "* 1", "m"),
         adam.replace("RATES", str(want)),
         "for p in m.values(): p.grad = p.detach().clone()",
         "opt.step()",
@@ -89,7 +89,7 @@ def optimizer_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[flo
     for name in names:
         got = got.replace(f'm["{name}"].detach()', f'2 * opt.state[m["{name}"]]["exp_avg"]')
     lines = [
-        *_made(trip, trip.save, "", "m"),
+        *_made(trip, trip.save, "* 1", "m"),
         f"opt = {adam.replace('RATES', str(want))}",
         "for p in m.values(): p.grad = p.detach().clone()",
         "opt.step()",

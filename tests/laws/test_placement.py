@@ -27,6 +27,7 @@ ROOMS = (
     "layout_factories",
     "redistribute",
     "redistribute_partial",
+    "redistribute_refusals",
     "redistribute_history",
     "gradient",
 )

@@ -85,4 +85,4 @@ def test_cases_are_narrowed_to_smaller_ones(law: Law) -> None:
         assert len(set(near)) > 1
         for smaller in near:
             assert {*tensor_names(smaller)} <= {*tensor_names(case)}
-            assert read_trip(smaller).worlds == read_trip(case).worlds
+            assert max(read_trip(smaller).worlds) <= max(read_trip(case).worlds)
