@@ -36,7 +36,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if file_path.suffix != ".py":
         return None
     ours = file_path.parent == LAWS_FOLDER and file_path.name != "__init__.py"
-    module = f"conformance.laws.{file_path.stem}" if ours else law_files().get(file_path.resolve())
+    asked = parent.session.isinitpath(file_path)
+    module = f"conformance.laws.{file_path.stem}" if ours else law_files().get(file_path.resolve()) if asked else None
     if module is None:
         return None
     from conformance.laws import modules
