@@ -96,7 +96,6 @@ equal ties
     a=m,n i=1:int64:index{n}:R n>=1 | equal(a,index_fill(a,1,i,99))
     a=m,n distinct     | equal(a,a) equal(a,clone(a))
     a=m,n c=m,n:bool   | equal(a,masked_fill(a,c,99)) equal(masked_fill(a,c,99),a)
-    a=m,n b=n          | equal(a,b)
 item
     a=():::W           | a.item()
     a=1,1:::R          | a.item()

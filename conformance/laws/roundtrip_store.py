@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
 from conformance import trip as t
 from conformance.case import Case
@@ -17,6 +17,7 @@ from conformance.laws.roundtrip_cases import law_of, trips
 from conformance.report.reproducer import Script
 from conformance.target import storage
 from reference.box import Box, tiling_errors
+from reference.checkpoint.load_plan import read_items
 from reference.checkpoint.state_dict import Slot, flatten
 from reference.notation import Shape
 
@@ -173,6 +174,54 @@ def dedup_script(case: Case) -> Script:
     return roundtrip_scripts.dedup(case, lowest if case.get("dedup", "") == "lowest" else None)
 
 
+Read = tuple[str, Shape, Shape, Shape, Shape]
+
+
+class Reader(DefaultLoadPlanner):
+    """Notes what this rank is to read: of every part the name, where its chunk begins, and its place in the chunk and in the shard."""
+
+    reads: list[Read]
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        plan = super().finish_plan(new_plan)
+        self.reads = sorted(
+            (item.dest_index.fqn, *(tuple(x) for x in (item.storage_index.offset, item.storage_offsets, item.dest_offsets, item.lengths)))
+            for item in plan.items
+            if item.storage_index.offset is not None
+        )
+        return plan
+
+
+def check_reads(case: Case, here: Here) -> None:
+    """A rank reads of every saved chunk what it has in common with its shards: all of it, once, and nothing else."""
+    trip = t.read_trip(case)
+    if here.stage == 0:
+        t.save(trip, here)
+        return
+    planner = Reader()
+    t.judge(trip, here, t.load(here, t.destination(trip, here), planner=planner))
+    metadata = storage.reader(here.target, here.folder()).read_metadata()
+    due: list[Read] = []
+    for name, (_, leaf) in flatten(trip.load.state).items():
+        entry: Any = metadata.state_dict_metadata[name]
+        if isinstance(leaf, Slot):
+            chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
+            for item in read_items(chunks, wanted(trip.load, leaf.name, here.rank)):
+                due.append((name, chunks[item.chunk].offset, item.chunk_offset, item.box_offset, item.lengths))
+    message = "the parts that this rank reads are not what its shards have in common with the saved chunks"
+    here.require(planner.reads == sorted(due), "wrong-metadata", "reads", message, sorted(due), planner.reads)
+
+
+def wanted(end: t.End, name: str, rank: int) -> list[Box]:
+    """The boxes of a tensor that a rank must fill."""
+    layout, shape = end.layout(name), end.specs[name].shape
+    if layout is None:
+        return [Box((0,) * len(shape), shape)]
+    coord = layout.mesh.coord(rank)
+    box = None if coord is None else layout.box(coord)
+    return [] if box is None else [box]
+
+
 FILES = (
     'mesh=2 mesh.load=3 x=5x3:S(0) a=7:R:int64 b=4:S(0):bool c=():R threads=2 state={x:x,a:a,b:b,c:c,n:1,m:None,k:(1,2),s:"text"}',
     'mesh=2 mesh.load=1 x=5x3:S(0) a=7:R:int64 b=4x4:S(1):float64 files=item state={x:x,l:[a,b],n:1,m:b"xy"}',
@@ -188,6 +237,12 @@ METADATA = (
     "mesh=2@0,2 x=5:S(0) a=3:- b=0x2:S(1) files=item",
     "mesh=1 x=5x2:S(0) a=():R state={x:x,a:a,k:{p:{q:None}}}",
     "mesh=2x2@0,2,1,3 x=7x3:S(0),S(0) a=8:_S(0,2),S(0) b=4:S(0),R dedup=lowest",
+)
+READS = (
+    "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):int64 b=():R to.x=S(1) to.a=S(0) to.b=R",
+    "mesh=3 mesh.load=2 x=7x2:S(0) a=6:S(0) b=4:- to.x=S(0) to.a=S(0) to.b=S(0)",
+    "mesh=2x2 mesh.load=3@2,0,1 x=5x4:S(0),S(1) a=8:S(0),S(0) to.x=S(0) to.a=R",
+    "mesh=2 mesh.load=2x2 x=6x3:S(1) a=2:S(0) b=0x3:S(1) to.x=S(0),S(1) to.a=S(0),S(0) to.b=R,S(0)",
 )
 DEDUP = (
     "mesh=3 x=5x6:R a=7:R:int64 b=4:S(0) dedup=lowest state={x:x,a:a,b:b,n:1,m:2}",
@@ -221,6 +276,19 @@ LAWS = (
         sweeps=6,
         draw=lambda limits: trips("roundtrip.metadata", limits),
         draws=4,
+    ),
+    law_of(
+        "reads",
+        clause="A rank reads of every saved chunk what it has in common with its shards, each element once, and nothing else.",
+        source=f"{DOCS}, load: each rank reads the least that is necessary; ReadItem",
+        check=check_reads,
+        holds="mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1)",
+        planted="neighbours_read_too",
+        texts=READS,
+        sweeps=4,
+        draw=lambda limits: trips("roundtrip.reads", limits),
+        draws=4,
+        stages=t.worlds,
     ),
     law_of(
         "dedup",

@@ -379,6 +379,16 @@ def always_overwrites() -> None:
     dcp.FileSystemWriter.__init__ = fault
 
 
+def neighbours_read_too() -> None:
+    """Chunks that only touch a shard are read as well: parts without elements."""
+
+    def fault(one: Any, other: Any) -> bool:
+        pairs = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+        return all(start <= at + size and at <= start + length for start, length, at, size in pairs)
+
+    planner_helpers._check_shard_metadata_pair_overlap = fault
+
+
 def planted() -> None:
     """Plant the fault that the file in ``PLANTED_FAULT_FILE`` names, if it names any."""
     name = Path(os.environ["PLANTED_FAULT_FILE"]).read_text()
