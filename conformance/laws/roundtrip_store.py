@@ -184,11 +184,13 @@ class Reader(DefaultLoadPlanner):
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
         plan = super().finish_plan(new_plan)
-        self.reads = sorted(
-            (item.dest_index.fqn, *(tuple(x) for x in (item.storage_index.offset, item.storage_offsets, item.dest_offsets, item.lengths)))
-            for item in plan.items
-            if item.storage_index.offset is not None
-        )
+        self.reads = []
+        for item in plan.items:
+            chunk = item.storage_index.offset
+            if chunk is not None:
+                place = tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
+                self.reads.append((item.dest_index.fqn, tuple(chunk), *place))
+        self.reads.sort()
         return plan
 
 
@@ -282,7 +284,7 @@ LAWS = (
         clause="A rank reads of every saved chunk what it has in common with its shards, each element once, and nothing else.",
         source=f"{DOCS}, load: each rank reads the least that is necessary; ReadItem",
         check=check_reads,
-        holds="mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1)",
+        holds="mesh=2x2 x=4x2:S(0),S(1)",
         planted="neighbours_read_too",
         texts=READS,
         sweeps=4,
