@@ -203,7 +203,7 @@ def gather_along_first_dim() -> None:
 
 def negative_dims_count_from_one() -> None:
     def moved(placements: Any) -> Any:
-        return [Shard(p.dim + 1) if isinstance(p, Shard) and p.dim < -1 else p for p in placements]
+        return [Shard(min(p.dim + 1, 0)) if isinstance(p, Shard) and p.dim < 0 else p for p in placements]
 
     @instead(DTensor, "from_local")
     def of_locals(true: Any, local: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
