@@ -32,7 +32,7 @@ ROOMS = (
     "gradient",
 )
 LAWS = [law for room in ROOMS for law in laws_of(f"conformance.laws.{room}")]
-FIRST_CASES = 16
+FIRST_CASES = 48
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
