@@ -134,6 +134,31 @@ def repro(
     return 0
 
 
+expect = typer.Typer(help="Expectations: known findings, each with a reason.", rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(expect, name="expect")
+
+
+@expect.callback(invoke_without_command=True)
+def expectations(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@expect.command("update")
+def expect_update(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="The folder of a report, or its report.json.")],
+    output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the entries go, at its end.")] = Path("shardlaw-expect.toml"),
+) -> int:
+    """Write an expectation for each new finding of a report.
+
+    Each wants a reason, which is yours to fill in: until then a run refuses the file. Nothing that stands in FILE is changed. Give it
+    to a run with --expect FILE, or name it in shardlaw.toml. Expectations that the run found stale or too wide are listed.
+    """
+    from conformance.expect_update import update
+
+    return update(report, output)
+
+
 @app.command()
 def laws(
     laws: Laws = None,

@@ -16,7 +16,8 @@ user's. Where several entries match, the last layer's counts. An entry::
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more
 than 20 % of a law's cases hides too much: it is refused, and what it hid counts as new, unless it says ``wide = true``. An entry
-that never happened though its features were reached 20 times is stale.
+that never happened though its features were reached 20 times is stale. What ``shardlaw expect update`` writes has ``reason = "..."``
+and is refused until somebody says why.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
 AVOIDED_KINDS = frozenset({"hang", "crash"})
 HITS_BEFORE_AVOIDED = 3
 REACHED_TO_JUDGE = 20
+UNFILLED = "..."
 
 
 @dataclass(eq=False)
@@ -75,6 +77,11 @@ class Entry:
     @property
     def where(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @property
+    def filled_in(self) -> bool:
+        """Whether its reason says anything."""
+        return re.search(r"\w", self.reason) is not None
 
     @property
     def stale(self) -> bool:
@@ -188,10 +195,11 @@ def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target:
     ids = [law.id for law in laws]
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     entries = [entry for file in files for entry in read(file, ids, aliases)]
-    return Expectations(entry for entry in entries if _holds(entry, torch_version, target))
+    return Expectations(entry for entry in entries if holds(entry, torch_version, target))
 
 
-def _holds(entry: Entry, torch_version: str, target: str) -> bool:
+def holds(entry: Entry, torch_version: str, target: str) -> bool:
+    """Whether an entry is about this torch and this target."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
@@ -200,8 +208,8 @@ def _holds(entry: Entry, torch_version: str, target: str) -> bool:
     return not entry.torch or Version(Version(torch_version).base_version) in SpecifierSet(entry.torch, prereleases=True)
 
 
-def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[Entry]:
-    """The entries of one file, in order. Raises :class:`UsageError`."""
+def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
+    """The entries of one file, in order; with ``drafts`` also those whose reason is not filled in. Raises :class:`UsageError`."""
     try:
         text = file.read_text("utf-8")
         data = tomllib.loads(text)
@@ -211,8 +219,8 @@ def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = Non
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = f":{at[1]}" if at else ""
-        raise UsageError(f"{file}{line}: no TOML: {error}") from None
+        line = at[1] if at else max(len(text.splitlines()), 1)
+        raise UsageError(f"{file}:{line}: no TOML: {error}") from None
     lines = _Lines(file, text)
     for key in data:
         if key != "expect":
@@ -220,7 +228,12 @@ def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = Non
     blocks = data.get("expect", [])
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise UsageError(f"{lines.of_key('expect')}: want [[expect]] tables")
-    return [_entry(block, at, lines, ids, dict(aliases or {})) for at, block in enumerate(blocks)]
+    entries = [_entry(block, at, lines, ids, dict(aliases or {})) for at, block in enumerate(blocks)]
+    unfilled = [number for number, entry in enumerate(entries) if not entry.filled_in]
+    if unfilled and not drafts:
+        reason = entries[unfilled[0]].reason
+        raise UsageError(f"{lines.of_key('reason', unfilled[0])}: reason = {reason!r} is not filled in: say what causes it")
+    return entries
 
 
 class _Lines:

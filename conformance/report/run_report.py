@@ -175,7 +175,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
 def read_report(path: Path) -> RunReport:
     """A report from its file or its folder. Raises :class:`UsageError`."""
-    path = path / "report.json" if path.is_dir() else path
+    path = path / "report.json" if os.path.isdir(path) else path
     try:
         report = msgspec.json.decode(path.read_bytes(), type=RunReport)
     except OSError as error:
