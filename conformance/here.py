@@ -8,6 +8,7 @@ of a mesh (its groups must be made) and what torch itself does for the law.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -197,6 +198,13 @@ class Here:
         self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), kept, full, exact))
         return True
 
+    def alike(self, local: torch.Tensor, mesh: Mesh, check: str) -> None:
+        """What all ranks of ``mesh`` must hold alike, bit by bit: the driver compares it with what the lowest of them holds."""
+        kept = local.detach().cpu().clone()
+        placements = format_placements((RefReplicate(),) * mesh.ndim)
+        full = kept if self.rank == min(mesh.ranks) else None
+        self._deposits.append(Deposit(check, format_shape(tuple(kept.shape)), str(mesh), placements, kept, full, True))
+
     def refused(
         self, attempt: Callable[[], object], check: str, message: str, *, errors: tuple[type[BaseException], ...] = (Exception,)
     ) -> bool:
@@ -282,9 +290,19 @@ def _read_placement(placement: Any) -> Placement:
     raise NotImplementedError(f"the reference knows no placement {placement!r}")
 
 
+_READ: dict[int, tuple[weakref.ref[DeviceMesh], Mesh]] = {}
+
+
 def read_mesh(mesh: DeviceMesh) -> Mesh:
-    """A live mesh as the reference's."""
-    return Mesh(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    """A live mesh as the reference's. Its table is read once: torch works it out anew each time."""
+    known, read = _READ.get(id(mesh), (None, None))
+    if read is None or known is None or known() is not mesh:
+        table = mesh.mesh
+        read = Mesh(tuple(table.shape), tuple(table.flatten().tolist()))
+        if len(_READ) >= 4 * CACHED_MESHES:
+            _READ.clear()
+        _READ[id(mesh)] = weakref.ref(mesh), read
+    return read
 
 
 def show(value: object) -> str:

@@ -60,7 +60,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from reference.box import Box
 from reference.mesh import Coord, Mesh
@@ -111,6 +111,22 @@ def split(indices: Indices, parts: int, placement: Placement) -> list[Indices]:
     return [indices] * parts
 
 
+@lru_cache(4096)
+def _hand_out(shape: Shape, mesh: Shape, placements: Placements) -> dict[Coord, tuple[Indices, ...]]:
+    """For each coordinate of the mesh, and each tensor dim, the indices that its rank owns: placements apply from left to right."""
+    lists: dict[Coord, tuple[Indices, ...]] = {(): tuple(tuple(range(size)) for size in shape)}
+    for size, placement in zip(mesh, placements, strict=True):
+        dim, handed = shard_dim(placement), {}
+        for coord, owned in lists.items():
+            if dim is None:
+                handed.update({(*coord, i): owned for i in range(size)})
+                continue
+            for i, part in enumerate(split(owned[dim], size, placement)):
+                handed[*coord, i] = (*owned[:dim], part, *owned[dim + 1 :])
+        lists = handed
+    return lists
+
+
 @dataclass(frozen=True)
 class Layout:
     """A tensor of global ``shape`` on ``mesh`` with one placement a mesh dim. Raises :class:`LayoutError`.
@@ -148,17 +164,7 @@ class Layout:
 
     @cached_property
     def _lists(self) -> dict[Coord, tuple[Indices, ...]]:
-        lists: dict[Coord, tuple[Indices, ...]] = {(): tuple(tuple(range(size)) for size in self.shape)}
-        for size, placement in zip(self.mesh.shape, self.placements, strict=True):
-            dim, handed = shard_dim(placement), {}
-            for coord, owned in lists.items():
-                if dim is None:
-                    handed.update({(*coord, i): owned for i in range(size)})
-                    continue
-                for i, part in enumerate(split(owned[dim], size, placement)):
-                    handed[*coord, i] = (*owned[:dim], part, *owned[dim + 1 :])
-            lists = handed
-        return lists
+        return _hand_out(self.shape, self.mesh.shape, self.placements)
 
     def owned(self, coord: Coord) -> tuple[Indices, ...]:
         """For each tensor dim the ordered global indices that the rank at ``coord`` holds."""

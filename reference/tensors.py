@@ -53,6 +53,7 @@ DTYPES: dict[str, torch.dtype] = {
 # Values repeat after this many: sums over four ranks, averages included, then stay within what the dtype holds exactly.
 ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
 
+FEW = 64  # elements that are mixed faster one by one
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -111,37 +112,46 @@ def scatter_bits(seed: int, position: int) -> int:
     return x ^ x >> 16
 
 
+def scattered(seed: int, count: int) -> torch.Tensor:
+    """:func:`scatter_bits` of the first ``count`` positions, as int64."""
+    if count <= FEW:
+        return torch.tensor([scatter_bits(seed, i) for i in range(count)], dtype=torch.int64)
+    x = torch.arange(count) * 0x85EBCA6B + (seed * 0x9E3779B1 + 0x27220A95 & 0xFFFFFFFF)
+    x.bitwise_and_(0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        # of a product that wraps around the lower half is right
+        x = (x ^ x >> shift).mul_(factor).bitwise_and_(0xFFFFFFFF)
+    return x ^ x >> 16
+
+
 def dense(shape: Shape, dtype: torch.dtype, fill: str = "distinct", seed: int = 0) -> torch.Tensor:
     """A contiguous CPU tensor of ``shape`` with the elements that ``fill`` and ``seed`` name."""
-    count = math.prod(shape)
-    values: list[float]
+    return _elements(math.prod(shape), dtype, fill, seed).clone().reshape(shape)
+
+
+@lru_cache(256)
+def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Tensor:
+    bits = scattered(seed, count)
     if fill.startswith("index"):
-        values = [scatter_bits(seed, i) % int(fill[5:]) for i in range(count)]
+        values = bits % int(fill[5:])
     elif fill == "zeros":
-        values = [0] * count
+        values = torch.zeros(count, dtype=torch.int64)
     elif fill == "ties":
-        values = [scatter_bits(seed, i) % 3 for i in range(count)]
+        values = bits % 3
     elif fill == "unit":
-        values = [(scatter_bits(seed, i) % 63 + 1) / 64 for i in range(count)]
+        values = (bits % 63 + 1) / 64
     elif dtype == torch.bool:
-        values = [scatter_bits(seed, i) % 2 for i in range(count)]
+        values = bits % 2
     elif fill == "small":
-        lowest = 0 if dtype == torch.uint8 else -3
-        values = [scatter_bits(seed, i) % 7 + lowest for i in range(count)]
+        values = bits % 7 + (0 if dtype == torch.uint8 else -3)
     else:
-        order = _shuffled(count, seed)
-        room = ROOM.get(dtype, max(count, 1))
-        values = [i % room + 1 for i in order]
+        values = bits.argsort(stable=True) % ROOM.get(dtype, max(count, 1)) + 1
         if fill == "distinct" and dtype != torch.uint8:
-            values = [-v if scatter_bits(seed + 1, i) % 2 else v for i, v in enumerate(values)]
+            values = torch.where(scattered(seed + 1, count) % 2 == 1, -values, values)
     if dtype.is_complex:
-        return torch.tensor([complex(v, -2 * v) for v in values], dtype=dtype).reshape(shape)
-    return torch.tensor(values, dtype=dtype).reshape(shape)
-
-
-def _shuffled(count: int, seed: int) -> list[int]:
-    """``0..count-1`` in an order that depends on the seed."""
-    return sorted(range(count), key=lambda i: (scatter_bits(seed, i), i))
+        part = values.to(torch.float64)
+        return torch.complex(part, -2 * part).to(dtype)
+    return values.to(dtype)
 
 
 def lay_out(tensor: torch.Tensor, memory: str) -> torch.Tensor:
