@@ -9,7 +9,9 @@ follows from.
 :mod:`reference.mesh`        who sits where: coordinates, ranks, groups
 :mod:`reference.placement`   the words: replicate, shard, strided shard, partial, masked partial
 :mod:`reference.layout`      who owns which element, as ordered lists of indices
+:mod:`reference.orders`      shard orders: a dim that mesh dims cut in another order than from left to right
 :mod:`reference.box`         rectangles of indices: intersection, exact tiling
+:mod:`reference.shards`      tensors that are handed out in boxes of any size, several a rank or none
 :mod:`reference.tensors`     dense tensors whose every element is distinct and exact
 :mod:`reference.simulate`    a whole world in one process: distribute, assemble, reduce, redistribute
 :mod:`reference.checkpoint`  what a checkpoint holds: nested states and their leaves

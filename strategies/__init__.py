@@ -13,7 +13,7 @@ Every option is keyword-only, every argument is checked when the strategy is mad
 float32, contiguous) in few ways at a time, and shrinks back to it.
 """
 
-from strategies.layouts import layouts
+from strategies.layouts import layouts, shards
 from strategies.meshes import exact_meshes, meshes
 from strategies.placements import placements
 from strategies.redistributions import redistributions, reshards
@@ -31,6 +31,7 @@ __all__ = [
     "redistributions",
     "reshards",
     "shapes",
+    "shards",
     "specs",
     "state_dicts",
 ]

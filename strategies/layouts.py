@@ -1,4 +1,4 @@
-"""Strategies for layouts: a shape, a mesh, and placements that mean something for both."""
+"""Strategies for layouts: a shape, a mesh, and placements that mean something for both; and tensors that are handed out in boxes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from reference.box import Box
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape
+from reference.shards import Shards, cut
 from strategies._arguments import check_choices, mesh_or_strategy, shape_or_strategy
 from strategies.meshes import meshes
 from strategies.placements import KINDS, placements
@@ -49,3 +51,49 @@ def layouts(
         return Layout(extents, on, placed)
 
     return layout()
+
+
+WAYS = ("rows", "columns", "table", "grid")
+RUNS = (2, 1, 3, 4, 0)
+
+
+def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrategy[Shards]:
+    """Tensors that are handed out to the ranks of ``mesh`` in boxes that tile them.
+
+    ``rows``: a run of any length for each rank, in order; a run of none is no box. ``columns``: runs of the last of two dims, or of
+    the one of a vector, in any order, several for one rank and none for another. ``table``: one rank has all. ``grid``: on a mesh of
+    two dims, any rows by any columns. Unless ``sparse``, every rank of the mesh holds a box.
+
+    Shrinks to two indices for each rank, in order. Raises ``InvalidArgument`` for another ``way``.
+    """
+    check_choices("way", (way,), WAYS)
+    full = st.sampled_from(RUNS[:-1])
+    run = st.sampled_from(RUNS) if sparse else full
+
+    @st.composite
+    def handed(draw: st.DrawFn) -> Shards:
+        ranks = mesh.ranks
+        if way == "table":
+            shape = draw(shapes(min_dims=1, max_dims=3, min_size=1))
+            return cut(shape, 0, [(shape[0], ranks[0])])
+        if way == "grid":
+            rows, columns = ([draw(full) for _ in range(size)] for size in mesh.shape)
+            boxes = [
+                (Box((sum(rows[:i]), sum(columns[:j])), (rows[i], columns[j])), mesh.rank_at((i, j)))
+                for i in range(len(rows))
+                for j in range(len(columns))
+            ]
+            return Shards((sum(rows), sum(columns)), tuple(boxes))
+        if way == "rows":
+            parts = [(draw(run), rank) for rank in ranks]
+            rest = draw(shapes(min_dims=0, max_dims=2, min_size=1, max_size=5))
+        else:
+            first = ranks[: draw(st.integers(1, len(ranks)))] if sparse else ranks
+            parts = [(draw(full), rank) for rank in first] + draw(st.lists(st.tuples(full, st.sampled_from(ranks)), max_size=3))
+            rest = draw(shapes(min_dims=0, max_dims=1, min_size=1, max_size=5))
+        whole = sum(size for size, _ in parts)
+        shape = (whole, *rest) if way == "rows" else (*rest, whole)
+        found = cut(shape, 0 if way == "rows" else len(shape) - 1, parts)
+        return Shards(shape, tuple((box, rank) for box, rank in found.boxes if box.volume))
+
+    return handed()

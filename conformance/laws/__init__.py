@@ -13,16 +13,23 @@ from functools import cache
 from conformance.law import Law
 
 MODULES = (
+    "collective",
     "mesh",
     "mesh_views",
     "mesh_made",
     "layout",
     "layout_local",
     "layout_factories",
+    "layout_wrapper",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",
     "redistribute_history",
+    "redistribute_pairs",
+    "redistribute_closure",
+    "redistribute_masked",
+    "redistribute_values",
+    "redistribute_views",
     "gradient",
     "op",
     "roundtrip",

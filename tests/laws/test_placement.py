@@ -25,6 +25,7 @@ ROOMS = (
     "layout",
     "layout_local",
     "layout_factories",
+    "layout_wrapper",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",

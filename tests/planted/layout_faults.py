@@ -1,0 +1,43 @@
+"""Faults of layouts and gradients beyond those of :mod:`tests.planted.placement_faults`, which plants them by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+
+from tests.planted.placement_faults import instead
+
+# Wrappers
+
+
+def wrapper_forgets_offsets() -> None:
+    @instead(LocalShardsWrapper, "__new__")
+    def fault(true: Any, cls: Any, shards: Any, offsets: Any) -> Any:
+        return true(cls, shards, [(0,) * len(offset) for offset in offsets])
+
+
+def wrapper_forgets_elements() -> None:
+    @instead(LocalShardsWrapper, "handle_view")
+    def fault(true: Any, args: Any, kwargs: Any) -> Any:
+        made = true(args, kwargs)
+        return LocalShardsWrapper([torch.zeros_like(shard) for shard in made.local_shards()], made.local_offsets())
+
+
+def wrapper_clone_aliases() -> None:
+    @instead(LocalShardsWrapper, "handle_clone")
+    def fault(true: Any, args: Any, kwargs: Any) -> Any:
+        return LocalShardsWrapper(args[0].local_shards(), args[0].local_offsets())
+
+
+def wrapper_does_anything() -> None:
+    true = LocalShardsWrapper.__torch_dispatch__
+
+    def fault(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return true(func, types, args, kwargs)
+        except NotImplementedError:
+            return args[0]
+
+    LocalShardsWrapper.__torch_dispatch__ = classmethod(fault)  # type: ignore[assignment]

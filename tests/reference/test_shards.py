@@ -1,0 +1,79 @@
+"""Tensors in boxes and shard orders, against sets of points and against plain layouts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.box import Box
+from reference.layout import Layout
+from reference.mesh import Mesh
+from reference.notation import NotationError
+from reference.orders import owned_in_order, placed_in_order
+from reference.placement import Replicate, Shard, StridedShard
+from reference.shards import Shards, cut, side_by_side
+from strategies import shards
+from strategies.layouts import WAYS
+
+MESHES = {"rows": "4", "columns": "3", "table": "1@2", "grid": "2x2"}
+
+
+@given(st.data(), st.sampled_from(WAYS))
+def test_every_element_of_what_is_drawn_is_held_once(data: st.DataObject, way: str) -> None:
+    drawn = data.draw(shards(Mesh.parse(MESHES[way]), way=way))
+    held = [
+        point
+        for box, _ in drawn.boxes
+        for point in itertools.product(*(range(start, end) for start, end in zip(box.offset, box.end, strict=True)))
+    ]
+    assert sorted(held) == sorted(itertools.product(*map(range, drawn.shape)))
+    assert drawn.errors() == []
+    assert {rank for _, rank in drawn.boxes} <= set(Mesh.parse(MESHES[way]).ranks)
+
+
+@given(st.data(), st.sampled_from(WAYS))
+def test_shards_are_told_and_read_back(data: st.DataObject, way: str) -> None:
+    drawn = data.draw(shards(Mesh.parse(MESHES[way]), way=way))
+    if drawn.boxes:
+        assert Shards.parse(drawn.shape, str(drawn)) == drawn
+
+
+def test_runs_of_any_length() -> None:
+    rows = cut((8, 2), 0, [(1, 0), (3, 1), (1, 2), (3, 3)])
+    assert str(rows) == "0:1,0:2@0;1:4,0:2@1;4:5,0:2@2;5:8,0:2@3"
+    assert rows.of(3) == (Box((5, 0), (3, 2)),)
+
+
+def test_what_does_not_tile_is_told() -> None:
+    assert Shards.parse((4,), "0:2@0;1:4@1").errors() == ["[1:4] and [0:2] overlap"]
+    assert Shards.parse((4,), "0:2@0").errors() == ["2 of 4 elements are covered"]
+
+
+@pytest.mark.parametrize("text", ["", "0:2", "0:2@a", "2:0@0", "0:2,0:1@0", "0:2@0;", "0-2@0"])
+def test_what_is_no_list_of_boxes_is_refused(text: str) -> None:
+    with pytest.raises(NotationError, match="want BOX@RANK"):
+        Shards.parse((4,), text)
+
+
+def test_boxes_lie_side_by_side_when_only_the_last_dim_differs() -> None:
+    assert side_by_side([Box((0, 0), (2, 1)), Box((0, 3), (2, 2))])
+    assert not side_by_side([Box((0, 0), (2, 1)), Box((2, 0), (1, 1))])
+
+
+@given(st.sampled_from(["2x2", "2x3", "2x2x2", "3x2x1"]), st.data(), st.integers(1, 3))
+def test_where_every_cut_is_even_a_shard_order_is_what_its_placements_say(text: str, data: st.DataObject, times: int) -> None:
+    mesh = Mesh.parse(text)
+    order = tuple(data.draw(st.permutations(range(mesh.ndim))))[: data.draw(st.integers(1, mesh.ndim))]
+    layout = Layout((mesh.size * times,), mesh, placed_in_order(mesh, {0: order}))
+    for coord in mesh.coords():
+        assert layout.owned(coord)[0] == owned_in_order(mesh.size * times, mesh, order, coord)
+
+
+def test_an_order_is_written_down_by_split_factors() -> None:
+    mesh = Mesh.of(4, 3, 2)
+    assert placed_in_order(mesh, {0: (2, 0, 1)}) == (StridedShard(0, 2), StridedShard(0, 2), Shard(0))
+    assert placed_in_order(mesh, {1: (2, 0)}) == (StridedShard(1, 2), Replicate(), Shard(1))
+    assert placed_in_order(mesh, {0: (0, 1, 2)}) == (Shard(0),) * 3
