@@ -119,6 +119,8 @@ def _judge_deposits(column: Sequence[tuple[Deposit, ...]], target: Target) -> De
     if got is None:
         return None
     message = f"the contributions under {first.placements} reduce to other elements than they must"
+    if not layout.has_partial():
+        message = "ranks that must hold the same hold different elements"
     return Deviation("wrong-value", first.check, message, show(want), show(got))
 
 

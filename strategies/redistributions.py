@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape
-from reference.placement import Partial, Placement
+from reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
 from strategies._arguments import check_choices, check_sizes, mesh_or_strategy, refuse, shape_or_strategy
 from strategies.meshes import exact_meshes, meshes
 from strategies.placements import KINDS, favoured_dim, options, placements, unmixed
@@ -72,6 +73,31 @@ def redistributions(
         return Layout(extents, on, tuple(first)), Layout(extents, on, tuple(last))
 
     return pair()
+
+
+def placement_pairs(
+    mesh_ndim: int, ndim: int, *, kinds: Iterable[str] = KINDS, reduce_ops: Iterable[str] = ("sum", "max", "avg"), split_factor: int = 2
+) -> Iterator[tuple[Placements, Placements]]:
+    """Every pair (source, target) of placements of a tensor of ``ndim`` dims on a mesh of ``mesh_ndim`` dims, each once.
+
+    A pending reduction is done or kept, never made, and is by one of ``reduce_ops`` on all mesh dims alike: by the first wherever it
+    stands beside other placements, by each where it stands alone. Pairs of equal placements are left out.
+    """
+    chosen = check_choices("kinds", kinds, KINDS)
+    shards: list[Placement] = [Shard(dim) for dim in range(ndim)] if "S" in chosen else []
+    shards += [StridedShard(dim, split_factor) for dim in range(ndim)] if "_S" in chosen else []
+    whole = [*([Replicate()] if "R" in chosen else []), *shards]
+    ops = tuple(reduce_ops)
+    sources = [*whole, Partial(ops[0])] if "P" in chosen else whole
+    for source in itertools.product(sources, repeat=mesh_ndim):
+        ends = [[*whole, *([placement] if isinstance(placement, Partial) else [])] for placement in source]
+        for to in itertools.product(*ends):
+            if source == to:
+                continue
+            yield source, to
+            if all(isinstance(placement, Partial) for placement in source):
+                for op in ops[1:]:
+                    yield (Partial(op),) * mesh_ndim, tuple(Partial(op) if isinstance(p, Partial) else p for p in to)
 
 
 @cache

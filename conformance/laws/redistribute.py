@@ -201,11 +201,11 @@ def check_quiet(case: Case, here: Here) -> None:
     judged(here, got, x, to.placements, "local")
 
 
-def script_traffic(case: Case) -> Script:
+def script_traffic(case: Case, due: int = 0) -> Script:
+    """A script that counts collectives, of which at most ``due`` are due."""
     x = given(case)
     constants, body = scripts.source(x, case.world)
     to = target(case, x)
-    due = _due(x.layout, to) if case.law == "redistribute.budget" else 0
     body += ["with CommDebugMode() as traffic:", f"    y = {steps(case, 'to')}"]
     body += ["if rank not in WANT:", "    return None, None"] if x.layout.mesh.size < case.world else []
     want = scripts.tensors("WANT", {rank: x.local_of(to, rank) for rank in sorted(x.layout.mesh.ranks)})
@@ -217,6 +217,11 @@ def draw_budget(limits: Limits) -> SearchStrategy[Case]:
     return draws.moved(
         "redistribute.budget", limits, on=draws.meshes(limits, dims=(1,), tables=False), kinds=("R", "S", "P"), targets=("R", "S")
     )
+
+
+def script_budget(case: Case) -> Script:
+    x = given(case)
+    return script_traffic(case, _due(x.layout, target(case, x)))
 
 
 def _due(source: Layout, to: Layout) -> int:
@@ -340,7 +345,7 @@ LAWS = (
         clause="On a 1-D mesh a redistribution is the one collective that is documented for its two placements, or none.",
         source=f"{DOC}, the list of operations on one mesh dim",
         check=check_budget,
-        script=script_traffic,
+        script=script_budget,
         control="redistribute.budget mesh=2 x=5x6:P(sum) to=S(0)",
         planted="reduce_scatter_reduces_twice",
         draw=draw_budget,

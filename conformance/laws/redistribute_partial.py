@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 DOC = "torch.distributed.tensor docs, Partial and DTensor.redistribute"
 REDUCED = ("float32", "int64", "float64", "int32", "bfloat16", "uint8")
 
+# one in eight: contributions that cancel to nothing, which a lost or doubled one shows at once
+FILLS_DRAWN = st.sampled_from(("distinct",) * 7 + ("zeros",))
+
 
 def _beside(draw: st.DrawFn, mesh: Mesh, ndim: int, op: str) -> Placements:
     """Placements with the contribution ``P(op)`` on at least one mesh dim."""
@@ -44,7 +47,7 @@ def draw_reduce(limits: Limits) -> SearchStrategy[Case]:
         mesh, shape, op = draw(mesh_drawn), draw(shape_drawn), draw(st.sampled_from([op for op in REDUCE_OPS if by_op[op]]))
         at, dtype = _beside(draw, mesh, len(shape), op), draw(st.sampled_from(by_op[op]))
         to: Placements = tuple(Replicate() if isinstance(p, Partial) else p for p in at)
-        fill = "small" if dtype in ("bfloat16", "uint8") else "distinct"  # few bits: sums must stay exact
+        fill = "small" if dtype in ("bfloat16", "uint8") else draw(FILLS_DRAWN)  # few bits: sums must stay exact
         return Case.of("redistribute.reduce", mesh=mesh, x=TensorSpec(shape, at, dtype, fill), to=to, seed=draw(draws.seeds()))
 
     return case()
@@ -61,7 +64,8 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
         dim = st.integers(0, len(shape) - 1)
         to: list[Placement] = [Shard(draw(dim)) if isinstance(p, Partial) else p for p in at]
         dtype = draw(st.sampled_from(draws.FLOATS if op == "avg" else draws.EXACT))
-        return Case.of("redistribute.reduce-scatter", mesh=mesh, x=TensorSpec(shape, at, dtype), to=tuple(to), seed=draw(draws.seeds()))
+        spec = TensorSpec(shape, at, dtype, draw(FILLS_DRAWN))
+        return Case.of("redistribute.reduce-scatter", mesh=mesh, x=spec, to=tuple(to), seed=draw(draws.seeds()))
 
     return case()
 

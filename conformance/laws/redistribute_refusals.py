@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conformance.case import Case
 from conformance.law import Law, Limits
-from conformance.laws import scripts
+from conformance.laws import draws, scripts
 from conformance.laws.given import given
 from conformance.laws.redistribute import DOC
 from conformance.report.reproducer import Script
 from reference.mesh import Mesh
+from reference.placement import Replicate, Shard
 
 if TYPE_CHECKING:
     from conformance.here import Here
@@ -25,9 +26,19 @@ ATTEMPTS = {
     "dim-far-out": ("S(0)", "S(5)"),
     "dim-far-below": ("R", "S(-3)"),
     "none": ("R", "-"),
+    "partial-to-average": ("P(sum)", "P(avg)"),
+    "strided-dim-out": ("S(0)", "_S(2,2)"),
+    "strided-dim-below": ("R", "_S(-3,2)"),
+    "none-inside": ("R", "-"),
+    "text-inside": ("S(0)", "-"),
+    "number-inside": ("S(1)", "-"),
+    "no-placements": ("S(0)", "-"),
     "other-mesh": ("S(0)", "R"),
     "other-mesh-same": ("S(0)", "S(0)"),
 }
+# targets that are no placements, and how a script writes them
+ODD = {"none": None, "none-inside": [None], "text-inside": ["S(0)"], "number-inside": [0], "no-placements": []}
+NEW_PARTIALS = (("P(sum),R", "R,P(sum)"), ("S(0),P(sum)", "P(sum),P(sum)"), ("P(max),S(1)", "P(max),P(max)"), ("R,S(0)", "R,P(sum)"))
 REFUSAL_MESHES = ("2", "1x2", "2x1", "3", "2@0,2", "1x2@0,2", "2x2")
 
 
@@ -48,18 +59,42 @@ def sweep_refusals(limits: Limits) -> list[Case]:
         if mesh.ndim > 1:
             cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:R,R", to="S(0)", attempt="few"))
             cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:P(sum),R", to="P(sum),P(max)", attempt="mixed-partial"))
+    for mesh in map(Mesh.parse, ("3", "4", "1x2")):  # some ranks hold nothing of it
+        rest = ",R" * (mesh.ndim - 1)
+        cases.append(Case.of("redistribute.refusals", mesh=mesh, x=f"1x4:S(0){rest}", to=f"S(2){rest}", attempt="dim-out"))
+        cases.append(Case.of("redistribute.refusals", mesh=mesh, x=f"1x4:S(0){rest}", to=f"P(sum){rest}", attempt="shard-to-partial"))
+        cases.append(Case.of("redistribute.refusals", mesh=mesh, x=f"():R{rest}", to=f"S(0){rest}", attempt="shard-of-0-d"))
+    for source, to in (
+        ("P(sum),R", "R,P(sum)"),
+        ("S(0),P(sum)", "P(sum),P(sum)"),
+        ("P(max),S(1)", "P(max),P(max)"),
+        ("R,S(0)", "R,P(sum)"),
+    ):
+        for text in ("2x2", "1x2", "2x1"):
+            cases.append(Case.of("redistribute.refusals", mesh=text, x=f"5x4:{source}", to=to, attempt="new-partial"))
+    for text, name in (("2", "1x2"), ("2x2", "4"), ("2", "2@0,2"), ("3", "2")):
+        ends = ["R", "R,R"] if text == "2x2" else ["S(0)", "S(0),R"]
+        to = ends[Mesh.parse(name).ndim - 1]
+        source = ends[Mesh.parse(text).ndim - 1]
+        cases.append(Case.of("redistribute.refusals", mesh=text, mesh__b=name, x=f"5x4:{source}", to=to, attempt="another-mesh"))
     return [case for case in cases if case.world <= limits.world_size]
 
 
+def features_refusals(case: Case) -> set[str]:
+    return {"few-placements"} if case.get("attempt") == "no-placements" else set()
+
+
 def check_refusals(case: Case, here: Here) -> None:
-    """What is no redistribution is refused on every rank, and what was to be redistributed is as it was."""
+    """What is no redistribution is refused on every rank, what was to be redistributed is as it was, and the world goes on."""
     x = given(case)
     live, elsewhere = x.dtensor(here), here.mesh(case.mesh("mesh.b")) if "mesh.b" in case else None
     if here.coord(x.layout.mesh) is None:
         return
-    to = here.placements(case.placements("to")) if "to" in case else None
+    to: Any = here.placements(case.placements("to")) if "to" in case else ODD[case.get("attempt")]
     here.refused(lambda: live.redistribute(elsewhere, to), case.get("attempt"), f"a redistribution to {case.get('to', 'nothing')}")
     here.same(live.to_local(), x.local(here.coord(x.layout.mesh)), "input", what="what was not redistributed")
+    shards = (Shard(0) if x.full.ndim else Replicate(), *draws.replicated(x.layout)[1:])
+    here.same(here.dtensor(x.full, x.layout.replace(shards)).full_tensor(), x.full, "afterwards", what="what is gathered afterwards")
 
 
 def script_refusals(case: Case) -> Script:
@@ -67,7 +102,7 @@ def script_refusals(case: Case) -> Script:
     constants, body = scripts.source(x, case.world)
     body += [f"other = {scripts.mesh(case.mesh('mesh.b'))}"] if "mesh.b" in case else []
     body += ["if mesh.get_coordinate() is None:", "    return None, None"] if x.layout.mesh.size < case.world else []
-    to = scripts.placements(case.placements("to")) if "to" in case else None
+    to = scripts.placements(case.placements("to")) if "to" in case else ODD[case.get("attempt")]
     return scripts.refused(case, body, f"x.redistribute({'other' if 'mesh.b' in case else None}, {to})", constants=constants)
 
 
@@ -78,10 +113,11 @@ LAWS = (
         source=f"{DOC} and its notes",
         check=check_refusals,
         script=script_refusals,
+        features=features_refusals,
         control="redistribute.refusals mesh=2 x=5x4:R to=P(sum) attempt=to-partial",
         planted="accepts_new_partial",
         sweep=sweep_refusals,
-        sweeps=100,
+        sweeps=180,
         weight=0.4,
     ),
 )

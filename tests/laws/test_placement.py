@@ -30,7 +30,13 @@ ROOMS = (
     "redistribute_partial",
     "redistribute_refusals",
     "redistribute_history",
+    "redistribute_pairs",
+    "redistribute_closure",
+    "redistribute_masked",
+    "redistribute_values",
+    "redistribute_views",
     "gradient",
+    "gradient_ways",
 )
 LAWS = [law for room in ROOMS for law in laws_of(f"conformance.laws.{room}")]
 FIRST_CASES = 48

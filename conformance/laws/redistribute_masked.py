@@ -1,0 +1,101 @@
+"""Laws of masked contributions: what a lookup in a table that is sharded by rows leaves to be summed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from conformance.case import Case
+from conformance.law import Law, Limits
+from conformance.laws import draws, scripts
+from conformance.laws.given import given
+from conformance.report.reproducer import Script
+from reference.layout import Layout
+from reference.placement import Placement, Replicate, Shard
+from reference.tensors import TensorSpec
+from strategies import shapes
+
+if TYPE_CHECKING:
+    import torch
+    from hypothesis.strategies import SearchStrategy
+
+    from conformance.here import Here
+
+DOC = "torch.distributed.tensor.placement_types, docstring of _MaskPartial: row-wise sharded embedding"
+# how often the result is used, one after the other
+USES = ("once", "once", "once", "once", "once", "twice")
+
+
+def draw_masked(limits: Limits) -> SearchStrategy[Case]:
+    mesh_drawn = st.sampled_from(draws.meshes(limits, tables=False, outside=False))
+    index_drawn = shapes(min_dims=1, max_dims=2, min_size=1)
+    size = st.sampled_from((2, 3, 4, 5, 7, 1))
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        mesh, index, rows, columns = draw(mesh_drawn), draw(index_drawn), draw(size), draw(size)
+        table: list[Placement] = []
+        at: list[Placement] = []
+        rowwise = draw(st.integers(0, mesh.ndim - 1))
+        for dim in range(mesh.ndim):
+            kind = "rows" if dim == rowwise else draw(st.sampled_from(["none", "batch", "columns"]))
+            table.append({"rows": Shard(0), "columns": Shard(1)}.get(kind, Replicate()))
+            at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else Replicate())
+        goals: list[Placement] = [Replicate(), *map(Shard, range(len(index) + 1))]
+        to = tuple(draw(st.sampled_from(goals)) for _ in range(mesh.ndim))
+        use = draw(st.sampled_from(USES))
+        return Case.of("redistribute.masked", mesh=mesh, w=TensorSpec((rows, columns), tuple(table)),
+                       i=TensorSpec(index, tuple(at), "int64", f"index{rows}"), to=to, use=use, seed=draw(draws.seeds()))  # fmt: skip
+
+    return case()
+
+
+def features_masked(case: Case) -> set[str]:
+    return {"derived", *(["reused"] if case.get("use") == "twice" else [])}
+
+
+def _wanted(case: Case) -> tuple[torch.Tensor, Layout]:
+    full = functional.embedding(given(case, "i").full, given(case, "w").full)
+    return full, Layout(tuple(full.shape), case.mesh(), case.placements("to"))
+
+
+def check_masked(case: Case, here: Here) -> None:
+    """Each row comes from the one rank that has it, however the sum is then placed, and as often as it is asked for."""
+    table, index = given(case, "w"), given(case, "i")
+    full, to = _wanted(case)
+    found: Any = functional.embedding(index.dtensor(here), table.dtensor(here))
+    here.require(isinstance(found, DTensor), "wrong-metadata", "kind", "a lookup in a DTensor is no DTensor")
+    for _ in range(1 + (case.get("use") == "twice")):
+        got = found.redistribute(placements=here.placements(to.placements))
+        here.same_dtensor(got, full, "rows", mesh=to.mesh, placements=to.placements)
+
+
+def script_masked(case: Case) -> Script:
+    full, to = _wanted(case)
+    constants, body = scripts.source(given(case, "w"), case.world, "w")
+    more, lines = scripts.source(given(case, "i"), case.world, "i")
+    body += [*lines[1:], "found = torch.nn.functional.embedding(i, w)"]
+    moved = f"found.redistribute(placements={scripts.placements(to.placements)})"
+    body += [moved] if case.get("use") == "twice" else []
+    return scripts.holds(case, body, moved, full, to, constants=[*constants, *more])
+
+
+LAWS = (
+    Law(
+        id="redistribute.masked",
+        clause="A lookup in a table that is sharded by rows gives, once summed, each row as the rank that has it holds it.",
+        source=DOC,
+        check=check_masked,
+        script=script_masked,
+        features=features_masked,
+        control="redistribute.masked mesh=2 w=5x3:S(0) i=4:R:int64:index5 to=R use=once",
+        planted="mask_is_not_applied",
+        draw=draw_masked,
+        draws=90,
+        needs=("all_reduce",),
+        weight=0.8,
+    ),
+)
