@@ -6,6 +6,7 @@ What an argument means is known by the name of the function: a number is an oper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -43,6 +44,9 @@ SEVERAL_OUTPUTS = words(
     split_with_sizes native_layer_norm meshgrid linalg.qr linalg.svd linalg.eigh"""
 )
 SEVERAL_WITH_DIM = words("max min median nanmedian")
+# reductions that no elements at all do not have; with an infinite order norms are, too
+NO_IDENTITY = words("amax amin max min argmax argmin aminmax mode kthvalue _foreach_max")
+NORMS = words("norm linalg.norm linalg.vector_norm linalg.matrix_norm _foreach_norm")
 
 
 @lru_cache(8192)
@@ -87,6 +91,8 @@ def _of_call(call: Call, views: set[str]) -> Iterator[str]:
     if plain in SEVERAL_OUTPUTS or (plain in SEVERAL_WITH_DIM and any(isinstance(arg, Literal) for arg in operands)):
         yield "several-outputs"
     keywords = dict(call.kwargs)
+    if plain in NO_IDENTITY or (plain in NORMS and any(map(_is_infinite, (*operands, *keywords.values())))):
+        yield "no-identity"
     for name in keywords:
         if name == "out":
             yield "out-argument"
@@ -112,6 +118,10 @@ def _of_dim(arg: Node, function: str) -> Iterator[str]:
         yield "dim-tuple" if items else "dim-empty"
     if function in MANY_DIMS | SEVERAL_WITH_DIM and isinstance(arg, Literal) and arg.value is None:
         yield "dim-none"
+
+
+def _is_infinite(arg: Node) -> bool:
+    return isinstance(arg, Literal) and arg.value in (math.inf, -math.inf)
 
 
 def _plain_name(call: Call) -> str:

@@ -31,6 +31,7 @@ LINES: dict[str, dict[str, str]] = {
     "sizes": {
         "uneven": "the ranks of a sharded tensor hold local tensors of different shapes",
         "empty-shard": "a rank holds nothing of a tensor that has elements",
+        "late-empty-shard": "a rank holds nothing of a dim that has an element for every rank: the shards before it are larger",
         "size-0": "a tensor dim of extent 0",
         "size-1": "a tensor dim of extent 1",
         "0-d": "a tensor without dims",
@@ -47,6 +48,7 @@ LINES: dict[str, dict[str, str]] = {
         "partial-twice": "reductions pending along two mesh dims",
         "partial-mixed": "sum pending along one mesh dim, avg along another",
         "derived": "seen by a rank: a pending reduction with a transform of its own, such as a norm or a masked lookup",
+        "masked-beside-shard": "a masked lookup along one mesh dim, a shard of its rows or columns along another",
         "cancelling": "contributions that cancel to 0 everywhere",
     },
     "programs": {
@@ -66,6 +68,7 @@ LINES: dict[str, dict[str, str]] = {
         "dim-empty": "an empty tuple for a dim argument",
         "dim-none": "None for a dim argument",
         "keepdim": "a reduction that keeps its dims",
+        "no-identity": "a reduction that no elements at all do not have: the largest or the smallest",
         "scalar:int": "a Python int as operand",
         "scalar:float": "a Python float as operand",
         "scalar:bool": "a Python bool as operand",
@@ -126,6 +129,7 @@ LINES: dict[str, dict[str, str]] = {
     "dtypes": {
         **{f"dtype:{name}": f"a tensor of {name}" for name in DTYPES if name != "float32"},
         "type-promotion": "operands of different dtypes",
+        "dtype-between": "a dtype in which a result or a gradient travels, other than its tensor's",
     },
     "memory": {
         "noncontiguous": "a tensor that is not contiguous",

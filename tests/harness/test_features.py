@@ -12,7 +12,7 @@ from conformance.search import draw
 
 INPUT_SPACE = [
     "sizes", "what is judged", "partial inputs", "programs", "history", "arguments", "in place", "backward", "meshes", "strided shards",
-    "placements given oddly", "dtypes", "memory", "checkpoints", "outcomes",
+    "placements given oddly", "dtypes", "memory", "checkpoints", "collectives", "outcomes",
 ]  # fmt: skip
 
 READ: list[tuple[str, str]] = [
@@ -52,8 +52,11 @@ READ: list[tuple[str, str]] = [
     ("op.forward[add_] mesh=2 a=4x2:S(0) steps=t(a).add_(1);b=getitem(a,0);b.zero_();a",
      "in-place program reused scalar:int view write-through-view"),
     ("op.forward[sort] mesh=2 a=4:R:float32:ties steps=sort(a,-1,descending=True)", "negative-dim option:descending several-outputs tie"),
-    ("op.forward[max] mesh=2 a=4x2:R steps=max(a,1)", "several-outputs"),
-    ("op.forward[max] mesh=2 a=4x2:R steps=max(a)", ""),
+    ("op.forward[max] mesh=2 a=4x2:R steps=max(a,1)", "no-identity several-outputs"),
+    ("op.forward[max] mesh=2 a=4x2:R steps=max(a)", "no-identity"),
+    ("op.forward[norm] mesh=2 a=4:S(0) steps=_foreach_norm([a],inf);linalg.vector_norm(a,-inf,0);linalg.vector_norm(a,1)",
+     "no-identity program repeated reused"),
+    ("op.forward[norm] mesh=2 a=4:S(0) steps=norm(a,2)", ""),
     ("op.forward[cat] mesh=2 a=4:S(0) b=6:S(0) steps=cat([a,b],0)", "extents-differ"),
     ("op.forward[embedding] mesh=2 i=4:R:int64:index6 w=6x2:S(0) steps=nn.functional.embedding(i,w)", "unlike-placements"),
     ("op.forward[reshape] mesh=2 a=4x2:S(0) steps=reshape(a,(-1,))", "view"),
