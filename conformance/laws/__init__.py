@@ -14,9 +14,14 @@ from conformance.law import Law
 
 MODULES = (
     "collective",
+    "collective_flight",
+    "collective_groups",
+    "collective_messages",
     "mesh",
     "mesh_views",
     "mesh_made",
+    "mesh_algebra",
+    "mesh_tables",
     "layout",
     "layout_local",
     "layout_factories",
@@ -31,6 +36,7 @@ MODULES = (
     "redistribute_values",
     "redistribute_views",
     "gradient",
+    "gradient_ways",
     "op",
     "roundtrip",
 )

@@ -57,14 +57,14 @@ def expect_grad(here: Here, local: torch.Tensor, want: torch.Tensor, check: str)
         here.same(local.grad, want, check, what="gradient of the local tensor")
 
 
-def _leaf(x: Given, here: Here) -> tuple[torch.Tensor, DTensor]:
+def leaf(x: Given, here: Here) -> tuple[torch.Tensor, DTensor]:
     """A local tensor that requires a gradient, and the DTensor of it."""
     local = here.tensor(x.local(here.coord(x.layout.mesh))).requires_grad_()
     at = here.placements(x.layout.placements)
     return local, DTensor.from_local(local, here.mesh(x.layout.mesh), at, shape=x.full.shape, stride=x.stride)
 
 
-def _script(case: Case, body: list[str], grads: Mapping[int, torch.Tensor], want: Mapping[int, torch.Tensor]) -> Script:
+def scripted(case: Case, body: list[str], grads: Mapping[int, torch.Tensor], want: Mapping[int, torch.Tensor]) -> Script:
     """``body`` makes ``out`` from the leaf ``x``; what arrives at ``out`` and what ``x.grad`` must be are given by rank."""
     x = given(case)
     locals_ = scripts.tensors("X", {rank: x.local(x.layout.mesh.coord(rank)) for rank in range(case.world)})
@@ -79,11 +79,11 @@ def _script(case: Case, body: list[str], grads: Mapping[int, torch.Tensor], want
     return scripts.script([*lines, "return WANT[rank], x.grad"], world=case.world, constants=constants)
 
 
-def _sliced(full: torch.Tensor, layout: Layout, world: int) -> dict[int, torch.Tensor]:
+def sliced(full: torch.Tensor, layout: Layout, world: int) -> dict[int, torch.Tensor]:
     return {rank: part(full, layout, layout.mesh.coord(rank)) for rank in range(world)}
 
 
-def _on_members(full: torch.Tensor, layout: Layout) -> dict[int, torch.Tensor]:
+def on_members(full: torch.Tensor, layout: Layout) -> dict[int, torch.Tensor]:
     return {rank: part(full, layout, layout.mesh.coord(rank)) for rank in sorted(layout.mesh.ranks)}
 
 
@@ -109,7 +109,7 @@ def check_redistribute(case: Case, here: Here) -> None:
     """The gradient goes back to the placements that the tensor came from; contributions get it whole."""
     x = given(case)
     to, coord = target(case, x), here.coord(x.layout.mesh)
-    local, live = _leaf(x, here)
+    local, live = leaf(x, here)
     out = live.redistribute(placements=here.placements(to.placements)).to_local()
     backward(out, here.tensor(part(incoming(x), to, coord)))
     if coord is not None:
@@ -120,7 +120,7 @@ def script_redistribute(case: Case) -> Script:
     x = given(case)
     to = target(case, x)
     body = [f"out = d.redistribute(placements={scripts.placements(to.placements)}).to_local()"]
-    return _script(case, body, _sliced(incoming(x), to, case.world), _on_members(incoming(x), returned(x.layout)))
+    return scripted(case, body, sliced(incoming(x), to, case.world), on_members(incoming(x), returned(x.layout)))
 
 
 def check_leaf(case: Case, here: Here) -> None:
@@ -149,7 +149,7 @@ def script_leaf(case: Case) -> Script:
         f"d = distribute_tensor(full, mesh, {scripts.placements(x.layout.placements)}, src_data_rank=None)",
         f"d.redistribute(placements={scripts.placements(to.placements)}).to_local().backward(G[rank])",
     ]
-    constants = scripts.tensors("G", _sliced(incoming(x), to, case.world))
+    constants = scripts.tensors("G", sliced(incoming(x), to, case.world))
     return scripts.holds(case, body, "d.grad", incoming(x), x.layout, constants=constants)
 
 
@@ -177,7 +177,7 @@ def check_full(case: Case, here: Here) -> None:
     """Each rank's gradient of the full tensor counts as a replica, of which it keeps its slice; declared partial, they add up."""
     x = given(case)
     coord = here.coord(x.layout.mesh)
-    local, live = _leaf(x, here)
+    local, live = leaf(x, here)
     declared = {} if case.get("grads") == "replicate" else {"grad_placements": here.placements((Partial(),) * x.layout.mesh.ndim)}
     out = live.full_tensor(**declared)
     own = torch.empty_like(out) if coord is None else here.tensor(incoming(x, here.rank + 1))
@@ -192,7 +192,7 @@ def script_full(case: Case) -> Script:
     declared = "" if case.get("grads") == "replicate" else f"grad_placements={scripts.placements((Partial(),) * mesh.ndim)}"
     grads = {rank: torch.empty(0, dtype=x.full.dtype) if mesh.coord(rank) is None else incoming(x, rank + 1) for rank in range(case.world)}
     want = {mesh.rank_at(coord): part(_full_grad(case, coord), back, coord) for coord in mesh.coords()}
-    return _script(case, [f"out = d.full_tensor({declared})"], grads, want)
+    return scripted(case, [f"out = d.full_tensor({declared})"], grads, want)
 
 
 def draw_to_local(limits: Limits) -> SearchStrategy[Case]:
@@ -222,7 +222,7 @@ def check_to_local(case: Case, here: Here) -> None:
     """The gradient of a local tensor comes back as it is; along mesh dims that were declared partial the ranks' gradients add up."""
     x, declared = given(case), _declared(case)
     coord, back = here.coord(x.layout.mesh), returned(x.layout)
-    local, live = _leaf(x, here)
+    local, live = leaf(x, here)
     out = live.to_local(grad_placements=here.placements(declared)) if declared else live.to_local()
     own = torch.empty_like(out) if coord is None else here.tensor(part(incoming(x, here.rank + 1), back, coord))
     backward(out, own)
@@ -236,7 +236,7 @@ def script_to_local(case: Case) -> Script:
     option = f"grad_placements={scripts.placements(declared)}" if declared else ""
     grads = {rank: part(incoming(x, rank + 1), back, mesh.coord(rank)) for rank in range(case.world)}
     want = {mesh.rank_at(coord): _local_grad(case, coord) for coord in mesh.coords()}
-    return _script(case, [f"out = d.to_local({option})"], grads, want)
+    return scripted(case, [f"out = d.to_local({option})"], grads, want)
 
 
 def draw_twice(limits: Limits) -> SearchStrategy[Case]:
@@ -257,7 +257,7 @@ def check_twice(case: Case, here: Here) -> None:
     """A tensor that is used twice, by two redistributions and in two backward passes, gets the sum of the gradients."""
     x = given(case)
     coord = here.coord(x.layout.mesh)
-    local, live = _leaf(x, here)
+    local, live = leaf(x, here)
     total = torch.zeros_like(incoming(x))
     for at, field in enumerate(("to", "via", "to")):
         goal = target(case, x, field)
@@ -277,8 +277,8 @@ def script_twice(case: Case) -> Script:
         f"out = d.redistribute(placements={scripts.placements(goals[0].placements)}).to_local()",
     ]
     total = incoming(x) * 2 + incoming(x, 1)
-    made = _script(case, body, _sliced(incoming(x), goals[0], case.world), _on_members(total, returned(x.layout)))
-    second = scripts.tensors("H", _sliced(incoming(x, 1), goals[1], case.world))
+    made = scripted(case, body, sliced(incoming(x), goals[0], case.world), on_members(total, returned(x.layout)))
+    second = scripts.tensors("H", sliced(incoming(x, 1), goals[1], case.world))
     return Script(made.stages, made.imports, (*made.constants, *second))
 
 
@@ -290,7 +290,7 @@ def check_second(case: Case, here: Here) -> None:
     """The gradient of a gradient goes through a redistribution and back: sum(g*x*x) has 2*g*x, and that has 2*g*h along h."""
     x = given(case)
     to, coord = target(case, x), here.coord(x.layout.mesh)
-    local, live = _leaf(x, here)
+    local, live = leaf(x, here)
     if coord is None:
         live.redistribute(placements=here.placements(to.placements))
         return
@@ -313,9 +313,9 @@ def script_second(case: Case) -> Script:
         "(first,) = torch.autograd.grad((y * y * H[rank]).sum(), x, create_graph=True)",
         "out = first",
     ]
-    want = _on_members(incoming(x) * 2 * incoming(x, 1), x.layout)
-    made = _script(case, body, _sliced(incoming(x, 1), x.layout, case.world), want)
-    return Script(made.stages, made.imports, (*made.constants, *scripts.tensors("H", _sliced(incoming(x), to, case.world))))
+    want = on_members(incoming(x) * 2 * incoming(x, 1), x.layout)
+    made = scripted(case, body, sliced(incoming(x, 1), x.layout, case.world), want)
+    return Script(made.stages, made.imports, (*made.constants, *scripts.tensors("H", sliced(incoming(x), to, case.world))))
 
 
 LAWS = (

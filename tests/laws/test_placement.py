@@ -22,6 +22,8 @@ ROOMS = (
     "mesh",
     "mesh_views",
     "mesh_made",
+    "mesh_algebra",
+    "mesh_tables",
     "layout",
     "layout_local",
     "layout_factories",

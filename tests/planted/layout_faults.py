@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from tests.planted.placement_faults import instead
@@ -41,3 +42,31 @@ def wrapper_does_anything() -> None:
             return args[0]
 
     LocalShardsWrapper.__torch_dispatch__ = classmethod(fault)  # type: ignore[assignment]
+
+
+# Gradients
+
+
+def entrance_ignores_declared_gradient() -> None:
+    @instead(_api._FromTorchTensor, "forward")
+    def fault(true: Any, ctx: Any, *args: Any) -> Any:
+        return true(ctx, *args[:-1], None)
+
+
+def contributions_arrive_as_replicas() -> None:
+    @instead(_redistribute.Redistribute, "backward")
+    def fault(true: Any, ctx: Any, grad: Any) -> Any:
+        claimed = [Replicate() if p.is_partial() else p for p in grad.placements]
+        return true(ctx, DTensor.from_local(grad.to_local(), grad.device_mesh, claimed, shape=grad.shape, stride=grad.stride()))
+
+
+def gradient_keeps_traveling_dtype() -> None:
+    @instead(DTensor, "redistribute")
+    def fault(true: Any, self: Any, *args: Any, backward_dtype: Any = None, **options: Any) -> Any:
+        return true(self, *args, backward_dtype=torch.bfloat16, **options)
+
+
+def exit_is_differentiable_once() -> None:
+    @instead(_api._ToTorchTensor, "backward")
+    def fault(true: Any, ctx: Any, grad: Any) -> Any:
+        return true(ctx, None if grad is None else grad.detach())
