@@ -12,7 +12,7 @@ from reference.checkpoint.state_dict import Slot, Stateful, parse_state
 from reference.layout import Layout, LayoutError
 from reference.mesh import Mesh
 from reference.notation import NotationError, Shape
-from reference.placement import Partial, Placements, StridedShard, is_reduction, parse_placements, shard_dim
+from reference.placement import Partial, Placements, Shard, StridedShard, is_reduction, parse_placements, shard_dim
 from reference.tensors import TensorSpec
 
 
@@ -99,6 +99,8 @@ def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[s
         others = [other for other in placements[:at] if shard_dim(other) == dim]
         if others:
             yield "nested"
+        elif isinstance(placement, Shard) and shape[dim] >= mesh[at] and -(-shape[dim] // mesh[at]) * (mesh[at] - 1) >= shape[dim] > 0:
+            yield "late-empty-shard"
         if isinstance(placement, StridedShard):
             if not any(shard_dim(other) == dim for other in placements[at + 1 :]):
                 yield "strided-lone"

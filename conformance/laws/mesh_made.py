@@ -160,8 +160,8 @@ def script_one(case: Case) -> Script:
 def sweep_many(limits: Limits) -> list[Case]:
     wanted = [
         Mesh.parse(text)
-        for text in ("1x2", "2x1", "2x2", "1x3", "3x1", "1x2x2", "1x2@0,2", "2x2@0,2,1,3")
-        if Mesh.parse(text).size <= limits.world_size
+        for text in ("1x2", "2x1", "2x2", "1x3", "3x1", "1x2x2", "1x2@0,2", "2x2@0,2,1,3", "2", "3@0,1,3", "2x3", "2x2x2")
+        if max(Mesh.parse(text).ranks) < limits.world_size
     ]
     return [Case.of("mesh.from-groups", mesh=mesh, groups=groups) for groups in ("own", "sliced") for mesh in wanted]
 
@@ -191,18 +191,19 @@ def check_many(case: Case, here: Here) -> None:
         dist.all_reduce(total, group=live.get_group(dim))
         here.same(total, torch.tensor([sum(10**rank for rank in want)]), "traffic", what=f"sum along mesh dim {dim}")
     errors = (ValueError, RuntimeError, TypeError)
-    here.refused(lambda: DeviceMesh.from_group(groups, device, mesh=table), "no names", "several groups without names", errors=errors)
-    here.refused(
-        lambda: DeviceMesh.from_group(groups, device, mesh_dim_names=names), "no table", "several groups without a table", errors=errors
-    )
-    few = groups[:1]
-    here.refused(
-        lambda: DeviceMesh.from_group(few, device, mesh=table, mesh_dim_names=names),
-        "arity",
-        "one group for a table of more dims",
-        errors=errors,
-    )
     here.refused(lambda: DeviceMesh.from_group([], device, mesh=table, mesh_dim_names=names), "none", "no group at all", errors=errors)
+    if mesh.ndim > 1:
+        here.refused(lambda: DeviceMesh.from_group(groups, device, mesh=table), "no names", "several groups without names", errors=errors)
+        here.refused(
+            lambda: DeviceMesh.from_group(groups, device, mesh_dim_names=names), "no table", "several groups without a table", errors=errors
+        )
+        few = groups[:1]
+        here.refused(
+            lambda: DeviceMesh.from_group(few, device, mesh=table, mesh_dim_names=names),
+            "arity",
+            "one group for a table of more dims",
+            errors=errors,
+        )
 
 
 def script_many(case: Case) -> Script:
@@ -272,7 +273,7 @@ LAWS = (
         control="mesh.from-groups mesh=2x2 groups=own",
         planted="mesh_from_groups_reversed",
         sweep=sweep_many,
-        sweeps=16,
+        sweeps=24,
         needs=("all_reduce", "subgroups"),
         weight=0.4,
     ),

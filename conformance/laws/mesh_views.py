@@ -14,6 +14,7 @@ from conformance.here import read_mesh
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
 from conformance.laws.given import NAMES
+from conformance.laws.mesh import all_meshes
 from conformance.report.reproducer import Script
 from reference.mesh import Coord, Mesh
 
@@ -26,18 +27,23 @@ SLICES = "torch.distributed.device_mesh docs, DeviceMesh.__getitem__"
 FLATTEN = "torch.distributed.device_mesh, docstring of DeviceMesh._flatten"
 
 
-def _dims(case: Case, name: str) -> tuple[int, ...]:
+def named_dims(case: Case, name: str) -> tuple[int, ...]:
     """The mesh dims that a field such as ``slice=a,c`` names."""
     return tuple(NAMES.index(letter) for letter in case.get(name).split(","))
 
 
-def _index(dims: tuple[int, ...]) -> str | tuple[str, ...]:
+def index(dims: tuple[int, ...]) -> str | tuple[str, ...]:
     names = tuple(NAMES[dim] for dim in dims)
     return names[0] if len(names) == 1 else names
 
 
-def _letters(dims: tuple[int, ...]) -> str:
+def letters(dims: tuple[int, ...]) -> str:
     return ",".join(NAMES[dim] for dim in dims)
+
+
+def _several_dims(limits: Limits) -> list[Mesh]:
+    """The palette, and in larger worlds the larger meshes."""
+    return [*draws.meshes(limits, dims=(2, 3)), *(mesh for mesh in all_meshes(limits) if mesh.ndim > 1 and mesh.size > 4)]
 
 
 def _chosen(mesh: Mesh, draw: st.DrawFn, least: int, most: int) -> tuple[int, ...]:
@@ -50,7 +56,7 @@ def _ascending(ndim: int, size: int) -> list[tuple[int, ...]]:
     return [()] if size == 0 else [(*head, dim) for head in _ascending(ndim, size - 1) for dim in range(head[-1] + 1 if head else 0, ndim)]
 
 
-def _expect_mesh(here: Here, got: DeviceMesh, want: Mesh, names: tuple[str, ...], check: str) -> None:
+def expect_mesh(here: Here, got: DeviceMesh, want: Mesh, names: tuple[str, ...], check: str) -> None:
     """``got`` is a mesh over this table and with these names, in which this rank sits where it must, among whom it must."""
     if not here.require(read_mesh(got) == want, "wrong-layout", check, "it holds other ranks", want, read_mesh(got)):
         return
@@ -63,11 +69,11 @@ def _expect_mesh(here: Here, got: DeviceMesh, want: Mesh, names: tuple[str, ...]
         here.require(members == due, "wrong-value", check, f"the group of dim {name!r} has other members", due, members)
 
 
-def _told(got: str) -> str:
+def told(got: str) -> str:
     return f"({got}.mesh.tolist(), {got}.mesh_dim_names, [sorted(dist.get_process_group_ranks(g)) for g in {got}.get_all_groups()])"
 
 
-def _telling(want: Mesh, names: tuple[str, ...], rank: int) -> object:
+def telling(want: Mesh, names: tuple[str, ...], rank: int) -> object:
     coord = want.coord(rank) or ()
     return (torch.tensor(want.ranks).reshape(want.shape).tolist(), names, [sorted(want.group(dim, coord)) for dim in range(want.ndim)])
 
@@ -75,21 +81,21 @@ def _telling(want: Mesh, names: tuple[str, ...], rank: int) -> object:
 def draw_slice(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(2, 3))))
-        return Case.of("mesh.slice", mesh=mesh, slice=_letters(_chosen(mesh, draw, 1, mesh.ndim)))
+        mesh = draw(st.sampled_from(_several_dims(limits)))
+        return Case.of("mesh.slice", mesh=mesh, slice=letters(_chosen(mesh, draw, 1, mesh.ndim)))
 
     return case()
 
 
 def check_slice(case: Case, here: Here) -> None:
     """A slice by names is the part of the table through this rank that these dims span; its groups are those of the dims."""
-    mesh, dims = case.mesh(), _dims(case, "slice")
+    mesh, dims = case.mesh(), named_dims(case, "slice")
     live = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
     coord = here.coord(mesh)
     if coord is None:
         return
-    part, want = live[_index(dims)], mesh.slice(dims, coord)
-    _expect_mesh(here, part, want, tuple(NAMES[dim] for dim in dims), "slice")
+    part, want = live[index(dims)], mesh.slice(dims, coord)
+    expect_mesh(here, part, want, tuple(NAMES[dim] for dim in dims), "slice")
     for at, dim in enumerate(dims):
         parts = [here.tensor(torch.empty(1, dtype=torch.int64)) for _ in mesh.group(dim, coord)]
         dist.all_gather(parts, here.tensor(torch.tensor([here.rank])), group=part.get_group(at))
@@ -99,14 +105,14 @@ def check_slice(case: Case, here: Here) -> None:
 
 
 def script_slice(case: Case) -> Script:
-    mesh, dims = case.mesh(), _dims(case, "slice")
+    mesh, dims = case.mesh(), named_dims(case, "slice")
     body = [
         f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}",
-        f"part = mesh[{_index(dims)!r}] if mesh.get_coordinate() is not None else None",
+        f"part = mesh[{index(dims)!r}] if mesh.get_coordinate() is not None else None",
     ]
     names = tuple(NAMES[dim] for dim in dims)
-    want = {rank: _telling(mesh.slice(dims, _coord(mesh, rank)), names, rank) for rank in sorted(mesh.ranks)}
-    return scripts.compared(case, body, _told("part"), want)
+    want = {rank: telling(mesh.slice(dims, _coord(mesh, rank)), names, rank) for rank in sorted(mesh.ranks)}
+    return scripts.compared(case, body, told("part"), want)
 
 
 def _coord(mesh: Mesh, rank: int) -> Coord:
@@ -118,24 +124,24 @@ def _coord(mesh: Mesh, rank: int) -> Coord:
 def draw_compose(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(2, 3))))
+        mesh = draw(st.sampled_from(_several_dims(limits)))
         outer = _chosen(mesh, draw, 2, mesh.ndim)
         inner = tuple(outer[at] for at in _chosen(Mesh.of(*[1] * len(outer)), draw, 1, len(outer)))
-        return Case.of("mesh.slice-compose", mesh=mesh, slice=_letters(outer), of=_letters(inner))
+        return Case.of("mesh.slice-compose", mesh=mesh, slice=letters(outer), of=letters(inner))
 
     return case()
 
 
 def check_compose(case: Case, here: Here) -> None:
     """A slice of a slice is the slice: equal, of equal hash, and the same again when it is taken again."""
-    mesh, outer, inner = case.mesh(), _dims(case, "slice"), _dims(case, "of")
+    mesh, outer, inner = case.mesh(), named_dims(case, "slice"), named_dims(case, "of")
     live = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
     coord = here.coord(mesh)
     if coord is None:
         return
-    direct, nested, again = live[_index(inner)], live[_index(outer)][_index(inner)], live[_index(inner)]
+    direct, nested, again = live[index(inner)], live[index(outer)][index(inner)], live[index(inner)]
     names = tuple(NAMES[dim] for dim in inner)
-    _expect_mesh(here, nested, mesh.slice(inner, coord), names, "nested")
+    expect_mesh(here, nested, mesh.slice(inner, coord), names, "nested")
     here.require(direct == nested, "wrong-value", "equality", "a slice of a slice differs from the slice", direct, nested)
     here.require(hash(direct) == hash(nested), "wrong-value", "hash", "a slice of a slice hashes otherwise", hash(direct), hash(nested))
     here.require(direct == again and hash(direct) == hash(again), "wrong-value", "again", "the slice taken again differs", direct, again)
@@ -149,16 +155,16 @@ def check_compose(case: Case, here: Here) -> None:
 
 
 def script_compose(case: Case) -> Script:
-    mesh, outer, inner = case.mesh(), _dims(case, "slice"), _dims(case, "of")
+    mesh, outer, inner = case.mesh(), named_dims(case, "slice"), named_dims(case, "of")
     body = [
         f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}",
         "if mesh.get_coordinate() is None:",
         "    return None, None",
-        f"direct, nested = mesh[{_index(inner)!r}], mesh[{_index(outer)!r}][{_index(inner)!r}]",
+        f"direct, nested = mesh[{index(inner)!r}], mesh[{index(outer)!r}][{index(inner)!r}]",
     ]
     names = tuple(NAMES[dim] for dim in inner)
-    want = {rank: (True, True, _telling(mesh.slice(inner, _coord(mesh, rank)), names, rank)) for rank in sorted(mesh.ranks)}
-    return scripts.compared(case, body, f"(direct == nested, hash(direct) == hash(nested), {_told('nested')})", want)
+    want = {rank: (True, True, telling(mesh.slice(inner, _coord(mesh, rank)), names, rank)) for rank in sorted(mesh.ranks)}
+    return scripts.compared(case, body, f"(direct == nested, hash(direct) == hash(nested), {told('nested')})", want)
 
 
 # field `slice`: names that no ascending slice has
@@ -193,7 +199,7 @@ def check_odd_slices(case: Case, here: Here) -> None:
         turned = live["b", "a"]
     except (KeyError, RuntimeError, ValueError, NotImplementedError):
         return
-    _expect_mesh(here, turned, mesh.slice((1, 0), _coord(mesh, here.rank)), ("b", "a"), "turned")
+    expect_mesh(here, turned, mesh.slice((1, 0), _coord(mesh, here.rank)), ("b", "a"), "turned")
 
 
 def script_odd_slices(case: Case) -> Script:
@@ -201,8 +207,8 @@ def script_odd_slices(case: Case) -> Script:
     names = () if odd == "none" else NAMES[: mesh.ndim]
     body = [f"mesh = {scripts.mesh(mesh, names)}"]
     if odd == "b,a":
-        want = {rank: _telling(mesh.slice((1, 0), _coord(mesh, rank)), ("b", "a"), rank) for rank in sorted(mesh.ranks)}
-        return scripts.compared(case, [*body, 'part = mesh["b", "a"]'], _told("part"), want)
+        want = {rank: telling(mesh.slice((1, 0), _coord(mesh, rank)), ("b", "a"), rank) for rank in sorted(mesh.ranks)}
+        return scripts.compared(case, [*body, 'part = mesh["b", "a"]'], told("part"), want)
     index = ("a",) if odd == "none" else tuple(odd.split(","))
     return scripts.refused(case, body, f"mesh[{index!r}]")
 
@@ -210,9 +216,9 @@ def script_odd_slices(case: Case) -> Script:
 def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(2, 3))))
+        mesh = draw(st.sampled_from(_several_dims(limits)))
         whole = mesh.size <= max(mesh.ranks)  # ranks outside cannot name a part of the table that is theirs
-        return Case.of("mesh.flatten", mesh=mesh, flatten=_letters(_chosen(mesh, draw, mesh.ndim if whole else 2, mesh.ndim)))
+        return Case.of("mesh.flatten", mesh=mesh, flatten=letters(_chosen(mesh, draw, mesh.ndim if whole else 2, mesh.ndim)))
 
     return case()
 
@@ -220,9 +226,9 @@ def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
 def check_flatten(case: Case, here: Here) -> None:
     """Flattened dims are one dim over the ranks that they span, read row by row, whether or not the dims are neighbours;
     flattening again gives the same mesh and the same group."""
-    mesh, dims = case.mesh(), _dims(case, "flatten")
+    mesh, dims = case.mesh(), named_dims(case, "flatten")
     live = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
-    part = live if len(dims) == mesh.ndim else live[_index(dims)]
+    part = live if len(dims) == mesh.ndim else live[index(dims)]
     flat, again = part._flatten("flat"), part._flatten("flat")
     here.require(flat == again and hash(flat) == hash(again), "wrong-value", "again", "flattened again it is another mesh", flat, again)
     coord = here.coord(mesh)
@@ -230,7 +236,7 @@ def check_flatten(case: Case, here: Here) -> None:
         here.require(flat.get_coordinate() is None, "wrong-value", "outside", "a rank outside has a place", None, flat.get_coordinate())
         return
     want = mesh.flatten(dims, coord)
-    _expect_mesh(here, flat, want, ("flat",), "flatten")
+    expect_mesh(here, flat, want, ("flat",), "flatten")
     here.require(flat.get_group() is again.get_group(), "wrong-value", "group", "flattened again it has another group")
     total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
     dist.all_reduce(total, group=flat.get_group())
@@ -242,17 +248,19 @@ def check_flatten(case: Case, here: Here) -> None:
 
 
 def script_flatten(case: Case) -> Script:
-    mesh, dims = case.mesh(), _dims(case, "flatten")
-    part = "mesh" if len(dims) == mesh.ndim else f"mesh[{_index(dims)!r}]"
+    mesh, dims = case.mesh(), named_dims(case, "flatten")
+    part = "mesh" if len(dims) == mesh.ndim else f"mesh[{index(dims)!r}]"
     body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f'flat = {part}._flatten("flat")']
-    want = {rank: _telling(mesh.flatten(dims, _coord(mesh, rank)), ("flat",), rank) for rank in sorted(mesh.ranks)}
-    return scripts.compared(case, body, _told("flat"), want)
+    want = {rank: telling(mesh.flatten(dims, _coord(mesh, rank)), ("flat",), rank) for rank in sorted(mesh.ranks)}
+    return scripts.compared(case, body, told("flat"), want)
 
 
 UNFLATTENED = {
     "2": ("2x1", "1x2"),
     "3": ("3x1", "1x3"),
     "4": ("2x2", "4x1", "2x1x2"),
+    "6": ("2x3", "3x2"),
+    "8": ("2x2x2", "4x2"),
     "2@0,2": ("1x2",),
     "3@2,0,1": ("1x3",),
     "4@2,0,3,1": ("2x2",),
@@ -273,18 +281,18 @@ def check_unflatten(case: Case, here: Here) -> None:
     if here.coord(mesh) is None:
         here.require(cut.get_coordinate() is None, "wrong-value", "outside", "a rank outside has a place", None, cut.get_coordinate())
     else:
-        _expect_mesh(here, cut, want, NAMES[: len(sizes)], "unflatten")
+        expect_mesh(here, cut, want, NAMES[: len(sizes)], "unflatten")
     back = cut._flatten("back")
     if here.coord(mesh) is not None:
-        _expect_mesh(here, back, mesh, ("back",), "back")
+        expect_mesh(here, back, mesh, ("back",), "back")
     here.refused(lambda: live._unflatten(0, (mesh.size + 1, 1), ("p", "q")), "size", "unflattening to another number of ranks")
 
 
 def script_unflatten(case: Case) -> Script:
     mesh, sizes = case.mesh(), case.shape("sizes")
     body = [f"mesh = {scripts.mesh(mesh, ('flat',))}", f"cut = mesh._unflatten(0, {sizes}, {NAMES[: len(sizes)]})"]
-    want = {rank: _telling(Mesh(sizes, mesh.ranks), NAMES[: len(sizes)], rank) for rank in sorted(mesh.ranks)}
-    return scripts.compared(case, body, _told("cut"), want)
+    want = {rank: telling(Mesh(sizes, mesh.ranks), NAMES[: len(sizes)], rank) for rank in sorted(mesh.ranks)}
+    return scripts.compared(case, body, told("cut"), want)
 
 
 LAWS = (
@@ -351,7 +359,7 @@ LAWS = (
         control="mesh.unflatten mesh=4 sizes=2x2",
         planted="mesh_unflatten_reverses_names",
         sweep=sweep_unflatten,
-        sweeps=10,
+        sweeps=14,
         needs=("subgroups",),
         weight=0.2,
         tier="extended",

@@ -30,7 +30,10 @@ USES = ("once", "once", "once", "once", "once", "twice")
 
 
 def draw_masked(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn = st.sampled_from(draws.meshes(limits, tables=False, outside=False))
+    palette = draws.meshes(limits, tables=False, outside=False)
+    alone = [mesh for mesh in palette if sum(size > 1 for size in mesh.shape) < 2]
+    both = [mesh for mesh in dict.fromkeys(palette) if mesh not in alone]  # seldom: what is known of them would hide the rest
+    mesh_drawn = st.sampled_from([*alone, *both, *both])
     index_drawn = shapes(min_dims=1, max_dims=2, min_size=1)
     size = st.sampled_from((2, 3, 4, 5, 7, 1))
 
@@ -48,18 +51,23 @@ def draw_masked(limits: Limits) -> SearchStrategy[Case]:
         to = tuple(draw(st.sampled_from(goals)) for _ in range(mesh.ndim))
         use = draw(st.sampled_from(USES))
         return Case.of("redistribute.masked", mesh=mesh, w=TensorSpec((rows, columns), tuple(table)),
-                       i=TensorSpec(index, tuple(at), "int64", f"index{rows}"), to=to, use=use, seed=draw(draws.seeds()))  # fmt: skip
+                       i=TensorSpec(index, tuple(at), "int64", f"index{rows}"), out=to, use=use, seed=draw(draws.seeds()))  # fmt: skip
 
     return case()
 
 
 def features_masked(case: Case) -> set[str]:
-    return {"derived", *(["reused"] if case.get("use") == "twice" else [])}
+    sizes, table, index = case.mesh().shape, case.tensor("w").placements or (), case.tensor("i").placements or ()
+    rows = [dim for dim, (size, placement) in enumerate(zip(sizes, table, strict=True)) if size > 1 and placement == Shard(0)]
+    ends = [dim for dim, to in enumerate(case.placements("out")) if isinstance(to, Shard)]
+    ends += [dim for dim, (one, other) in enumerate(zip(table, index, strict=True)) if one == Shard(1) or isinstance(other, Shard)]
+    beside = any(sizes[dim] > 1 and dim not in rows for dim in ends)
+    return {"derived", *(["reused"] if case.get("use") == "twice" else []), *(["masked-beside-shard"] if rows and beside else [])}
 
 
 def _wanted(case: Case) -> tuple[torch.Tensor, Layout]:
     full = functional.embedding(given(case, "i").full, given(case, "w").full)
-    return full, Layout(tuple(full.shape), case.mesh(), case.placements("to"))
+    return full, Layout(tuple(full.shape), case.mesh(), case.placements("out"))
 
 
 def check_masked(case: Case, here: Here) -> None:
@@ -91,7 +99,7 @@ LAWS = (
         check=check_masked,
         script=script_masked,
         features=features_masked,
-        control="redistribute.masked mesh=2 w=5x3:S(0) i=4:R:int64:index5 to=R use=once",
+        control="redistribute.masked mesh=2 w=5x3:S(0) i=4:R:int64:index5 out=R use=once",
         planted="mask_is_not_applied",
         draw=draw_masked,
         draws=90,

@@ -1,0 +1,164 @@
+"""Laws of what a mesh is made of: a table in any form, and a backend of its own for some mesh dims."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from conformance.case import Case
+from conformance.here import read_mesh
+from conformance.law import Law, Limits
+from conformance.laws import scripts
+from conformance.laws.given import NAMES
+from conformance.laws.mesh import DOC, all_meshes
+from conformance.report.reproducer import Script
+from reference.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypothesis.strategies import SearchStrategy
+
+    from conformance.here import Here
+
+
+# how one table is given: each makes it of a nested list
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda rows: rows,
+    "int32": lambda rows: torch.tensor(rows, dtype=torch.int32),
+    "int64": torch.tensor,
+    "transposed": lambda rows: torch.tensor(rows).movedim(0, -1).contiguous().movedim(-1, 0),
+    "strided": lambda rows: torch.tensor(rows).repeat_interleave(2, 0)[::2],
+    "offset": lambda rows: torch.stack([torch.tensor(rows) + 1, torch.tensor(rows)])[1],
+}  # fmt: skip
+FORM_TEXTS = {
+    "list": "{}",
+    "int32": "torch.tensor({}, dtype=torch.int32)",
+    "int64": "torch.tensor({})",
+    "transposed": "torch.tensor({}).movedim(0, -1).contiguous().movedim(-1, 0)",
+    "strided": "torch.tensor({}).repeat_interleave(2, 0)[::2]",
+    "offset": "torch.stack([torch.tensor({0}) + 1, torch.tensor({0})])[1]",
+}
+
+
+def draw_tables(limits: Limits) -> SearchStrategy[Case]:
+    return st.sampled_from([Case.of("mesh.tables", mesh=mesh, table=form) for mesh in all_meshes(limits) for form in FORMS])
+
+
+def _rows(mesh: Mesh) -> Any:
+    return torch.tensor(mesh.ranks).reshape(mesh.shape).tolist()
+
+
+def check_tables(case: Case, here: Here) -> None:
+    """A mesh is that of the numbers of its table, however they are given; the table is not changed."""
+    mesh = case.mesh()
+    table = FORMS[case.get("table")](_rows(mesh))
+    live = DeviceMesh(here.target.device, table, mesh_dim_names=NAMES[: mesh.ndim])
+    before = torch.as_tensor(table).tolist()
+    here.require(before == _rows(mesh), "wrong-value", "input", "the table that was given is changed", _rows(mesh), before)
+    here.require(tuple(live.shape) == mesh.shape, "wrong-layout", "shape", "mesh has another shape", mesh.shape, tuple(live.shape))
+    here.require(live.mesh.tolist() == _rows(mesh), "wrong-layout", "table", "mesh holds other ranks", mesh, live.mesh.tolist())
+    coord = here.coord(mesh)
+    at = live.get_coordinate()
+    here.require((None if at is None else tuple(at)) == coord, "wrong-value", "coordinate", "rank has another coordinate", coord, at)
+    for dim in range(mesh.ndim if coord is not None else 0):
+        got, want = sorted(dist.get_process_group_ranks(live.get_group(dim))), sorted(mesh.group(dim, coord or ()))
+        here.require(got == want, "wrong-value", "members", f"group of mesh dim {dim} has other members", want, got)
+    same = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
+    here.require(live == same and hash(live) == hash(same), "wrong-value", "equality", "it differs from the mesh of the same table")
+    here.require(repr(live) == repr(same), "wrong-metadata", "repr", "it reads otherwise than the mesh of the same table", same, live)
+    shown = all(f"{name}={size}" in repr(live) for name, size in zip(NAMES, mesh.shape, strict=False))
+    here.require(shown and str(here.device) in repr(live), "wrong-metadata", "repr", "it does not read as its dims", "", repr(live))
+
+
+def script_tables(case: Case) -> Script:
+    mesh = case.mesh()
+    table = FORM_TEXTS[case.get("table")].format(_rows(mesh))
+    body = [f'mesh = DeviceMesh("cpu", {table}, mesh_dim_names={NAMES[: mesh.ndim]})', "at = mesh.get_coordinate()"]
+    want = {rank: (_rows(mesh), mesh.coord(rank)) for rank in range(case.world)}
+    return scripts.compared(case, body, "(mesh.mesh.tolist(), None if at is None else tuple(at))", want)
+
+
+def sweep_backend(limits: Limits) -> list[Case]:
+    plain = [mesh for mesh in all_meshes(limits) if mesh.ranks == tuple(range(mesh.size))]
+    return [Case.of("mesh.init-backend", mesh=mesh, by=by) for by in ("name", "number", "some", "unknown", "both") for mesh in plain]
+
+
+def check_backend(case: Case, here: Here) -> None:
+    """A backend that is named for a mesh dim changes nothing about who sits where; one for a dim that is not there is refused."""
+    mesh, by = case.mesh(), case.get("by")
+    if "backend_override" not in inspect.signature(init_device_mesh).parameters:
+        here.reject("this version of torch has no backend_override")
+    names, backend = NAMES[: mesh.ndim], here.target.backend
+    chosen: dict[int | str, Any] = {
+        "name": dict.fromkeys(names, backend),
+        "number": dict.fromkeys(range(mesh.ndim), backend),
+        "some": {names[-1]: backend},
+        "unknown": {"z": backend},
+        "both": {names[0]: backend, 0: backend},
+    }[by]  # type: ignore[assignment]
+
+    def made() -> DeviceMesh:
+        return init_device_mesh(str(here.device), mesh.shape, mesh_dim_names=names, backend_override=chosen)
+
+    if by in ("unknown", "both"):
+        here.refused(made, by, f"backends for {list(chosen)}")
+        return
+    live = made()
+    here.require(read_mesh(live) == mesh, "wrong-layout", "table", "mesh holds other ranks", mesh, read_mesh(live))
+    coord = here.coord(mesh)
+    for dim in range(mesh.ndim if coord is not None else 0):
+        want = mesh.group(dim, coord or ())
+        got = sorted(dist.get_process_group_ranks(live.get_group(dim)))
+        here.require(got == sorted(want), "wrong-value", "members", f"group of mesh dim {dim} has other members", sorted(want), got)
+        total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
+        dist.all_reduce(total, group=live.get_group(dim))
+        here.same(total, torch.tensor([sum(10**rank for rank in want)]), "traffic", what=f"sum along mesh dim {dim}")
+
+
+def script_backend(case: Case) -> Script:
+    mesh, by = case.mesh(), case.get("by")
+    names = NAMES[: mesh.ndim]
+    chosen = {"name": dict.fromkeys(names, 0), "number": dict.fromkeys(range(mesh.ndim), 0), "some": {names[-1]: 0}, "unknown": {"z": 0},
+              "both": {names[0]: 0, 0: 0}}[by]  # fmt: skip
+    text = ", ".join(f"{key!r}: dist.get_backend()" for key in chosen)  # type: ignore[attr-defined]
+    made = f'init_device_mesh("cpu", {mesh.shape}, mesh_dim_names={names}, backend_override={{{text}}})'
+    if by in ("unknown", "both"):
+        return scripts.refused(case, [], made)
+    return scripts.compared(case, [f"mesh = {made}"], "mesh.mesh.tolist()", dict.fromkeys(range(case.world), _rows(mesh)))
+
+
+LAWS = (
+    Law(
+        id="mesh.tables",
+        clause="A mesh is that of the numbers of its table, given as lists or as a tensor of any memory, and reads as its dims.",
+        source=f"{DOC} (mesh: an array or integer tensor)",
+        check=check_tables,
+        script=script_tables,
+        control="mesh.tables mesh=2x2 table=transposed",
+        planted="mesh_reads_memory_not_elements",
+        draw=draw_tables,
+        draws=40,
+        needs=("subgroups",),
+        weight=0.4,
+    ),
+    Law(
+        id="mesh.init-backend",
+        clause="A backend named for some mesh dims leaves everybody in place; one for a dim that is not there is refused.",
+        source="torch.distributed.device_mesh docs, init_device_mesh (backend_override)",
+        check=check_backend,
+        script=script_backend,
+        control="mesh.init-backend mesh=2x2 by=name",
+        planted="mesh_init_column_by_column",
+        sweep=sweep_backend,
+        sweeps=40,
+        needs=("all_reduce", "subgroups"),
+        weight=0.3,
+        tier="extended",
+    ),
+)

@@ -1,0 +1,37 @@
+"""Faults of meshes beyond those of :mod:`tests.planted.placement_faults`, which plants them by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from tests.planted.placement_faults import instead
+
+
+def mesh_concatenate_in_reverse() -> None:
+    @instead(DeviceMesh, "_concatenate")
+    def fault(true: Any, meshes: Any) -> Any:
+        return true(meshes[::-1])
+
+
+def mesh_names_mean_the_first_dim() -> None:
+    @instead(DeviceMesh, "_get_mesh_dim_by_name")
+    def fault(true: Any, self: Any, name: str) -> Any:
+        return true(self, name) and 0
+
+
+def mesh_reads_memory_not_elements() -> None:
+    @instead(DeviceMesh, "__init__")
+    def fault(true: Any, self: Any, device_type: Any, mesh: Any = None, **options: Any) -> None:
+        if isinstance(mesh, torch.Tensor) and not mesh.is_contiguous():
+            mesh = mesh.as_strided((mesh.numel(),), (1,)).reshape(mesh.shape)
+        true(self, device_type, mesh, **options)
+
+
+def mesh_flatten_drops_the_first_rank() -> None:
+    @instead(DeviceMesh, "_flatten")
+    def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:
+        flat = true(self, *args, **options)
+        return DeviceMesh(self.device_type, flat.mesh[1:], mesh_dim_names=flat.mesh_dim_names) if flat.size() > 1 else flat
