@@ -289,6 +289,53 @@ def script_units(case: Case) -> Script:
     return scripts.compared(case, body, got, want)
 
 
+# a mesh, the dim of it that is cut, and into what
+CUT = (("1x4", "b", "2x2"), ("4x1", "a", "2x2"), ("2x2", "b", "2x1"), ("2x2", "a", "1x2"), ("2x2@0,2,1,3", "b", "1x2"),
+       ("2x1x2", "c", "2x1"), ("1x2", "b", "2x1"), ("2x1", "a", "1x2"), ("1x3", "b", "1x3"), ("2x1", "b", "1x1"), ("1x2@0,2", "b", "1x2"),
+       ("2x4", "b", "2x2"), ("4x2", "a", "2x2"), ("2x3", "b", "3x1"), ("2x2x2", "b", "1x2"))  # fmt: skip
+
+
+def sweep_cut(limits: Limits) -> list[Case]:
+    named = [(Mesh.parse(mesh), dim, sizes) for mesh, dim, sizes in CUT]
+    cases = [(mesh, dim, sizes, by) for mesh, dim, sizes in named for by in ("name", "number") if max(mesh.ranks) < limits.world_size]
+    return [Case.of("mesh.unflatten-one", mesh=mesh, of=dim, sizes=sizes, by=by) for mesh, dim, sizes, by in cases]
+
+
+def _cut(case: Case) -> tuple[int, Mesh, tuple[str, ...]]:
+    """Which dim is cut, the mesh that comes of it, and its names."""
+    mesh, at, sizes = case.mesh(), NAMES.index(case.get("of")), case.shape("sizes")
+    names = (*NAMES[:at], *"pq"[: len(sizes)], *NAMES[at + 1 : mesh.ndim])
+    return at, Mesh((*mesh.shape[:at], *sizes, *mesh.shape[at + 1 :]), mesh.ranks), names
+
+
+def check_cut(case: Case, here: Here) -> None:
+    """One of several dims, cut into two, leaves the others where they are; the new dims are slices with groups of their own."""
+    mesh = case.mesh()
+    at, want, names = _cut(case)
+    live = _named(here, mesh)
+    cut = live._unflatten(case.get("of") if case.get("by") == "name" else at, case.shape("sizes"), ("p", "q"))
+    coord = here.coord(mesh)
+    if coord is None:
+        here.require(cut.get_coordinate() is None, "wrong-value", "outside", "a rank outside has a place", None, cut.get_coordinate())
+        return
+    expect_mesh(here, cut, want, names, "cut")
+    for dim, name in enumerate(names):
+        part = cut[name]
+        expect_mesh(here, part, want.slice((dim,), _coord(want, here.rank)), (name,), "slice")
+        total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
+        dist.all_reduce(total, group=part.get_group())
+        due = sum(10**rank for rank in want.group(dim, _coord(want, here.rank)))
+        here.same(total, torch.tensor([due]), "traffic", what=f"sum along {name!r}")
+
+
+def script_cut(case: Case) -> Script:
+    mesh = case.mesh()
+    at, want, names = _cut(case)
+    dim = repr(case.get("of")) if case.get("by") == "name" else at
+    body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f'cut = mesh._unflatten({dim}, {case.shape("sizes")}, ("p", "q"))']
+    return scripts.compared(case, body, told("cut"), {rank: telling(want, names, rank) for rank in sorted(mesh.ranks)})
+
+
 LAWS = (
     Law(
         id="mesh.concatenate",
@@ -357,5 +404,19 @@ LAWS = (
         sweeps=24,
         needs=("subgroups",),
         weight=0.2,
+    ),
+    Law(
+        id="mesh.unflatten-one",
+        clause="One of several mesh dims, cut into two, leaves the others as they are; all of them are slices with groups of their own.",
+        source="torch.distributed.device_mesh, docstring of DeviceMesh._unflatten",
+        check=check_cut,
+        script=script_cut,
+        control="mesh.unflatten-one mesh=2x2 of=b sizes=2x1 by=name",
+        planted="mesh_unflatten_reverses_names",
+        sweep=sweep_cut,
+        sweeps=30,
+        needs=("all_reduce", "subgroups"),
+        weight=0.3,
+        tier="extended",
     ),
 )
