@@ -16,7 +16,7 @@ float32, contiguous) in few ways at a time, and shrinks back to it.
 from strategies.layouts import layouts, shards
 from strategies.meshes import exact_meshes, meshes
 from strategies.placements import placements
-from strategies.redistributions import redistributions, reshards
+from strategies.redistributions import placement_pairs, redistributions, reshards
 from strategies.shapes import dim_sizes, shapes
 from strategies.state_dicts import state_dicts
 from strategies.tensors import dtypes, specs
@@ -27,6 +27,7 @@ __all__ = [
     "exact_meshes",
     "layouts",
     "meshes",
+    "placement_pairs",
     "placements",
     "redistributions",
     "reshards",

@@ -22,7 +22,19 @@ from reference.mesh import Mesh
 from reference.placement import REDUCE_OPS, Partial, StridedShard, format_placements, shard_dim
 from reference.simulate import can_reduce
 from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from strategies import dim_sizes, dtypes, exact_meshes, layouts, meshes, placements, redistributions, reshards, shapes, specs
+from strategies import (
+    dim_sizes,
+    dtypes,
+    exact_meshes,
+    layouts,
+    meshes,
+    placement_pairs,
+    placements,
+    redistributions,
+    reshards,
+    shapes,
+    specs,
+)
 
 T = TypeVar("T")
 
@@ -147,6 +159,16 @@ def test_pending_reductions_are_kept_or_done_but_never_made() -> None:
         for old, new in zip(source.placements, target.placements, strict=True):
             assert not isinstance(new, Partial) or new == old
     assert sum(target.has_partial() for _, target in pairs) > 30
+
+
+def test_pairs_of_placements_are_all_of_them_each_once() -> None:
+    pairs = list(placement_pairs(2, 2, kinds=("R", "S"), reduce_ops=("sum",)))
+    assert len(pairs) == len(set(pairs)) == 9 * 9 - 9
+    pending = list(placement_pairs(1, 1, kinds=("R", "S", "P"), reduce_ops=("sum", "max")))
+    texts = [(format_placements(source), format_placements(target)) for source, target in pending]
+    assert texts == [("R", "S(0)"), ("S(0)", "R"), ("P(sum)", "R"), ("P(max)", "R"), ("P(sum)", "S(0)"), ("P(max)", "S(0)")]
+    for source, target in placement_pairs(2, 2):
+        assert all(not isinstance(new, Partial) or new == old for old, new in zip(source, target, strict=True))
 
 
 def test_reshards_cross_worlds() -> None:
