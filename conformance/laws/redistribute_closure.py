@@ -122,7 +122,10 @@ def drawing(law: str, calls: tuple[str, ...], ops: tuple[str, ...], fills: tuple
     """Cases of a tensor with a pending reduction and a call on it."""
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
-        mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits, tables=False, outside=False)), shapes(min_dims=1, min_size=1)
+        mesh_drawn, shape_drawn = (
+            st.sampled_from(draws.meshes(limits, tables=False, outside=False, least=2)),
+            shapes(min_dims=1, min_size=1),
+        )
         call_drawn, op_drawn, fill_drawn = st.sampled_from(calls), st.sampled_from(ops), st.sampled_from(fills)
 
         @st.composite

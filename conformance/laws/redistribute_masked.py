@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 DOC = "torch.distributed.tensor.placement_types, docstring of _MaskPartial: row-wise sharded embedding"
 # how often the result is used, one after the other
-USES = ("once", "once", "once", "once", "once", "twice")
+USES = ("once",) * 9 + ("twice",)
 
 
 def draw_masked(limits: Limits) -> SearchStrategy[Case]:
-    palette = draws.meshes(limits, tables=False, outside=False)
+    palette = draws.meshes(limits, tables=False, outside=False, least=2)
     alone = [mesh for mesh in palette if sum(size > 1 for size in mesh.shape) < 2]
     both = [mesh for mesh in dict.fromkeys(palette) if mesh not in alone]  # seldom: what is known of them would hide the rest
     mesh_drawn = st.sampled_from([*alone, *both, *both])

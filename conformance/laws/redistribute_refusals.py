@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from conformance import compat
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
@@ -11,9 +15,12 @@ from conformance.laws.given import given
 from conformance.laws.redistribute import DOC
 from conformance.report.reproducer import Script
 from reference.mesh import Mesh
-from reference.placement import Replicate, Shard
+from reference.placement import REDUCE_OPS, Partial, Placements, Replicate, Shard
+from reference.tensors import scatter_bits
 
 if TYPE_CHECKING:
+    import torch
+
     from conformance.here import Here
 
 # what is asked for, by mesh dims: (source, target); a target of "-" is none at all
@@ -106,6 +113,54 @@ def script_refusals(case: Case) -> Script:
     return scripts.refused(case, body, f"x.redistribute({'other' if 'mesh.b' in case else None}, {to})", constants=constants)
 
 
+MIXED_MESHES = ("1x2", "2x1", "2x2", "1x2x2", "2x1x2")
+
+
+def sweep_mixed(limits: Limits) -> list[Case]:
+    """Every two reductions on two mesh dims, neighbours or not; sums stand beside averages."""
+    cases = []
+    ways = itertools.product(itertools.permutations(REDUCE_OPS, 2), MIXED_MESHES)
+    for number, (ops, text) in enumerate(ways):
+        mesh = Mesh.parse(text)
+        between = ["R"] if mesh.ndim > 2 and number % 2 else []
+        at = [f"P({ops[0]})", *between, f"P({ops[1]})"]
+        at += ["S(0)"] * (mesh.ndim - len(at))
+        dtype = "int64" if {"band", "bor", "bxor"} & set(ops) else "float32"
+        x = f"5x4:{','.join(at)}:{dtype}".removesuffix(":float32")
+        cases.append(Case.of("redistribute.mixed-refusals", mesh=mesh, x=x, how=("from_local", "distribute")[number % 3 == 0]))
+    usable = [case for case in cases if case.world <= limits.world_size and {"sum", "avg"} != _ops(case)]
+    return sorted(usable, key=lambda case: scatter_bits(0, cases.index(case)))
+
+
+def _ops(case: Case) -> set[str]:
+    return {p.op for p in case.tensor("x").placements or () if isinstance(p, Partial)}
+
+
+def _attempt(case: Case) -> tuple[torch.Tensor, Placements]:
+    spec = case.tensor("x")
+    return spec.build(case.seed), spec.placements or ()
+
+
+def check_mixed(case: Case, here: Here) -> None:
+    """One tensor has one reduction pending, or sums and averages; any other two are refused by ``ValueError`` before anything is sent."""
+    full, at = _attempt(case)
+    live, wanted = here.mesh(case.mesh()), here.placements(at)
+    with compat.name("CommDebugMode")() as traffic:
+        if case.get("how") == "from_local":
+            here.refused(lambda: DTensor.from_local(here.tensor(full), live, wanted), "mixed", "mixed reductions", errors=(ValueError,))
+        else:
+            here.refused(lambda: distribute_tensor(here.tensor(full), live, wanted), "mixed", "mixed reductions", errors=(ValueError,))
+    sent = dict(traffic.get_comm_counts())
+    here.require(not traffic.get_total_counts(), "wrong-value", "traffic", "collectives before the refusal", 0, sent)
+
+
+def script_mixed(case: Case) -> Script:
+    full, at = _attempt(case)
+    made = "DTensor.from_local" if case.get("how") == "from_local" else "distribute_tensor"
+    body = [f"mesh = {scripts.mesh(case.mesh())}", f"x = {scripts.tensor(full)}"]
+    return scripts.refused(case, body, f"{made}(x, mesh, {scripts.placements(at)})", errors="ValueError")
+
+
 LAWS = (
     Law(
         id="redistribute.refusals",
@@ -119,5 +174,17 @@ LAWS = (
         sweep=sweep_refusals,
         sweeps=180,
         weight=0.4,
+    ),
+    Law(
+        id="redistribute.mixed-refusals",
+        clause="Two different pending reductions on one tensor, other than sums and averages, are refused by ValueError on every rank.",
+        source="torch.distributed.tensor docs, DTensor.from_local, Raises; README of the package, placement restrictions",
+        check=check_mixed,
+        script=script_mixed,
+        control="redistribute.mixed-refusals mesh=1x2 x=5x4:P(sum),P(max) how=from_local",
+        planted="mixed_partials_accepted",
+        sweep=sweep_mixed,
+        sweeps=70,
+        weight=0.2,
     ),
 )

@@ -69,7 +69,10 @@ def draw_views(limits: Limits) -> SearchStrategy[Case]:
 
 
 def features_views(case: Case) -> set[str]:
-    return {"flattened-dims"} if "+" in case.get("of") else set()
+    if "+" not in case.get("of"):
+        return set()
+    flat = [_table(case.mesh(), case.get("of"), coord).ranks for coord in case.mesh().coords()]
+    return {"flattened-dims", *(["unsorted-group"] if any(list(ranks) != sorted(ranks) for ranks in flat) else [])}
 
 
 def _part(case: Case, rank: int) -> tuple[torch.Tensor, Layout, int]:
