@@ -60,6 +60,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
     ),
     "plan_cache": ("forget planned redistributions", ("torch.distributed.tensor._redistribute:_gen_transform_infos",)),
+    "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),
     "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
     "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
     "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
