@@ -45,6 +45,8 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask for the local shape and offset",
         ("torch.distributed.tensor._utils:compute_local_shape_and_global_offset",),
     ),
+    "DTensorSpec": ("read shard orders", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
+    "ShardOrderEntry": ("write shard orders", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
     "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),
@@ -65,7 +67,26 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
     "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
     "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
+    "local_shape_and_offset_at": (
+        "ask for the local shape and offset at a coordinate",
+        ("torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",),
+    ),
+    "global_tensor_info": (
+        "ask which global shape follows from a local one",
+        ("torch.distributed.tensor._utils:compute_global_tensor_info",),
+    ),
+    "DTensorSpec": ("write shard orders as placements", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
+    "ShardOrderEntry": ("name a shard order", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
+    "MeshLayout": ("compute with the layouts of meshes", ("torch.distributed._mesh_layout:_MeshLayout",)),
+    "FlatLayout": ("compute with the layouts of flattened meshes", ("torch.distributed._mesh_layout:_FlatLayout",)),
+    "dedup_save_plans": (
+        "share out what several ranks hold",
+        ("torch.distributed.checkpoint._dedup_save_plans:dedup_save_plans",),
+    ),
+    "flatten_state_dict": ("flatten a state", ("torch.distributed.checkpoint._nested_dict:flatten_state_dict",)),
+    "unflatten_state_dict": ("put a state together again", ("torch.distributed.checkpoint._nested_dict:unflatten_state_dict",)),
     "dynamo": ("load beforehand what the first DTensor of a process loads", ("torch._dynamo:",)),
+    "functional": ("call functional collectives", ("torch.distributed._functional_collectives:",)),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
 }
 
@@ -74,3 +95,22 @@ def name(key: str) -> Any:
     """The object behind a key of :data:`NAMES`."""
     purpose, places = NAMES[key]
     return private(purpose, *places)
+
+
+def seated_mesh(device: str, table: Any, rank: int) -> Any:
+    """A mesh as the rank ``rank`` sees it, in a process that need not be that rank: it has no groups and cannot communicate."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    try:
+        return DeviceMesh(device, table, _init_backend=False, _rank=rank)
+    except TypeError as error:
+        raise TorchMovedError(f"a mesh cannot be made for another rank: {error}") from error
+
+
+def forget_kept_plans() -> None:
+    """Empty what save planners keep between saves."""
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+    for attribute, kept in vars(SavePlanner).items():
+        if attribute.startswith("_cached") and isinstance(kept, dict):
+            kept.clear()

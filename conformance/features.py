@@ -129,11 +129,14 @@ LINES: dict[str, dict[str, str]] = {
     "dtypes": {
         **{f"dtype:{name}": f"a tensor of {name}" for name in DTYPES if name != "float32"},
         "type-promotion": "operands of different dtypes",
+        "rare-dtype": "a dtype that few backends carry, such as float8 or uint16",
         "dtype-between": "a dtype in which a result or a gradient travels, other than its tensor's",
     },
     "memory": {
         "noncontiguous": "a tensor that is not contiguous",
         **{f"memory:{memory}": f"a tensor whose memory is {memory}" for memory in MEMORIES if memory != "plain"},
+        "memory:channels-last": "a tensor whose second dim lies innermost in memory",
+        "memory:offset": "a contiguous tensor that begins behind others in its storage",
     },
     "checkpoints": {
         "reshard": "loaded with another layout than it was saved with",
@@ -174,10 +177,13 @@ LINES: dict[str, dict[str, str]] = {
         "noncontiguous-output": "a result written into a tensor that is not contiguous",
         "functional": "a collective that gives a new tensor",
         "objects": "values that are no tensors, sent as bytes",
+        "several-dims": "a tensor of more than one dim, where a collective is given rows",
+        "along-later-dim": "blocks along another dim than the first",
         "coalesced": "several tensors in one collective",
         "blocking": "messages that are sent one at a time",
         "new-group": "a group that is made, used and destroyed",
         "reduce-op:*": "a reduction other than a sum",
+        "mismatch:*": "members that disagree in something",
         "collective:*": "a collective by name, where one law is about many",
     },
     "outcomes": {

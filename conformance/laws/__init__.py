@@ -15,8 +15,10 @@ from conformance.law import Law
 MODULES = (
     "collective",
     "collective_flight",
+    "collective_functional",
     "collective_groups",
     "collective_messages",
+    "collective_refusals",
     "mesh",
     "mesh_views",
     "mesh_made",
@@ -26,6 +28,7 @@ MODULES = (
     "layout_local",
     "layout_factories",
     "layout_wrapper",
+    "layout_kinds",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",

@@ -28,6 +28,7 @@ ROOMS = (
     "layout_local",
     "layout_factories",
     "layout_wrapper",
+    "layout_kinds",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",

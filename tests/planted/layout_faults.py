@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.planted.placement_faults import instead
 
@@ -70,3 +73,30 @@ def exit_is_differentiable_once() -> None:
     @instead(_api._ToTorchTensor, "backward")
     def fault(true: Any, ctx: Any, grad: Any) -> Any:
         return true(ctx, None if grad is None else grad.detach())
+
+
+# Layouts out of the ordinary
+
+
+def split_factors_are_two() -> None:
+    @instead(_StridedShard, "_make_shard_tensor")
+    def fault(true: Any, *args: Any, split_factor: int = 1) -> Any:
+        return true(*args, split_factor=2)
+
+
+def orders_are_written_backwards() -> None:
+    @instead(DTensorSpec, "_convert_shard_order_to_StridedShard")
+    def fault(true: Any, orders: Any, *rest: Any) -> Any:
+        return true(tuple(one._replace(mesh_dims=one.mesh_dims[::-1]) for one in orders), *rest)
+
+
+def gather_rounds_to_bytes() -> None:
+    @instead(funcol, "all_gather_single")
+    def fault(true: Any, tensor: Any, *rest: Any) -> Any:
+        return true(tensor.to(torch.int8).to(tensor.dtype) * 0, *rest)
+
+
+def gather_ignores_strides() -> None:
+    @instead(funcol, "all_gather_single")
+    def fault(true: Any, tensor: Any, *rest: Any) -> Any:
+        return true(tensor.as_strided(tensor.shape, torch.empty(tensor.shape).stride()), *rest)
