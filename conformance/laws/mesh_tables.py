@@ -1,8 +1,9 @@
-"""Laws of what a mesh is made of: a table in any form, and a backend of its own for some mesh dims."""
+"""Laws of what a mesh is made of: a table in any form, a backend of its own for some mesh dims, and what no mesh has."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,6 @@ from conformance.report.reproducer import Script
 from reference.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hypothesis.strategies import SearchStrategy
 
     from conformance.here import Here
@@ -133,6 +132,52 @@ def script_backend(case: Case) -> Script:
     return scripts.compared(case, [f"mesh = {made}"], "mesh.mesh.tolist()", dict.fromkeys(range(case.world), _rows(mesh)))
 
 
+# what no mesh has: how it is asked for, and how a script asks; ``mesh`` has the dims a, b, ..., ``bare`` the same table without names
+VIEW_REFUSALS: dict[str, tuple[Callable[[DeviceMesh, DeviceMesh], Any], str]] = {
+    "flatten-unnamed": (lambda mesh, bare: bare._flatten("flat"), 'bare._flatten("flat")'),
+    "flatten-taken": (lambda mesh, bare: mesh._flatten("a"), 'mesh._flatten("a")'),
+    "flatten-other": (lambda mesh, bare: (mesh._flatten("f"), mesh["b"]._flatten("f")), '(mesh._flatten("f"), mesh["b"]._flatten("f"))'),
+    "unflatten-names": (lambda mesh, bare: mesh._unflatten(0, (1, 2), ("p",)), 'mesh._unflatten(0, (1, 2), ("p",))'),
+    "unflatten-size": (lambda mesh, bare: mesh._unflatten(0, (2, 5), ("p", "q")), 'mesh._unflatten(0, (2, 5), ("p", "q"))'),
+    "unflatten-far": (lambda mesh, bare: mesh._unflatten(5, (1, 2), ("p", "q")), 'mesh._unflatten(5, (1, 2), ("p", "q"))'),
+    "unflatten-unknown": (lambda mesh, bare: mesh._unflatten("z", (1, 2), ("p", "q")), 'mesh._unflatten("z", (1, 2), ("p", "q"))'),
+    "group-far": (lambda mesh, bare: mesh.get_group(7), "mesh.get_group(7)"),
+    "group-unnamed": (lambda mesh, bare: bare.get_group("a"), 'bare.get_group("a")'),
+    "rank-far": (lambda mesh, bare: mesh.get_local_rank(7), "mesh.get_local_rank(7)"),
+    "size-far": (lambda mesh, bare: mesh.size(7), "mesh.size(7)"),
+}
+VIEW_MESHES = ("2x2", "1x2", "2x1", "1x3", "2x1x2")
+
+
+def sweep_view_refusals(limits: Limits) -> list[Case]:
+    meshes = [mesh for mesh in map(Mesh.parse, VIEW_MESHES) if mesh.size <= limits.world_size]
+    taken = [(attempt, mesh) for attempt in VIEW_REFUSALS for mesh in meshes]
+    # flattened dims of size 1 add nothing: there the two flattenings are one
+    usable = [(attempt, mesh) for attempt, mesh in taken if attempt != "flatten-other" or mesh.shape[1] < mesh.size]
+    return [Case.of("mesh.view-refusals", mesh=mesh, attempt=attempt) for attempt, mesh in usable]
+
+
+def check_view_refusals(case: Case, here: Here) -> None:
+    """What no mesh has is refused on every rank, and the mesh is as it was."""
+    mesh, attempt = case.mesh(), case.get("attempt")
+    live, bare = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim]), here.mesh(mesh, fresh=True)
+    here.refused(lambda: VIEW_REFUSALS[attempt][0](live, bare), attempt, f"a mesh: {attempt}")
+    same = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
+    here.require(live == same, "wrong-value", "afterwards", "what was refused has changed the mesh", same, live)
+    coord = here.coord(mesh)
+    for dim in range(mesh.ndim if coord is not None else 0):
+        total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
+        dist.all_reduce(total, group=live.get_group(dim))
+        due = sum(10**rank for rank in mesh.group(dim, coord or ()))
+        here.same(total, torch.tensor([due]), "traffic", what=f"sum along mesh dim {dim} afterwards")
+
+
+def script_view_refusals(case: Case) -> Script:
+    mesh = case.mesh()
+    body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f"bare = {scripts.mesh(mesh)}"]
+    return scripts.refused(case, body, VIEW_REFUSALS[case.get("attempt")][1])
+
+
 LAWS = (
     Law(
         id="mesh.tables",
@@ -157,6 +202,20 @@ LAWS = (
         planted="mesh_init_column_by_column",
         sweep=sweep_backend,
         sweeps=40,
+        needs=("all_reduce", "subgroups"),
+        weight=0.3,
+        tier="extended",
+    ),
+    Law(
+        id="mesh.view-refusals",
+        clause="Views by missing names or numbers, of other sizes, or under a name that is taken are refused, and the mesh is as it was.",
+        source=f"{DOC}, docstrings of _flatten and _unflatten",
+        check=check_view_refusals,
+        script=script_view_refusals,
+        control="mesh.view-refusals mesh=2x2 attempt=flatten-taken",
+        planted="mesh_flatten_takes_any_name",
+        sweep=sweep_view_refusals,
+        sweeps=54,
         needs=("all_reduce", "subgroups"),
         weight=0.3,
         tier="extended",

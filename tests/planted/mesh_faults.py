@@ -35,3 +35,10 @@ def mesh_flatten_drops_the_first_rank() -> None:
     def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:
         flat = true(self, *args, **options)
         return DeviceMesh(self.device_type, flat.mesh[1:], mesh_dim_names=flat.mesh_dim_names) if flat.size() > 1 else flat
+
+
+def mesh_flatten_takes_any_name() -> None:
+    @instead(DeviceMesh, "_flatten")
+    def fault(true: Any, self: Any, name: Any = None, *rest: Any, **options: Any) -> Any:
+        taken = name in (self.mesh_dim_names or ())
+        return true(self, f"{name}_again" if taken else name, *rest, **options)
