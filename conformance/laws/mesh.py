@@ -21,6 +21,7 @@ from reference.mesh import Mesh
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
+    from torch.distributed.device_mesh import DeviceMesh
 
     from conformance.here import Here
 
@@ -36,6 +37,16 @@ def all_meshes(limits: Limits) -> list[Mesh]:
     """Every mesh of the palette and more, each once, the plainest first."""
     further = [mesh for mesh in map(Mesh.parse, MORE) if max(mesh.ranks) < limits.world_size]
     return list(dict.fromkeys([*draws.meshes(limits, outside=False, tables=False), *further, *draws.meshes(limits)]))
+
+
+_NAMED: dict[Mesh, DeviceMesh] = {}
+
+
+def named(here: Here, mesh: Mesh) -> DeviceMesh:
+    """The live mesh with dims named ``a``, ``b``, ..., made once in a world: for laws that leave it as it is."""
+    if mesh not in _NAMED:
+        _NAMED[mesh] = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
+    return _NAMED[mesh]
 
 
 def _on(law: str) -> Callable[[Limits], list[Case]]:

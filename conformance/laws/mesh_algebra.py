@@ -16,7 +16,7 @@ from conformance.here import read_mesh
 from conformance.law import Law, Limits
 from conformance.laws import scripts
 from conformance.laws.given import NAMES
-from conformance.laws.mesh import all_meshes
+from conformance.laws.mesh import all_meshes, named
 from conformance.laws.mesh_views import FLATTEN, SLICES, expect_mesh, index, named_dims, telling, told
 from conformance.report.reproducer import Script
 from reference.mesh import Coord, Mesh
@@ -64,7 +64,7 @@ def check_concatenate(case: Case, here: Here) -> None:
     mesh, parts = case.mesh(), _parts(case)
     if not hasattr(DeviceMesh, "_concatenate"):
         here.reject("this version of torch has no DeviceMesh._concatenate")
-    live = _named(here, mesh)
+    live = named(here, mesh)
     if here.coord(mesh) is None:
         return
     dims = tuple(dim for part in parts for dim in part)
@@ -151,8 +151,8 @@ def check_names(case: Case, here: Here) -> None:
     mesh = case.mesh()
     live = _named(here, mesh)
     coord = here.coord(mesh)
-    named = live.mesh_dim_names
-    here.require(named == NAMES[: mesh.ndim], "wrong-metadata", "names", "mesh dims have other names", NAMES[: mesh.ndim], named)
+    got_names = live.mesh_dim_names
+    here.require(got_names == NAMES[: mesh.ndim], "wrong-metadata", "names", "mesh dims have other names", NAMES[: mesh.ndim], got_names)
     if "flatten" in case:
         dims = named_dims(case, "flatten")
         live[index(dims)]._flatten("flat")
@@ -296,8 +296,8 @@ CUT = (("1x4", "b", "2x2"), ("4x1", "a", "2x2"), ("2x2", "b", "2x1"), ("2x2", "a
 
 
 def sweep_cut(limits: Limits) -> list[Case]:
-    named = [(Mesh.parse(mesh), dim, sizes) for mesh, dim, sizes in CUT]
-    cases = [(mesh, dim, sizes, by) for mesh, dim, sizes in named for by in ("name", "number") if max(mesh.ranks) < limits.world_size]
+    parsed = [(Mesh.parse(mesh), dim, sizes) for mesh, dim, sizes in CUT]
+    cases = [(mesh, dim, sizes, by) for mesh, dim, sizes in parsed for by in ("name", "number") if max(mesh.ranks) < limits.world_size]
     return [Case.of("mesh.unflatten-one", mesh=mesh, of=dim, sizes=sizes, by=by) for mesh, dim, sizes, by in cases]
 
 

@@ -16,7 +16,7 @@ from conformance.here import read_mesh
 from conformance.law import Law, Limits
 from conformance.laws import scripts
 from conformance.laws.given import NAMES
-from conformance.laws.mesh import DOC, all_meshes
+from conformance.laws.mesh import DOC, all_meshes, named
 from conformance.report.reproducer import Script
 from reference.mesh import Mesh
 
@@ -68,7 +68,7 @@ def check_tables(case: Case, here: Here) -> None:
     for dim in range(mesh.ndim if coord is not None else 0):
         got, want = sorted(dist.get_process_group_ranks(live.get_group(dim))), sorted(mesh.group(dim, coord or ()))
         here.require(got == want, "wrong-value", "members", f"group of mesh dim {dim} has other members", want, got)
-    same = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
+    same = named(here, mesh)
     here.require(live == same and hash(live) == hash(same), "wrong-value", "equality", "it differs from the mesh of the same table")
     here.require(repr(live) == repr(same), "wrong-metadata", "repr", "it reads otherwise than the mesh of the same table", same, live)
     shown = all(f"{name}={size}" in repr(live) for name, size in zip(NAMES, mesh.shape, strict=False))
@@ -160,10 +160,11 @@ def sweep_view_refusals(limits: Limits) -> list[Case]:
 def check_view_refusals(case: Case, here: Here) -> None:
     """What no mesh has is refused on every rank, and the mesh is as it was."""
     mesh, attempt = case.mesh(), case.get("attempt")
-    live, bare = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim]), here.mesh(mesh, fresh=True)
+    live, bare = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim]), here.mesh(mesh)
+    before = hash(live), repr(live), live.mesh.tolist()
     here.refused(lambda: VIEW_REFUSALS[attempt][0](live, bare), attempt, f"a mesh: {attempt}")
-    same = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
-    here.require(live == same, "wrong-value", "afterwards", "what was refused has changed the mesh", same, live)
+    after = hash(live), repr(live), live.mesh.tolist()
+    here.require(before == after, "wrong-value", "afterwards", "what was refused has changed the mesh", before, after)
     coord = here.coord(mesh)
     for dim in range(mesh.ndim if coord is not None else 0):
         total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))

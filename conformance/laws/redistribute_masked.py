@@ -49,7 +49,7 @@ def draw_masked(limits: Limits) -> SearchStrategy[Case]:
             at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else Replicate())
         goals: list[Placement] = [Replicate(), *map(Shard, range(len(index) + 1))]
         to = tuple(draw(st.sampled_from(goals)) for _ in range(mesh.ndim))
-        use = draw(st.sampled_from(USES))
+        use = draw(st.sampled_from(USES)) if mesh in alone else "once"
         return Case.of("redistribute.masked", mesh=mesh, w=TensorSpec((rows, columns), tuple(table)),
                        i=TensorSpec(index, tuple(at), "int64", f"index{rows}"), out=to, use=use, seed=draw(draws.seeds()))  # fmt: skip
 
