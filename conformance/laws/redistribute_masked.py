@@ -102,7 +102,7 @@ LAWS = (
         control="redistribute.masked mesh=2 w=5x3:S(0) i=4:R:int64:index5 out=R use=once",
         planted="mask_is_not_applied",
         draw=draw_masked,
-        draws=90,
+        draws=75,
         needs=("all_reduce",),
         weight=0.8,
     ),
