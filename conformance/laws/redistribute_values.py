@@ -188,6 +188,7 @@ LAWS = (
         control="redistribute.dtype-closure mesh=2 x=5x3:P(avg):int64:small to=R",
         planted="integers_are_averaged",
         sweep=sweep_closed,
+        narrow=draws.narrowed,
         sweeps=120,
         weight=0.3,
         tier="extended",
