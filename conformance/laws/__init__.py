@@ -29,6 +29,7 @@ MODULES = (
     "layout_factories",
     "layout_wrapper",
     "layout_kinds",
+    "layout_modules",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",
@@ -41,6 +42,7 @@ MODULES = (
     "gradient",
     "gradient_ways",
     "op",
+    "plan",
     "roundtrip",
 )
 

@@ -29,6 +29,7 @@ ROOMS = (
     "layout_factories",
     "layout_wrapper",
     "layout_kinds",
+    "layout_modules",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
+from torch.distributed.tensor import DTensor, Replicate, Shard, _api, _redistribute, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.planted.placement_faults import instead
@@ -100,3 +101,27 @@ def gather_ignores_strides() -> None:
     @instead(funcol, "all_gather_single")
     def fault(true: Any, tensor: Any, *rest: Any) -> Any:
         return true(tensor.as_strided(tensor.shape, torch.empty(tensor.shape).stride()), *rest)
+
+
+# Modules
+
+
+def module_forgets_buffers() -> None:
+    @instead(_api, "distribute_tensor")
+    def fault(true: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+        return tensor if not tensor.is_floating_point() else true(tensor, *args, **options)
+
+
+def module_is_distributed_again() -> None:
+    @instead(torch.nn.Module, "__setattr__")
+    def fault(true: Any, self: Any, name: str, value: Any) -> None:
+        if name != "_distribute_module_applied":
+            true(self, name, value)
+
+
+def colwise_shards_rows() -> None:
+    @instead(ColwiseParallel, "_partition_linear_fn")
+    def fault(true: Any, self: Any, name: Any, module: Any, mesh: Any) -> None:
+        for key, param in list(module.named_parameters()):
+            placed = distribute_tensor(param, mesh, [Shard(param.ndim - 1)])
+            module.register_parameter(key, torch.nn.Parameter(placed))
