@@ -9,7 +9,9 @@ GPU_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "ui
 
 BUILTIN = {
     "gloo": Target(),
-    "nccl": Target(name="nccl", device="cuda", backend="nccl", dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0),
+    "nccl": Target(
+        name="nccl", device="cuda", backend="nccl", cannot=("p2p_tags",), dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0
+    ),
     "cuda-gloo": Target(name="cuda-gloo", device="cuda", backend="gloo", dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0),
 }
 

@@ -1,0 +1,83 @@
+"""What collectives are tried on: groups, payloads whose elements name who they belong to, and sizes that differ by rank.
+
+A payload of one constant a rank cannot show that a block was cut, turned or mixed up. Here every element says which member it
+comes from and where it stood there, as far as the dtype has room; what is to be reduced is small and unequal, so that every
+reduction is exact and no single member holds the answer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from reference.mesh import Mesh
+from reference.notation import Shape
+from reference.tensors import scatter_bits
+from strategies._arguments import check_count
+
+# (members, weight), the plainest first
+GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}
+PARTS = {"2@0,2": 3, "2@1,2": 2, "3@0,1,3": 2, "1@1": 1}
+TABLES = {"2@1,0": 2, "3@2,0,1": 2, "2@2,0": 2, "4@2,3,0,1": 1}
+# how many integers from 1 on a dtype tells apart
+ROOM = {torch.uint8: 251, torch.int8: 113, torch.bfloat16: 251, torch.float16: 1999}
+UNEVEN = (1, 2, 3, 0, 4, 5)
+
+
+def groups(*, world_size: int = 4, least: int = 1, parts: bool = True, tables: bool = True) -> SearchStrategy[Mesh]:
+    """The members of one group: all ranks, some of them, and lists that do not ascend. Shrinks to ``2``."""
+    check_count("world_size", world_size, 1)
+    check_count("least", least, 1)
+    palette = {**GROUPS, **(PARTS if parts else {}), **(TABLES if tables else {})}
+    drawn = [(Mesh.parse(text), weight) for text, weight in palette.items()]
+    fits = [mesh for mesh, weight in drawn if max(mesh.ranks) < world_size and mesh.size >= least for _ in range(weight)]
+    return st.sampled_from(fits or [Mesh.of(least)])
+
+
+def extents(size: int) -> SearchStrategy[tuple[int, ...]]:
+    """Rows of each of ``size`` members: uneven, nothing on some."""
+    check_count("size", size, 1)
+    return st.tuples(*[st.sampled_from(UNEVEN)] * size)
+
+
+def split_tables(size: int) -> SearchStrategy[tuple[tuple[int, ...], ...]]:
+    """How many rows each of ``size`` members sends to each."""
+    check_count("size", size, 1)
+    return st.tuples(*[st.tuples(*[st.sampled_from((1, 2, 0, 3))] * size)] * size)
+
+
+def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0) -> torch.Tensor:
+    """What stands at ``position`` of all that is given: no two elements of a case alike, where the dtype has room.
+
+    ``span`` is how many numbers each position takes: where shapes differ, as many as the largest has elements.
+    """
+    count = math.prod(shape)
+    first = position * (span or count)
+    if dtype == torch.bool:
+        return torch.tensor([scatter_bits(7, first + i) % 2 for i in range(count)], dtype=dtype).reshape(shape)
+    room = ROOM.get(dtype, 1 << 24)
+    return _made([(first + i) % room + 1 for i in range(count)], dtype, shape)
+
+
+def contribution(shape: Shape, dtype: torch.dtype, op: str, size: int, seed: int) -> torch.Tensor:
+    """What one member of ``size`` adds to a reduction by ``op``: other values for each ``seed``, and every reduction exact."""
+    bits = [scatter_bits(seed, i) for i in range(math.prod(shape))]
+    signed = dtype.is_signed or dtype.is_complex
+    if dtype == torch.bool:
+        return torch.tensor([bool(bit % 2) for bit in bits], dtype=dtype).reshape(shape)
+    if op == "product":
+        return _made([(1, 2, -1, -2)[bit % (4 if signed else 2)] for bit in bits], dtype, shape)
+    if op in ("min", "max"):
+        return _made([bit % 120 - (60 if signed else 0) for bit in bits], dtype, shape)
+    if op in ("band", "bor", "bxor"):
+        return _made([bit % 128 for bit in bits], dtype, shape)
+    return _made([(bit % 31 - (15 if signed else 0)) * (size if op == "avg" else 1) for bit in bits], dtype, shape)
+
+
+def _made(values: list[int], dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+    if dtype.is_complex:
+        return torch.tensor([complex(value, -2 * value) for value in values], dtype=dtype).reshape(shape)
+    return torch.tensor(values, dtype=dtype).reshape(shape)
