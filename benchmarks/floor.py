@@ -97,7 +97,7 @@ def main() -> int:
                 finally:
                     os._exit(not os.path.exists(f"{folder}/{rank}.json"))
             children.append(child)
-        if any([os.waitpid(child, 0)[1] for child in children]):
+        if sum(os.waitpid(child, 0)[1] for child in children):
             return 1
         told = []
         for rank in range(ranks):

@@ -1,7 +1,7 @@
 """Our worlds on the benchmark's ops: ``python -m benchmarks.ours RANKS ROUNDS``.
 
-Prints one JSON line: wall and CPU seconds (driver, server and ranks) of each pass. ``free drawn``: as many cases that need no communication,
-drawn by Hypothesis while they are judged.
+Prints one JSON line: wall and CPU seconds (driver, server and ranks) of each pass. ``free drawn``: as many cases that need no
+communication, drawn by Hypothesis while they are judged.
 """
 
 from __future__ import annotations

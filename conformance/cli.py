@@ -7,7 +7,6 @@ on stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from conformance import __version__
+from conformance import __version__, stopping
 from conformance.errors import UsageError
 
 app = typer.Typer(
@@ -206,36 +205,27 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if threading.current_thread() is not threading.main_thread():
         return _call(arguments)
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
+    with stopping.listening():
         return _call(arguments)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise _Terminated
 
 
 def _call(arguments: list[str]) -> int:
     try:
         code: Any = typer.main.get_command(app)(args=arguments, prog_name="shardlaw", standalone_mode=False)
         sys.stdout.flush()
+        if stopping.is_asked():  # typer makes 130 of every interrupt
+            return stopping.seen_to()
         return code if isinstance(code, int) else 0
     except UsageError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except _Terminated:
-        return 143
+        return stopping.seen_to()
     except (BrokenPipeError, SystemExit):  # typer makes a SystemExit of a pipe that nobody reads, and of nothing else
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
+        if stopping.is_asked():  # a signal in the middle of an import comes out as an ImportError
+            return stopping.seen_to()
         # typer brings its own copy of click, whose errors have no public name
         if hasattr(error, "format_message"):
             return _refuse(error.format_message())

@@ -7,7 +7,6 @@ nothing of the folder that it is started in leaks in; each item calls :meth:`Run
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conformance import stopping
 from conformance.errors import UsageError
 from conformance.request import RunRequest
 
@@ -163,6 +163,7 @@ class Run:
         deadline = began + self._share(law) if request.budget else float("inf")
 
         def take(case: Case, drawn: bool) -> None:
+            stopping.check()
             if tried.stop or time.monotonic() > deadline:
                 raise Enough
             self._feed(law, tried, case, drawn)
@@ -335,41 +336,40 @@ def run(request: RunRequest) -> int:
 
     from conformance.plugin import RUN, law_files
 
-    with _terminating() as signals:
-        live = Run.start(request)
-        code = 3
-        try:
+    live = Run.start(request)
+    code = 3
+    try:
 
-            class Here:
-                """Hands the run to the plugin."""
+        class Here:
+            """Hands the run to the plugin."""
 
-                @staticmethod
-                def pytest_configure(config: pytest.Config) -> None:
-                    config.stash[RUN] = live
+            @staticmethod
+            def pytest_configure(config: pytest.Config) -> None:
+                config.stash[RUN] = live
 
-            arguments = ["-c", str(INI), "--rootdir", str(INI.parent), "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
-            arguments += [
-                "-p",
-                "conformance.plugin",
-                *(["-x"] if request.exitfirst else []),
-                str(INI.parent / "laws"),
-                *map(str, law_files()),
-            ]
-            with _own_pytest():
-                status = pytest.main(arguments, plugins=[Here()])
-            if status == pytest.ExitCode.INTERRUPTED:
-                raise KeyboardInterrupt
-            if live.failure is not None:
-                code = _failed(live)
-            elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-                code = live.exit_code()
-        except KeyboardInterrupt:
-            live.stopped_by, code = "interrupt", 128 + (signals[0] if signals else signal.SIGINT)
-        finally:
-            live.close()
-            live.write(code)
-            live.terminal.summary(live, code)
-        return code
+        arguments = ["-c", str(INI), "--rootdir", str(INI.parent), "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
+        arguments += [
+            "-p",
+            "conformance.plugin",
+            *(["-x"] if request.exitfirst else []),
+            str(INI.parent / "laws"),
+            *map(str, law_files()),
+        ]
+        with _own_pytest():
+            status = pytest.main(arguments, plugins=[Here()])
+        if status == pytest.ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        if live.failure is not None:
+            code = _failed(live)
+        elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            code = live.exit_code()
+    except KeyboardInterrupt:
+        live.stopped_by, code = "interrupt", stopping.seen_to()
+    finally:
+        live.close()
+        live.write(code)
+        live.terminal.summary(live, code)
+    return code
 
 
 @contextmanager
@@ -385,19 +385,3 @@ def _own_pytest() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-@contextmanager
-def _terminating() -> Iterator[list[int]]:
-    """SIGTERM ends a run as Ctrl-C does; gives the list of signals met."""
-    met: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        met.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield met
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from conformance import stopping
 from conformance.target import Target
 from conformance.world.keeper import Keeper
 from conformance.world.launch import WorldError
@@ -134,6 +135,7 @@ class Pool:
 
     def _turn(self, wait: float, *, eager: bool = False) -> None:
         """Hand out, listen, watch, hand out, call back. ``eager``: do not wait for more cases before a batch is sent."""
+        stopping.check()
         if self._closed:
             raise WorldError("this pool is closed")
         if self._delivering:

@@ -109,10 +109,12 @@ class Parked(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """A batch is over. ``files``: open descriptors; ``memory``: resident bytes."""
+    """A batch is over. What the rank weighs by now: open descriptors, threads (native ones too), process groups, resident bytes."""
 
     batch: int
     files: int
+    threads: int
+    groups: int
     memory: int
 
 

@@ -97,7 +97,8 @@ class Rank:
                 self.page.enter(self.rank, batch.serial, index, PARKED)
                 self._park(protocol.Parked(batch.serial, index, total, ran, self._spoilt))
                 total = self._counts()
-        self._send(protocol.Done(batch.serial, *burden()))
+        files, threads, memory = burden()
+        self._send(protocol.Done(batch.serial, files, threads, len(self._known), memory))
         self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
 
     def _answer(self, task: protocol.Task) -> Answer:
@@ -245,14 +246,15 @@ def _frames(trace: TracebackType | None) -> Iterator[str]:
         yield f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
 
 
-def burden() -> tuple[int, int]:
-    """How many descriptors this process has open, and how many bytes of it are resident; zero where the system does not tell."""
+def burden() -> tuple[int, int, int]:
+    """How many descriptors this process has open, how many threads it has, and how many bytes of it are resident; zeros where the system
+    does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:
             pages = int(file.read().split()[1])
-        return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), pages * resource.getpagesize()
     except OSError:
-        return 0, 0
+        return 0, 0, 0
 
 
 def redirect(folder: str, rank: int) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HISTORY = 400
 MOST_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
+MOST_THREADS = 1024
 MOST_GROWTH = 1 << 30  # bytes
 
 
@@ -90,7 +91,7 @@ class World:
         self.parked: dict[int, protocol.Parked] = {}
         self.served: deque[Case] = deque(maxlen=HISTORY)
         self.groups: dict[str, tuple[int, ...]] = {}
-        self.memory: dict[int, int] = {}
+        self.weight: dict[int, tuple[protocol.Done, protocol.Done]] = {}  # at first, and now
         self.retired = ""
         self.watch = Watch()
         self._batches = 0
@@ -148,9 +149,10 @@ class World:
 
     def bear(self, rank: int, done: protocol.Done) -> None:
         """Note what a rank weighs; a world that has grown too heavy is retired."""
-        first = self.memory.setdefault(rank, done.memory)
-        if done.files > MOST_FILES or done.memory - first > MOST_GROWTH:
-            self.retired = f"rank {rank} holds {done.files} files and {done.memory >> 20} MiB"
+        first, _ = self.weight.setdefault(rank, (done, done))
+        self.weight[rank] = first, done
+        if done.files > MOST_FILES or done.threads > MOST_THREADS or done.memory - first.memory > MOST_GROWTH:
+            self.retired = f"rank {rank} holds {done.files} files, {done.threads} threads and {done.memory >> 20} MiB"
 
     def land(self, rank: int, batch: int) -> tuple[Flight, float] | None:
         """A rank is through with a batch; once all are, the batch and its seconds a case. A rank may say so twice: see :meth:`unsent`."""

@@ -1,0 +1,85 @@
+"""A run that is ended from outside: what it had found stands, its report can be read, and nothing of it stays behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).parents[2]
+SECONDS = 5  # within which everything is gone
+
+
+def read(report: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((report / "report.json").read_text())
+    return found
+
+
+@contextmanager
+def running(report: Path, *laws: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that has judged some cases and has many more to judge."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "conformance", "run", *laws, "--profile", "nightly", "--report", str(report)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=report.parent,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        until = time.monotonic() + 90
+        while not ((report / "cases.txt").exists() and (report / "cases.txt").stat().st_size):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until, "no case was judged"
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def alive(processes: list[psutil.Process]) -> list[int]:
+    """Those that are still there when the time is up."""
+    _, left = psutil.wait_procs(processes, SECONDS)
+    return [process.pid for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_run_that_is_ended(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    report = tmp_path / "report"
+    with running(report, "redistribute.same", "redistribute.local") as process:
+        theirs = psutil.Process(process.pid).children(recursive=True)
+        assert len(theirs) > 2, "no ranks to outlive the run"
+        folders = {part for one in theirs for part in " ".join(one.cmdline()).split("'") if part.startswith("/") and "shardlaw-" in part}
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert alive(theirs) == []
+        assert [folder for folder in folders if os.path.exists(folder)] == []
+    told = read(report)
+    assert (told["complete"], told["stopped_by"]) == (False, None if code == -9 else "interrupt")
+    assert " redistribute." in (report / "cases.txt").read_text()
+    assert (report / "junit.xml").exists() == (report / "report.md").exists() == (code != -9)
+
+
+def test_run_whose_driver_breaks(tmp_path: Path) -> None:
+    # the folder for findings is taken away: writing the next one fails inside the driver
+    report = tmp_path / "report"
+    with running(report, "redistribute.same", "mesh.group-order", "--no-expect") as process:
+        theirs = psutil.Process(process.pid).children(recursive=True)
+        shutil.rmtree(report / "findings")
+        (report / "findings").write_text("in the way")
+        out, _ = process.communicate(timeout=90)
+        assert process.returncode in (1, 3), out
+        assert alive(theirs) == []
+    assert read(report)["laws"]
