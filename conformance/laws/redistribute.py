@@ -219,6 +219,10 @@ def draw_budget(limits: Limits) -> SearchStrategy[Case]:
     )
 
 
+def sweep_budget(limits: Limits) -> list[Case]:
+    return [case for case in draws.out_of_order("redistribute.budget", "S(0)", to="S(1)")(limits) if case.mesh().ndim == 1]
+
+
 def script_budget(case: Case) -> Script:
     x = given(case)
     return script_traffic(case, _due(x.layout, target(case, x)))
@@ -349,7 +353,7 @@ LAWS = (
         control="redistribute.budget mesh=2 x=5x6:P(sum) to=S(0)",
         planted="reduce_scatter_reduces_twice",
         draw=draw_budget,
-        sweep=draws.out_of_order("redistribute.budget", "S(0)", to="S(1)"),
+        sweep=sweep_budget,
         sweeps=2,
         draws=60,
         weight=0.5,
