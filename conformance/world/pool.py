@@ -120,6 +120,20 @@ class Pool:
             shutil.rmtree(job.folder, ignore_errors=True)
         return verdicts[-1]
 
+    @property
+    def folder(self) -> str:
+        """Where worlds and cases keep their files; gone once the pool is closed."""
+        return self._keeper.folder
+
+    def weights(self) -> list[dict[str, int]]:
+        """What each live rank weighed after its last batch: open ``files``, ``threads``, process ``groups``, and the ``growth`` of its memory
+        since its first, in MiB."""
+        return [
+            {"files": now.files, "threads": now.threads, "groups": now.groups, "growth": (now.memory - first.memory) >> 20}
+            for world in self._keeper.worlds.values()
+            for first, now in world.weight.values()
+        ]
+
     def close(self) -> None:
         """End every process, and remove every file. Cases without a verdict are forgotten."""
         if not self._closed:

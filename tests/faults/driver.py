@@ -15,7 +15,7 @@ from tests.faults.conftest import LAWS, case
 
 def tell(pool: Pool) -> None:
     children = psutil.Process().children(recursive=True)
-    print(json.dumps({"pids": [child.pid for child in children], "folder": pool._keeper.folder}), flush=True)
+    print(json.dumps({"pids": [child.pid for child in children], "folder": pool.folder}), flush=True)
 
 
 def main(how: str) -> None:

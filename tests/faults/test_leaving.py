@@ -111,7 +111,7 @@ def test_close_leaves_nothing_in_this_process() -> None:
     with Pool(Target()) as pool:
         pool.judge(LAWS["sums"], [case("sums", 2)])
         pool.judge(LAWS["killed"], [case("killed", 2)])
-        folder = pool._keeper.folder
+        folder = pool.folder
     assert not os.path.exists(folder)
     assert [child for child in psutil.Process().children(recursive=True) if folder in " ".join(child.cmdline())] == []
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
@@ -128,7 +128,7 @@ def test_close_while_ranks_are_busy_is_quick() -> None:
     pool.close()
     pool.close()
     assert time.monotonic() - before < 2
-    assert not os.path.exists(pool._keeper.folder)
+    assert not os.path.exists(pool.folder)
 
 
 def test_close_before_the_server_is_ready_is_quick() -> None:
