@@ -47,6 +47,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "DTensorSpec": ("read shard orders", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
     "ShardOrderEntry": ("write shard orders", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
+    "is_rng_supported_mesh": ("ask for random DTensors", ("torch.distributed.tensor._random:is_rng_supported_mesh",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
     "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),
@@ -75,8 +76,6 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask which global shape follows from a local one",
         ("torch.distributed.tensor._utils:compute_global_tensor_info",),
     ),
-    "DTensorSpec": ("write shard orders as placements", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
-    "ShardOrderEntry": ("name a shard order", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
     "MeshLayout": ("compute with the layouts of meshes", ("torch.distributed._mesh_layout:_MeshLayout",)),
     "FlatLayout": ("compute with the layouts of flattened meshes", ("torch.distributed._mesh_layout:_FlatLayout",)),
     "dedup_save_plans": (

@@ -53,6 +53,7 @@ LINES: dict[str, dict[str, str]] = {
     },
     "programs": {
         "program": "more than one call",
+        "random": "a tensor of random elements",
         "module": "a module whose parameters are distributed",
         "reused": "one tensor consumed twice",
         "redistributed": "a redistribution between calls",
@@ -161,6 +162,7 @@ LINES: dict[str, dict[str, str]] = {
         "storage-option": "an option of the writer or the planner",
         "async-save": "saved in the background",
         "saved-twice": "several saves, one after the other",
+        "other-paths": "a leaf whose path is another in the next save, with nothing else changed for some rank",
         "one-plan": "a save that one rank plans alone",
         "shared-chunk": "a chunk that several ranks hold",
         "several-chunks": "a tensor that is saved in several chunks",

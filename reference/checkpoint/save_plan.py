@@ -21,20 +21,21 @@ from reference.box import Box, tiling_errors
 from reference.layout import Layout
 from reference.mesh import Coord
 from reference.notation import Shape
+from reference.tensors import DTYPES
 
 
 @dataclass(frozen=True)
 class WriteItem:
     """Something that a rank can write under ``name``.
 
-    ``box`` is the part of the tensor of ``shape`` that it holds, ``None`` for a leaf that is no tensor; ``itemsize`` is the size of an
-    element in bytes. ``replica``: every rank is expected to hold it whole, as it does a plain tensor or any other leaf.
+    ``box`` is the part of the tensor of ``shape`` and ``dtype`` that it holds, ``None`` for a leaf that is no tensor.
+    ``replica``: every rank is expected to hold it whole, as it does a plain tensor or any other leaf.
     """
 
     name: str
     box: Box | None = None
     shape: Shape = ()
-    itemsize: int = 1
+    dtype: str = "float32"
     replica: bool = False
 
     @property
@@ -44,8 +45,8 @@ class WriteItem:
 
     @property
     def size(self) -> int:
-        """What the item counts when writes are shared out: the bytes of the whole tensor, 1 for what has none."""
-        return math.prod(self.shape) * self.itemsize or 1 if self.box is not None else 1
+        """What the item counts when writes are shared out: the bytes that it has, 1 where it has none or they are not known."""
+        return self.box.volume * DTYPES[self.dtype].itemsize or 1 if self.box is not None else 1
 
 
 Key = tuple[str, Shape | None]
@@ -54,10 +55,11 @@ Plan = tuple[WriteItem, ...]
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What metadata says of a tensor: its global shape, and the chunks that are stored of it, in order."""
+    """What metadata says of a tensor: its global shape, the chunks that are stored of it, in order, and its dtype."""
 
     shape: Shape
     chunks: tuple[Box, ...] = ()
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,21 @@ class Metadata:
 
     entries: dict[str, TensorEntry | None] = field(default_factory=dict)
 
+    def chunk(self, name: str, offset: Shape, hint: int | None = None) -> Box:
+        """The chunk of a tensor that begins at ``offset``. ``hint`` is a position to look at first; a wrong one changes nothing.
 
-def sharded(name: str, layout: Layout, coord: Coord | None, itemsize: int = 4) -> Plan:
+        Raises ``KeyError`` where there is no such chunk.
+        """
+        entry = self.entries[name]
+        chunks = () if entry is None else entry.chunks
+        first = chunks[hint : hint + 1] if hint is not None and hint >= 0 else ()
+        for box in (*first, *chunks):
+            if box.offset == offset:
+                return box
+        raise KeyError((name, offset))
+
+
+def sharded(name: str, layout: Layout, coord: Coord | None, dtype: str = "float32") -> Plan:
     """The items of a sharded tensor on the rank at ``coord``: one, or none for a rank outside the mesh.
 
     Raises ``ValueError`` where what the rank holds is no box, or holds contributions of a reduction that is pending.
@@ -77,17 +92,17 @@ def sharded(name: str, layout: Layout, coord: Coord | None, itemsize: int = 4) -
     box = layout.box(coord)
     if box is None or layout.has_partial():
         raise ValueError(f"{name}: the rank at {coord} holds no box of {layout}")
-    return (WriteItem(name, box, layout.shape, itemsize),)
+    return (WriteItem(name, box, layout.shape, dtype),)
 
 
-def pieces(name: str, shape: Shape, boxes: Iterable[Box], itemsize: int = 4) -> Plan:
+def pieces(name: str, shape: Shape, boxes: Iterable[Box], dtype: str = "float32") -> Plan:
     """The items of a rank that holds any boxes of a tensor."""
-    return tuple(WriteItem(name, box, shape, itemsize) for box in boxes)
+    return tuple(WriteItem(name, box, shape, dtype) for box in boxes)
 
 
-def plain(name: str, shape: Shape, itemsize: int = 4) -> Plan:
+def plain(name: str, shape: Shape, dtype: str = "float32") -> Plan:
     """The item of a tensor that every rank holds whole."""
-    return (WriteItem(name, Box((0,) * len(shape), shape), shape, itemsize, replica=True),)
+    return (WriteItem(name, Box((0,) * len(shape), shape), shape, dtype, replica=True),)
 
 
 def value(name: str) -> Plan:
@@ -129,8 +144,8 @@ def describe(plans: Sequence[Plan]) -> Metadata:
                 entries[item.name] = None
                 continue
             known = entries.get(item.name)
-            entry = known if known is not None else TensorEntry(item.shape)
-            entries[item.name] = TensorEntry(entry.shape, (*entry.chunks, item.box))
+            entry = known if known is not None else TensorEntry(item.shape, (), item.dtype)
+            entries[item.name] = TensorEntry(entry.shape, (*entry.chunks, item.box), entry.dtype)
     return Metadata(entries)
 
 
@@ -160,4 +175,4 @@ def buckets(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
 
 
 def _bytes(item: WriteItem) -> int:
-    return math.prod(item.shape) * item.itemsize
+    return math.prod(item.shape) * DTYPES[item.dtype].itemsize

@@ -1,0 +1,174 @@
+"""Strategies for tilings: the boxes that a tensor is cut into, and tilings that were damaged in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from reference.box import Box, intersect, tiling_errors
+from reference.notation import Shape
+from strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
+from strategies.shapes import shapes
+
+WAYS = ("guillotine", "grid")
+DAMAGES = ("gap", "overlap", "shifted", "grown", "duplicated", "outside", "emptied")
+MANY = 1 << 16
+
+
+def tilings(
+    shape: Shape | SearchStrategy[Shape] | None = None, *, max_boxes: int = 6, ways: Iterable[str] = WAYS, empties: bool = False
+) -> SearchStrategy[tuple[Shape, tuple[Box, ...]]]:
+    """A shape and boxes that tile it exactly, at most ``max_boxes`` of them, in any order.
+
+    ``ways``: ``guillotine`` cuts one box after the other in two, anywhere; ``grid`` cuts every dim at a few places, through all of
+    the tensor, and may end with more boxes. With ``empties``, up to two boxes without elements stand among the others, each in bounds.
+
+    Shrinks to the whole tensor as one box, in the order of the axes.
+
+    Raises ``InvalidArgument`` where an option is wrong.
+    """
+    drawn_shape = shape_or_strategy(shape, shapes())
+    chosen = check_choices("ways", ways, WAYS)
+    most = check_count("max_boxes", max_boxes, 1)
+    numbers = st.integers(0, MANY)
+
+    @st.composite
+    def tiling(draw: st.DrawFn) -> tuple[Shape, tuple[Box, ...]]:
+        cut = draw(drawn_shape)
+        boxes = [Box((0,) * len(cut), cut)]
+        way = draw(st.sampled_from(chosen))
+        for _ in range(draw(st.integers(0, most - 1))):
+            if way == "grid":
+                boxes = _cut_through(boxes, draw(numbers))
+            elif len(boxes) < most:
+                boxes = _cut_one(boxes, draw(numbers))
+        if empties:
+            boxes += [_empty(cut, draw(numbers)) for _ in range(draw(st.integers(0, 2))) if cut]
+        order = draw(numbers)
+        at = order % len(boxes)
+        turned = boxes[at:] + boxes[:at]
+        return cut, tuple(reversed(turned) if order // len(boxes) % 2 else turned)
+
+    return tiling()
+
+
+def _cut_one(boxes: list[Box], number: int) -> list[Box]:
+    """One box, chosen by ``number``, in two; all as they were where none has room."""
+    places = [(at, dim) for at, box in enumerate(boxes) if box.volume for dim, size in enumerate(box.size) if size > 1]
+    if not places:
+        return boxes
+    number, choice = divmod(number, len(places))
+    at, dim = places[choice]
+    return [*boxes[:at], *_halves(boxes[at], dim, boxes[at].offset[dim] + 1 + number % (boxes[at].size[dim] - 1)), *boxes[at + 1 :]]
+
+
+def _cut_through(boxes: list[Box], number: int) -> list[Box]:
+    """All boxes along one index of one dim, chosen by ``number``."""
+    ends = [max(ends) for ends in zip(*(box.end for box in boxes), strict=True)]
+    places = [(dim, index) for dim, end in enumerate(ends) for index in range(1, end)]
+    if not places:
+        return boxes
+    dim, index = places[number % len(places)]
+    return [
+        part for box in boxes for part in (_halves(box, dim, index) if box.offset[dim] < index < box.end[dim] and box.volume else [box])
+    ]
+
+
+def _halves(box: Box, dim: int, index: int) -> list[Box]:
+    first = index - box.offset[dim]
+    return [_changed(box, dim, size=first), _changed(box, dim, start=index, size=box.size[dim] - first)]
+
+
+def _changed(box: Box, dim: int, *, start: int | None = None, size: int | None = None) -> Box:
+    offset, sizes = list(box.offset), list(box.size)
+    offset[dim] = offset[dim] if start is None else start
+    sizes[dim] = sizes[dim] if size is None else size
+    return Box(tuple(offset), tuple(sizes))
+
+
+def _empty(shape: Shape, number: int) -> Box:
+    """A box without elements somewhere in bounds: like a shard of which nothing was left, or anywhere else."""
+    number, dim = divmod(number, len(shape))
+    number, ends = divmod(number, 2)
+    offset, size = [0] * len(shape), list(shape)
+    offset[dim], size[dim] = (shape[dim] if ends else number % (shape[dim] + 1)), 0
+    return Box(tuple(offset), tuple(size))
+
+
+def damaged(
+    shape: Shape | SearchStrategy[Shape] | None = None, *, kinds: Iterable[str] = DAMAGES, max_boxes: int = 5
+) -> SearchStrategy[tuple[Shape, tuple[Box, ...], str]]:
+    """A shape, boxes that tile it no more since they were damaged in one way, and the way.
+
+    ``kinds``: a box taken out (``gap``), one laid over others (``overlap``), moved by one index (``shifted``), longer by one
+    (``grown``), there twice (``duplicated``), moved out of the tensor (``outside``), or without elements (``emptied``).
+
+    Shrinks to one box of few elements. Raises ``InvalidArgument`` where an option is wrong, and where nothing can be damaged so.
+    """
+    chosen = check_choices("kinds", kinds, DAMAGES)
+    if shape is not None and not isinstance(shape, SearchStrategy) and 0 in shape:
+        raise InvalidArgument(f"{refuse(shape=shape)}: a tensor without elements cannot be damaged")
+    # without dims there is nothing but being there once: only two of the ways leave another number
+    few = 0 if {*chosen} <= {"duplicated"} else 1
+    drawn = tilings(shape if shape is not None else shapes(min_dims=few, min_size=1), max_boxes=max_boxes)
+    numbers = st.integers(0, MANY)
+
+    @st.composite
+    def broken(draw: st.DrawFn) -> tuple[Shape, tuple[Box, ...], str]:
+        cut, boxes = draw(drawn)
+        kind = draw(st.sampled_from(chosen))
+        return cut, damage(cut, boxes, kind, draw(numbers)), kind
+
+    return broken().filter(lambda found: bool(found[1]) and bool(tiling_errors(found[0], found[1])))
+
+
+def damage(shape: Shape, boxes: Sequence[Box], kind: str, number: int) -> tuple[Box, ...]:
+    """The boxes with one of them, chosen by ``number``, damaged; as they were where it cannot be."""
+    full = [at for at, box in enumerate(boxes) if box.volume]
+    if not full:
+        return tuple(boxes)
+    number, choice = divmod(number, len(full))
+    at = full[choice]
+    box = boxes[at]
+    if kind == "gap":
+        return (*boxes[:at], *boxes[at + 1 :])
+    if kind == "duplicated":
+        return (*boxes, box)
+    if not shape:
+        return tuple(boxes)
+    number, dim = divmod(number, len(shape))
+    start, size = box.offset[dim], box.size[dim]
+    if kind == "emptied":
+        return (*boxes[:at], _changed(box, dim, size=0), *boxes[at + 1 :])
+    if kind == "outside":
+        return (*boxes[:at], _changed(box, dim, start=start + shape[dim]), *boxes[at + 1 :])
+    if kind == "overlap":
+        over = replace(box, size=tuple(1 + number % extent for extent in box.size))
+        return (*boxes, _changed(over, dim, start=start + size - over.size[dim]))
+    step = 1 if number % 2 or start == 0 else -1
+    if kind == "grown":
+        return (*boxes[:at], _changed(box, dim, start=start + min(step, 0), size=size + 1), *boxes[at + 1 :])
+    return (*boxes[:at], _changed(box, dim, start=start + step), *boxes[at + 1 :])
+
+
+def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
+    """Boxes that ranks may want of a tensor: in bounds, apart from one another, seldom without elements; none is possible.
+
+    Shrinks to the whole tensor as one box. Raises ``InvalidArgument`` where an option is wrong.
+    """
+    check_count("max_boxes", max_boxes, 1)
+    numbers = st.integers(0, MANY)
+
+    @st.composite
+    def some(draw: st.DrawFn) -> tuple[Box, ...]:
+        _, boxes = draw(tilings(shape, max_boxes=max_boxes + 2, ways=("guillotine",), empties=draw(st.integers(0, 4)) == 4))
+        left_out = draw(numbers)
+        kept = [box for at, box in enumerate(boxes) if not (left_out >> at) % 2 or len(boxes) == 1][:max_boxes]
+        assert not any(intersect(a, b) for i, a in enumerate(kept) for b in kept[:i])
+        return tuple(kept)
+
+    return some()
