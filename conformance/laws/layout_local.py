@@ -138,18 +138,19 @@ def draw_checked(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_checked(limits: Limits) -> list[Case]:
-    """Shards of 1 and 3 rows where the layout says 2 and 2; and replicas on meshes whose table does not ascend."""
-    sizes = [
-        Case.of("layout.run-check", mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in (("2", "4x3"), ("2", "4"), ("3", "6x2"))
-    ]
-    return [case for case in sizes if case.world <= limits.world_size] + draws.out_of_order("layout.run-check", "R", how="data")(limits)
+    """Shards of 1 and 3 rows where the layout says 2 and 2; replicas on meshes whose table does not ascend, and on a part of the world."""
+    uneven = (("2", "4x3"), ("2", "4"), ("3", "6x2"), ("4", "8x3"))
+    sizes = [Case.of("layout.run-check", mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
+    cases = [*sizes, Case.of("layout.run-check", mesh="2@0,2", x="4x3:R", how="data")]
+    return [case for case in cases if case.world <= limits.world_size] + draws.out_of_order("layout.run-check", "R", how="data")(limits)
 
 
 def _as_passed(case: Case, rank: int) -> torch.Tensor:
     """The local tensor that ``rank`` passes, with what is wrong about it."""
     x, how = given(case), case.get("how")
     coord = x.layout.mesh.coord(rank)
-    assert coord is not None
+    if coord is None:
+        return torch.empty(0)
     if how == "data":
         return simulate.take(x.spec.build(case.seed + RANK_SEED * (rank + 1)), x.layout, coord)
     local = simulate.take(x.full, x.layout, coord)
@@ -159,8 +160,7 @@ def _as_passed(case: Case, rank: int) -> torch.Tensor:
         return torch.cat([largest, dense((1, *largest.shape[1:]), local.dtype)]) if odd else local
     if how == "dtype":
         return local.to(torch.float64) if odd else local
-    sizes = [2] * x.layout.mesh.size
-    sizes[0], sizes[-1] = 1, 3
+    sizes = [1, 3, 1, 3] if x.layout.mesh.size == 4 else [1, *[2] * (x.layout.mesh.size - 2), 3]
     start = sum(sizes[: coord[0]])
     return x.full[start : start + sizes[coord[0]]].clone()
 
@@ -183,8 +183,9 @@ def check_checked(case: Case, here: Here) -> None:
     live, at, local = here.mesh(x.layout.mesh), here.placements(x.layout.placements), here.tensor(_as_passed(case, here.rank))
     whole: dict[str, Any] = {"shape": x.full.shape, "stride": x.full.stride()}
     if how == "data":
-        got = DTensor.from_local(local, live, at, run_check=True, **whole).to_local()
-        here.same(got, _due_data(case, here.coord(x.layout.mesh) or ()), "data", what="local tensor after the check")
+        got, coord = DTensor.from_local(local, live, at, run_check=True, **whole).to_local(), here.coord(x.layout.mesh)
+        if coord is not None:
+            here.same(got, _due_data(case, coord), "data", what="local tensor after the check")
         return
     options = whole if how == "sizes" else {}
     message = f"local tensors whose {how} the layout does not allow"
@@ -205,8 +206,9 @@ def script_checked(case: Case) -> Script:
     body = [f"mesh = {scripts.mesh(x.layout.mesh)}"]
     if how != "data":
         return scripts.refused(case, body, made, constants=constants)
-    want = scripts.tensors("WANT", {rank: _due_data(case, x.layout.mesh.coord(rank) or ()) for rank in ranks})
-    return scripts.script([*body, f"return WANT[rank], {made}.to_local()"], world=case.world, constants=[*constants, *want])
+    members = {x.layout.mesh.rank_at(coord): _due_data(case, coord) for coord in x.layout.mesh.coords()}
+    lines = [*body, f"got = {made}.to_local()", "return (WANT[rank], got) if rank in WANT else (None, None)"]
+    return scripts.script(lines, world=case.world, constants=[*constants, *scripts.tensors("WANT", members)])
 
 
 ALL_PLACEMENTS: tuple[Placement, ...] = (
@@ -307,7 +309,7 @@ LAWS = (
         planted="run_check_broadcasts_along_first_dim",
         draw=draw_checked,
         sweep=sweep_checked,
-        sweeps=6,
+        sweeps=8,
         draws=60,
         needs=("broadcast", "object_collectives"),
         weight=0.6,

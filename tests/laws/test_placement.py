@@ -30,6 +30,7 @@ ROOMS = (
     "layout_wrapper",
     "layout_kinds",
     "layout_modules",
+    "layout_random",
     "redistribute",
     "redistribute_partial",
     "redistribute_refusals",
