@@ -1,7 +1,7 @@
 """Many cases with a fault among them now and then: ``python -m benchmarks.soak [CASES] [EVERY]``.
 
-Every EVERY-th case of CASES makes a rank raise, die, hang, or leave something behind. Each fault must be reported once, for its own case, and
-every other case must hold; nothing may be lost, grow or stay behind. Exits 1 otherwise. Faults come from the tests of worlds.
+Every EVERY-th case of CASES makes a rank raise, die, hang, or leave something behind. Each fault must be reported once, for its own
+case, and every other case must hold; nothing may be lost, grow or stay behind. Exits 1 otherwise. Faults come from the tests of worlds.
 """
 
 from __future__ import annotations

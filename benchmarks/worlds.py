@@ -1,7 +1,7 @@
 """Worlds that are lost: ``python -m benchmarks.worlds ROUNDS``. Prints one JSON line.
 
-``first_verdict``: seconds from the start of this process to a verdict, everything imported and started. ``replace``: seconds that a case takes
-longer because the world before it lost a rank to SIGKILL. Faults come from the tests of worlds.
+``first_verdict``: seconds from the start of this process to a verdict, everything imported and started. ``replace``: seconds that a case
+takes longer because the world before it lost a rank to SIGKILL. Faults come from the tests of worlds.
 """
 
 from __future__ import annotations

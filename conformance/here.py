@@ -182,7 +182,8 @@ class Here:
             return self.require(False, "wrong-metadata", check,
                                 f"placements are {format_placements(claimed)}, must be {format_placements(placements)}",
                                 format_placements(placements), format_placements(claimed))  # fmt: skip
-        local = got.to_local().detach()
+        with torch.no_grad():
+            local = got.to_local()
         coord = live.coord(self.rank)
         if coord is None:
             return self.require(local.numel() == 0, "wrong-layout", check, "a rank outside the mesh holds elements", "nothing", local)

@@ -29,7 +29,7 @@ import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 import torch
@@ -156,14 +156,18 @@ class Program:
         """The names of all functions and methods that are called, in the order of the text."""
         return [node.function for step in self.steps for node in _walk(step.node) if isinstance(node, Call)]
 
-    def names(self) -> set[str]:
+    def names(self) -> frozenset[str]:
         """The tensors that the program wants from its case."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
         wanted: set[str] = set()
         made: set[str] = set()
         for step in self.steps:
             wanted |= {node.name for node in _walk(step.node) if isinstance(node, Name)} - made
             made.add(step.target)
-        return wanted
+        return frozenset(wanted)
 
     def run(self, tensors: Mapping[str, Any], redistribute: Callable[[Any, str], Any] | None = None) -> list[Any]:
         """The value of every step. ``redistribute`` places a tensor otherwise; without it, placements mean nothing."""
