@@ -8,6 +8,7 @@ the installed version.
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 
@@ -76,6 +77,16 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask which global shape follows from a local one",
         ("torch.distributed.tensor._utils:compute_global_tensor_info",),
     ),
+    "split_by_shard": ("cut a tensor up", ("torch.distributed.tensor.placement_types:Shard._split_tensor",)),
+    "split_by_strided_shard": ("cut a tensor up in strides", ("torch.distributed.tensor.placement_types:_StridedShard._split_tensor",)),
+    "orders_to_placements": (
+        "write shard orders as placements",
+        ("torch.distributed.tensor._dtensor_spec:DTensorSpec._convert_shard_order_to_StridedShard",),
+    ),
+    "placements_to_orders": (
+        "read shard orders from placements",
+        ("torch.distributed.tensor._dtensor_spec:DTensorSpec._maybe_convert_StridedShard_to_shard_order",),
+    ),
     "MeshLayout": ("compute with the layouts of meshes", ("torch.distributed._mesh_layout:_MeshLayout",)),
     "FlatLayout": ("compute with the layouts of flattened meshes", ("torch.distributed._mesh_layout:_FlatLayout",)),
     "dedup_save_plans": (
@@ -90,6 +101,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+@cache
 def name(key: str) -> Any:
     """The object behind a key of :data:`NAMES`."""
     purpose, places = NAMES[key]
