@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HISTORY = 400
 MOST_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
-MOST_THREADS = 1024
+MOST_THREADS = 256  # each process group of gloo has three
 MOST_GROWTH = 1 << 30  # bytes
 
 

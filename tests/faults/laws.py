@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 import random
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Law
+from reference.mesh import Mesh
 
 BAD = 1
 
@@ -96,6 +99,24 @@ def aborts(case: Case, here: Here) -> None:
         print("terminate called", file=sys.stderr)
         os.abort()
     dist.all_reduce(torch.ones(2))
+
+
+def terminates(case: Case, here: Here) -> None:
+    """As C++ does with an exception that a thread of gloo does not catch."""
+    if here.rank == BAD:
+        ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+    dist.all_reduce(torch.ones(2))
+
+
+def overruns(case: Case, here: Here) -> None:
+    """Local tensors of other sizes than their layout has: gloo ends the process while it gathers them."""
+    local = torch.ones(3000 if here.rank == BAD else 1)
+    DTensor.from_local(local, here.mesh(Mesh((here.world,))), [Shard(0)], run_check=False, shape=(6, 1), stride=(1, 1)).full_tensor()
+
+
+def unfinished(case: Case, here: Here) -> None:
+    """All ranks start a sum and none waits for it."""
+    dist.all_reduce(torch.ones(1 << 12), async_op=True)
 
 
 def joins_alone(case: Case, here: Here) -> None:

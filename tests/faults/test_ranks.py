@@ -66,6 +66,24 @@ def test_what_an_aborting_rank_said_last(house: House) -> None:
     assert "Fatal Python error: Aborted" in answer.stack
 
 
+def test_std_terminate(house: House) -> None:
+    verdict = house.among("terminates")
+    assert (verdict.kind, verdict.error) == ("crash", "signal SIGABRT")
+    assert "terminate called" in verdict.ranks[1].output
+    assert "in terminates" in verdict.ranks[1].stack
+    assert all("in terminates" in answer.stack for answer in verdict.ranks)
+
+
+def test_gloo_that_meets_other_sizes(house: House) -> None:
+    verdict = house.among("overruns")
+    assert verdict.kind in ("crash", "divergence", "hang", "raised")
+    assert all("overruns" in answer.stack for answer in verdict.ranks)
+
+
+def test_work_that_nobody_waits_for_does_no_harm(house: House) -> None:
+    assert house.among("unfinished").status == "held"
+
+
 @pytest.mark.parametrize("name", ["joins_alone", "starts_alone"])
 def test_collective_that_the_others_never_join(house: House, name: str) -> None:
     verdict = house.among(name)
