@@ -170,7 +170,7 @@ class Here:
                                 tuple(want.shape), tuple(got.shape))  # fmt: skip
         if got.dtype != want.dtype:
             return self.require(False, "wrong-metadata", check, f"dtype is {got.dtype}, must be {want.dtype}", want.dtype, got.dtype)
-        live = read_mesh(got.device_mesh)
+        live = mesh_once_read(got.device_mesh)
         if mesh is not None and live != mesh:
             return self.require(False, "wrong-metadata", check, f"result lives on mesh {live}, must live on {mesh}", mesh, live)
         claimed = read_placements(got.placements)
@@ -291,15 +291,20 @@ def _read_placement(placement: Any) -> Placement:
     raise NotImplementedError(f"the reference knows no placement {placement!r}")
 
 
+def read_mesh(mesh: DeviceMesh) -> Mesh:
+    """A live mesh as the reference's."""
+    table = mesh.mesh
+    return Mesh(tuple(table.shape), tuple(table.flatten().tolist()))
+
+
 _READ: dict[int, tuple[weakref.ref[DeviceMesh], Mesh]] = {}
 
 
-def read_mesh(mesh: DeviceMesh) -> Mesh:
-    """A live mesh as the reference's. Its table is read once: torch works it out anew each time."""
+def mesh_once_read(mesh: DeviceMesh) -> Mesh:
+    """As :func:`read_mesh`, for laws about tensors: a mesh is read once, since torch works its table out anew each time."""
     known, read = _READ.get(id(mesh), (None, None))
     if read is None or known is None or known() is not mesh:
-        table = mesh.mesh
-        read = Mesh(tuple(table.shape), tuple(table.flatten().tolist()))
+        read = read_mesh(mesh)
         if len(_READ) >= 4 * CACHED_MESHES:
             _READ.clear()
         _READ[id(mesh)] = weakref.ref(mesh), read
