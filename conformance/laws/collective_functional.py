@@ -183,7 +183,7 @@ def script(case: Case) -> Script:
     made = variant.make(case, ask)
     constants = texts.table("GIVEN", dict(zip(ranks, made.given, strict=True)))
     body = [*texts.group(case), *texts.outsiders(case), "group, x = group or dist.group.WORLD, GIVEN[rank]"]
-    body += [] if variant.coalesced else ["x = x[0].requires_grad_()" if variant.backward else "x = x[0]"]
+    body += ["x = list(x)" if variant.coalesced else "x = x[0].requires_grad_()" if variant.backward else "x = x[0]"]
     if made.own:
         constants += ["OWN = {", *(f"    {rank}: {own}," for rank, own in zip(ranks, made.own, strict=True)), "}"]
     passed = "*OWN[rank]" if made.own else ", ".join(map(repr, made.arguments))
@@ -197,7 +197,8 @@ def script(case: Case) -> Script:
         wanted = [[*want, due] for want, due in zip(wanted, made.gradients(upstream), strict=True)]
         got = "[got.detach().clone(), x.grad.clone()]"
     constants += texts.table("WANT", dict(zip(ranks, wanted, strict=True)))
-    whole = scripts.script([*body, f"return WANT[rank], {got}"], world=case.world, constants=constants)
+    judged = f"return (WANT[rank], GIVEN[rank]), ({got}, x)" if variant.coalesced else f"return WANT[rank], {got}"
+    whole = scripts.script([*body, judged], world=case.world, constants=constants)
     return Script(whole.stages, (*whole.imports, f"from torch.distributed._functional_collectives import {name}"), whole.constants)
 
 

@@ -70,13 +70,15 @@ def call(case: Case, ask: Ask, parts: Sequence[Part], *, kept: bool = False) -> 
         else:
             constants += ["ROOM = {", *(f"    {rank}: {text}," for rank, text in rooms.items()), "}"]
             body.append("outs = ROOM[rank]")
-    ending = ", async_op=True).wait()" if case.get("work", "") == "async" else ")"
-    body += [*_splits(ask, ranks), statement(case, ask) + ending]
+    waited = case.get("work", "") == "async"
+    made = [f"work = {statement(case, ask)}, async_op=True)", "work.wait()"] if waited else [f"{statement(case, ask)})"]
+    body += [*_splits(ask, ranks), *made]
     if kept:
         body += ["for given in " + ("[x]" if single else "xs or []") + ":", f"    given.fill_({STALE})"]
     constants += table("WANT", wanted)
-    got = "[x]" if changes else "outs"
-    return scripts.script([*body, f"return WANT[rank], {got} if WANT[rank] else None"], world=case.world, constants=constants)
+    got = f"{'[x]' if changes else 'outs'} if WANT[rank] else None"
+    ending = f"return (WANT[rank], True), ({got}, work.is_completed())" if waited else f"return WANT[rank], {got}"
+    return scripts.script([*body, ending], world=case.world, constants=constants)
 
 
 def _splits(ask: Ask, ranks: tuple[int, ...]) -> list[str]:
