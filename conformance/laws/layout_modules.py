@@ -89,7 +89,8 @@ def check_module(case: Case, here: Here) -> None:
     def partition(name: str, part: nn.Module, on: Any) -> None:
         met.append((name, on is live))
         if name == "inner":
-            placed = distribute_tensor(part.weight.data, on, at)  # type: ignore[union-attr, arg-type, operator]
+            own: Any = part.weight
+            placed = distribute_tensor(own.data, on, at)
             part.register_parameter("weight", nn.Parameter(placed, requires_grad=not frozen))
 
     options, seen = _hooks(case, live)
@@ -249,6 +250,13 @@ def _linear(weight: torch.Tensor, seed: int, here: Here) -> nn.Module:
     return made.to(here.device)
 
 
+def _embedding(weight: torch.Tensor, here: Here) -> nn.Module:
+    made = nn.Embedding(weight.shape[0], weight.shape[1])
+    with torch.no_grad():
+        made.weight.copy_(weight)
+    return made.to(here.device)
+
+
 def check_parallel(case: Case, here: Here) -> None:
     """A parallel style shards the weight and bias of its module as its name says; two of them in a row compute what the model did."""
     x, style, live = given(case), case.get("style"), here.mesh(case.mesh())
@@ -257,8 +265,8 @@ def check_parallel(case: Case, here: Here) -> None:
             _check_pair(case, here)
             return
         kind, module, weight_at, bias_at = STYLES[style]
-        net: Any = _linear(x.full, case.seed, here) if module == "linear" else nn.Embedding(*x.layout.shape, _weight=here.tensor(x.full))
-    bias = net.bias.detach().cpu().clone() if module == "linear" else None
+        net: Any = _linear(x.full, case.seed, here) if module == "linear" else _embedding(x.full, here)
+    bias = dense((x.layout.shape[0],), x.full.dtype, "small", case.seed) if module == "linear" else None
     parallelize_module(net, live, kind())
     here.same_dtensor(net.weight, x.full, "weight", mesh=x.layout.mesh, placements=weight_at)
     if bias is not None:
@@ -270,7 +278,7 @@ def _check_pair(case: Case, here: Here) -> None:
     x, second = given(case), given(case, "a")
     nets = [_linear(x.full, case.seed, here), nn.ReLU(), _linear(second.full, case.seed + 1, here)]
     entry = here.tensor(dense((3, x.layout.shape[1]), x.full.dtype, "small", case.seed + 2))
-    want = nets[2](nets[1](nets[0](entry))).detach().cpu()
+    want = nets[2](nets[1](nets[0](entry))).detach()
     model = parallelize_module(nn.Sequential(*nets), here.mesh(x.layout.mesh), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for name, net, side in (("first", model[0], x), ("second", model[2], second)):  # type: ignore[index]
         here.same_dtensor(net.weight, side.full, name, mesh=x.layout.mesh, placements=side.layout.placements)

@@ -45,7 +45,8 @@ def _check_random(case: Case, here: Here) -> None:
     if coord is None:
         return
     full = one.full_tensor()
-    here.same(one.to_local(), simulate.take(full.cpu(), x.layout, coord).to(full.device), "replicas", what="this rank's part of the whole")
+    whole = torch.tensor(full.tolist(), dtype=full.dtype).reshape(full.shape)
+    here.same(one.to_local(), simulate.take(whole, x.layout, coord), "replicas", what="this rank's part of the whole")
     here.same(other.to_local(), one.to_local(), "seed", what="what the same seed gives again")
     inside = bool(((full >= 0) & (full < 1)).all()) if make == "rand" else bool(full.isfinite().all())
     here.require(inside, "wrong-value", "range", "an element is outside the range of the distribution", "", full)

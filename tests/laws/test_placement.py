@@ -42,6 +42,7 @@ ROOMS = (
     "redistribute_views",
     "gradient",
     "gradient_ways",
+    "gradient_graphs",
 )
 LAWS = [law for room in ROOMS for law in laws_of(f"conformance.laws.{room}")]
 FIRST_CASES = 48
