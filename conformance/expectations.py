@@ -13,6 +13,8 @@ user's. Where several entries match, the last layer's counts. An entry::
     finding = "f3a9c1e0"
     reason = "tie count is taken per shard"
     issue = "https://..."
+    wide = true                        # it may match more than 20 % of a law's cases
+    rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more
 than 20 % of a law's cases hides too much: it is refused, and what it hid counts as new, unless it says ``wide = true``. An entry
@@ -67,6 +69,7 @@ class Entry:
     finding: str = ""
     issue: str = ""
     wide: bool = False
+    rare: bool = False
     file: Path = Path()
     line: int = 0
     laws: tuple[str, ...] = ()
@@ -86,7 +89,7 @@ class Entry:
     @property
     def stale(self) -> bool:
         """Whether it did not happen though its features were reached often enough to tell."""
-        return not self.happened and self.cases.total() >= REACHED_TO_JUDGE
+        return not (self.happened or self.rare) and self.cases.total() >= REACHED_TO_JUDGE
 
     @cached_property
     def _error(self) -> re.Pattern[str]:
@@ -167,7 +170,7 @@ class Expectations:
 
     def stale(self, law_id: str) -> bool:
         """Whether an entry for this law is stale."""
-        return any(entry.stale and entry.cases[law_id] for entry in self._of_law.get(law_id, ()))
+        return any(entry.stale and entry.cases[law_id] >= REACHED_TO_JUDGE for entry in self._of_law.get(law_id, ()))
 
 
 def shipped(torch_version: str) -> list[Path]:
@@ -263,6 +266,7 @@ class _Lines:
         return f"{self.file}:{first}"
 
 
+MARKS = ("wide", "rare")
 Refuse = Callable[[str, str], UsageError]
 TEXTS = ("law", "kind", "reason", "signature", "torch", "target", "finding", "issue")
 
@@ -273,7 +277,7 @@ def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str],
     def refuse(key: str, message: str) -> UsageError:
         return UsageError(f"{lines.of_key(key, at)}: {message}")
 
-    allowed = (*TEXTS, "features", "wide")
+    allowed = (*TEXTS, "features", *MARKS)
     for key, value in block.items():
         if key not in allowed:
             raise refuse(key, f"unknown key {key!r} ({one_of(key, allowed)})")
@@ -282,8 +286,9 @@ def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str],
     features = block.get("features", [])
     if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
         raise refuse("features", f"features = {features!r}: want a list of texts")
-    if not isinstance(block.get("wide", False), bool):
-        raise refuse("wide", f"wide = {block['wide']!r}: want true or false")
+    for mark in MARKS:
+        if not isinstance(block.get(mark, False), bool):
+            raise refuse(mark, f"{mark} = {block[mark]!r}: want true or false")
     for key in ("law", "kind", "reason"):
         if key not in block:
             raise refuse(key, f"an expectation without {key}")
@@ -296,7 +301,7 @@ def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str],
     return Entry(
         **{key: block[key] for key in TEXTS if key in block},
         features=frozenset(features),
-        wide=block.get("wide", False),
+        **{mark: block.get(mark, False) for mark in MARKS},
         file=lines.file,
         line=lines.of_entry(at),
         laws=_laws(block["law"], ids, aliases, refuse),

@@ -122,7 +122,7 @@ LAWS = (
         sweep=sweep_masked,
         sweeps=12,
         draw=draw_masked,
-        draws=75,
+        draws=30,
         needs=("all_reduce",),
         weight=0.8,
     ),
