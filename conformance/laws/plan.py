@@ -185,7 +185,7 @@ def draw_balance(limits: Limits) -> SearchStrategy[Case]:
         every = tuple(range(of))
         drawn: dict[str, Any] = {}
         for name in "abcd"[: draw(st.integers(1, 4))]:
-            shape, boxes = draw(tilings(max_boxes=5 if draw(st.integers(0, 7)) == 7 else 1))
+            shape, boxes = draw(tilings(max_boxes=5 if draw(st.integers(0, 9)) == 9 else 1))
             dtype = draw(st.sampled_from([name for name in cases.DTYPES if name in limits.dtypes]))
             drawn[name] = Held("boxes", shape, dtype, tuple((box, every) for box in boxes))
         return Case.of("plan.balance", world=1, ranks=of, **drawn)

@@ -100,7 +100,7 @@ def with_empties(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, A
     name = next((name for name, leaf in drawn.items() if leaf.kind == "boxes" and leaf.shape), None)
     if name is not None and draw(st.integers(0, 2)) == 2:
         leaf, number = drawn[name], draw(st.integers(0, MANY))
-        at_another = draw(st.integers(0, 4)) == 4 and of > 1
+        at_another = draw(st.integers(0, 2)) == 2 and of > 1
         number, which = divmod(number, len(leaf.parts))
         box, by = leaf.parts[which]
         if not at_another:

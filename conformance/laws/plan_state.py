@@ -145,7 +145,7 @@ def tree_of(case: Case, which: str) -> tuple[State, dict[str, TensorSpec]]:
         case "dtype":
             specs["x"] = replace(x, dtype="int32" if x.dtype != "int32" else "int64")
         case "placed":
-            specs["x"] = replace(x, placements=case.placements("to"))
+            specs["x"] = replace(x, placements=case.placements("to.x"))
         case "dropped":
             del state["n"]
         case "added":
@@ -179,7 +179,7 @@ def draw_kept(limits: Limits) -> SearchStrategy[Case]:
         to = format_placements(draw(placed)) if change == "placed" else None
         if not shape and change == "shape":
             change = "same"
-        return Case.of("plan.cached", world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to=to)
+        return Case.of("plan.cached", world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
 
     return case()
 

@@ -128,7 +128,7 @@ def draw_items(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         mesh = draw(st.sampled_from(MESHES))
-        specs: dict[str, Any] = {"x": draw(_spec(limits, mesh, strided=draw(st.integers(0, 7)) == 7, plain_too=False))}
+        specs: dict[str, Any] = {"x": draw(_spec(limits, mesh, strided=draw(st.integers(0, 5)) == 5, plain_too=False))}
         if draw(st.integers(0, 2)) == 2:
             specs["a"] = draw(_spec(limits, mesh, strided=False))
         state = format_state(draw(state_dicts(tuple(specs), max_entries=2))) if draw(st.integers(0, 3)) == 3 else None
@@ -222,7 +222,7 @@ def draw_reshard(limits: Limits) -> SearchStrategy[Case]:
         spec = draw(_spec(limits, mesh, strided=False))
         to: Any = "-"
         if draw(st.integers(0, 6)) < 6:
-            kinds = ("R", "S", "_S") if draw(st.integers(0, 7)) == 7 else ("R", "S")
+            kinds = ("R", "S", "_S") if draw(st.integers(0, 3)) == 3 else ("R", "S")
             to = draw(placements(load_mesh, len(spec.shape), kinds=kinds, negative=True))
         return Case.of("plan.reshard", world=1, mesh=mesh, mesh__load=load_mesh, x=spec, to=to)
 

@@ -77,7 +77,7 @@ def test_the_control_has_a_reproducer(law: Law) -> None:
         assert "dist.init_process_group" in reproducer(law, Case.parse(law.control))
 
 
-def test_a_case_in_a_thousand_has_no_reproducer_at_most() -> None:
+def test_few_cases_are_too_long_for_a_reproducer() -> None:
     told = left = 0
     for law in LAWS:
         for case in first_cases(law) if law.script is not None else []:
@@ -87,4 +87,4 @@ def test_a_case_in_a_thousand_has_no_reproducer_at_most() -> None:
             except ValueError:
                 left += 1
     assert told > 300
-    assert left <= told // 10
+    assert left <= told // 20
