@@ -74,6 +74,10 @@ else:
 
 from reference.box import tiling_errors
 from reference.checkpoint import state_dict
+from reference.checkpoint.held import Held, plans_of
+from reference.checkpoint.kept_plan import Kept
+from reference.checkpoint.load_plan import cover_errors, read_items
+from reference.checkpoint.save_plan import dedup, describe, errors, sharded
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.placement import parse_placements
@@ -98,8 +102,15 @@ for mesh_text in ("2", "3@2,0,1", "2x2", "2x3@5,3,1,0,2,4", "2x1x2"):
                 boxes = [layout.box(coord) for coord in mesh.coords()]
                 if None not in boxes:
                     assert not tiling_errors(shape, set(boxes))
+                    if not layout.has_partial():
+                        saved = describe(dedup([sharded("x", layout, coord) for coord in mesh.coords()]))
+                        assert errors(saved) == []
+                        assert cover_errors(read_items(saved.entries["x"].chunks, boxes), boxes) == []
                 mesh.slice((0,), next(mesh.coords())), str(layout), layout.empty_coords()
                 worked += 1
+leaves = {"a": Held.parse("5x6/0:2,0:6@0+1;2:5,0:6@1"), "n": Held.parse("value@0+1")}
+kept = Kept()
+assert kept.said(plans_of(leaves, 2), [{}, {}]) == [True, True] and errors(kept.outcome()[1]) == []
 print(worked)
 """
 
