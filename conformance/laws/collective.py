@@ -45,9 +45,13 @@ def script(case: Case) -> Script:
 
 
 def law(
-    name: str, clause: str, control: str, planted: str, *, draws: int, source: str = "", needs: tuple[str, ...] = (), **ways: Any
+    name: str, clause: str, control: str, planted: str, *, draws: int, corners: tuple[str, ...] = (), source: str = "", **ways: Any
 ) -> Law:
+    """A law of one collective; ``corners`` are cases that every run tries, since they are drawn seldom."""
     law_id = f"collective.{name}"
+
+    def sweep(limits: Limits) -> list[Case]:
+        return [case for text in corners if (case := Case.parse(f"{law_id} {text}")).world <= limits.world_size]
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
         return drawn(law_id, limits, **ways)
@@ -62,9 +66,11 @@ def law(
         features=features,
         control=f"{law_id} {control}",
         planted=planted,
+        sweep=sweep,
+        sweeps=len(corners),
         draw=strategy,
         draws=draws,
-        needs=(*(needs or (name.replace("-", "_"),)), "subgroups"),
+        needs=(name.replace("-", "_"), "subgroups"),
         weight=0.4,
     )
 
@@ -75,6 +81,10 @@ LAWS = (
         "all_reduce leaves the reduction of all members' tensors with each of them.",
         "mesh=2 x=5x3",
         "all_reduce_takes_maximum",
+        corners=(
+            "mesh=2 x=5x3:-:float32:distinct:sliced",
+            "mesh=3 x=5x3:-:float32:distinct:transposed op=max",
+        ),
         draws=60,
         reduces=True,
         changes=True,
@@ -84,6 +94,10 @@ LAWS = (
         "reduce leaves the reduction of all members' tensors with the destination.",
         "mesh=2 x=5x3 root=1",
         "reduce_skips_last_member",
+        corners=(
+            "mesh=2 x=5x3:-:float32:distinct:sliced",
+            "mesh=3 x=5x3:-:float32:distinct:transposed root=1",
+        ),
         draws=50,
         root=True,
         reduces=True,
@@ -94,6 +108,10 @@ LAWS = (
         "broadcast leaves what the source has with every member, whether the source is named by rank or by position.",
         "mesh=2 x=5x3 root=1",
         "broadcast_from_first_member",
+        corners=(
+            "mesh=2 x=5x3:-:float32:distinct:sliced root=1",
+            "mesh=3 x=5x3:-:float32:distinct:transposed root=1",
+        ),
         draws=50,
         root=True,
         changes=True,
@@ -103,11 +121,20 @@ LAWS = (
         "all_gather gives every member what all members have, in the order of the group, as a list or as one tensor.",
         "mesh=3 x=5x3 form=list",
         "all_gather_swaps_last_two",
+        corners=(
+            "mesh=2 x=5x3 form=stacked",
+            "mesh=2 x=() form=stacked",
+            "mesh=3 x=2x3 form=list extents=1.3.0",
+            "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
+            "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
+            "mesh=2 x=5x3 out=sliced form=list",
+            "mesh=2 x=5x3 out=transposed form=joined",
+        ),
         draws=100,
         source="all_gather, all_gather_single",
-        forms=("joined",) * 5 + ("list",) * 4 + ("stacked",),
+        forms=("joined",) * 16 + ("list",) * 15 + ("stacked",),
         uneven=("list",),
-        uneven_one_in=6,
+        uneven_one_in=14,
         whole=("list", "stacked"),
     ),
     law(
@@ -115,6 +142,10 @@ LAWS = (
         "gather gives the destination what all members have, in the order of the group.",
         "mesh=3 x=5x3 root=1",
         "gather_drops_last_element",
+        corners=(
+            "mesh=2 x=5x3:-:float32:distinct:sliced",
+            "mesh=2 x=5x3 out=transposed",
+        ),
         draws=50,
         root=True,
     ),
@@ -124,6 +155,10 @@ LAWS = (
         "mesh=3 x=5x3 root=1",
         "scatter_swaps_last_two",
         draws=50,
+        corners=(
+            "mesh=2 x=5x3:-:float32:distinct:transposed",
+            "mesh=2 x=5x3 out=transposed",
+        ),
         root=True,
     ),
     law(
@@ -131,25 +166,41 @@ LAWS = (
         "reduce_scatter gives the member at position i the reduction of all members' entries i, from lists or from one tensor each.",
         "mesh=2 x=5x3 form=joined",
         "reduce_scatter_rotates",
+        corners=(
+            "mesh=2 x=5x3 form=stacked",
+            "mesh=2 x=() form=stacked",
+            "mesh=2 x=5x3 form=list work=async",
+            "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
+            "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
+            "mesh=2 x=5x3 out=sliced form=list",
+            "mesh=2 x=5x3 out=transposed form=joined",
+        ),
         draws=100,
         source="reduce_scatter, reduce_scatter_single",
-        forms=("joined",) * 5 + ("list",) * 4 + ("stacked",),
+        forms=("joined",) * 16 + ("list",) * 15 + ("stacked",),
         reduces=True,
         uneven=("list",),
         whole=("stacked",),
         expanded=False,
+        async_one_in=20,
     ),
     law(
         "all-to-all",
         "all_to_all gives the member at position j, as entry i, entry j of the member at position i, for splits of any sizes too.",
         "mesh=2 x=3x2 form=joined splits=1.2/0.3",
         "all_to_all_ignores_splits",
+        corners=(
+            "mesh=2 x=3x2 form=list splits=1.2/3.1",
+            "mesh=3 x=3 form=list splits=1.2.0/3.1.1/0.0.2",
+            "mesh=2 x=3x2 out=transposed form=joined",
+            "mesh=2 x=3x2:-:float32:distinct:transposed form=joined",
+            "mesh=2 x=3x2 out=sliced form=list",
+        ),
         draws=100,
         source="all_to_all, all_to_all_single",
-        forms=("joined", "joined", "joined", "list"),
-        uneven=("joined", "list"),
+        forms=("joined",) * 5 + ("list",),
+        uneven=("joined",),
         uneven_one_in=3,
-        whole=("list",),
         splits=True,
         min_dims=1,
     ),

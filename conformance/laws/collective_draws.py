@@ -18,6 +18,8 @@ from strategies import shapes
 from strategies.collectives import extents, groups, split_tables
 
 OPS = ("sum", "sum", "max", "min", "product", "avg", "band", "bor", "bxor")
+# by which equal numbers are no more than one of them
+IDEMPOTENT = ("max", "min", "avg", "band", "bor")
 Extra = Callable[[st.DrawFn, Mesh], dict[str, Any]]
 
 
@@ -31,6 +33,7 @@ def drawn(
     changes: bool = False,
     uneven: Iterable[str] = (),
     uneven_one_in: int = 5,
+    async_one_in: int = 6,
     whole: Iterable[str] = (),
     splits: bool = False,
     least: int = 1,
@@ -49,16 +52,16 @@ def drawn(
     """Cases of one collective.
 
     ``forms``: how tensors stand for lists; ``uneven``: forms in which rows may differ by member, one case in ``uneven_one_in``;
-    ``whole``: forms that all ranks of the world take part in where they are uneven or stacked, so that an error is one of every
-    rank; ``changes``: the call overwrites what it is given; ``idempotent``: only reductions of equals to one of them; ``outputs``: the
-    caller makes room for results; ``floats``: no other dtypes; ``expanded``: what is given may have a stride of 0; ``parts`` and
-    ``tables`` are those of the groups; ``extra`` draws further fields.
+    ``async_one_in``: the same for works; ``whole``: forms that all ranks of the world take part in where they are uneven or
+    stacked, so that an error is one of every rank; ``changes``: the call overwrites what it is given; ``idempotent``: only
+    reductions of equal numbers to one of them; ``outputs``: the caller makes room for results; ``floats``: no other dtypes;
+    ``expanded``: what is given may have a stride of 0; ``parts`` and ``tables`` are those of the groups; ``extra`` draws further fields.
     """
     on, shape_drawn = (
         groups(world_size=limits.world_size, least=least, parts=parts, tables=tables),
         shapes(min_dims=min_dims, max_dims=max_dims, max_size=5),
     )
-    carried = [dtype for dtype in limits.dtypes if not floats or DTYPES[dtype].is_floating_point]
+    carried = [dtype for dtype in limits.dtypes if (not floats or DTYPES[dtype].is_floating_point) and not (idempotent and dtype == "bool")]
     dtypes = carried[:1] * 4 + carried
     uneven, whole = tuple(uneven), tuple(whole)
     full = groups(world_size=limits.world_size, least=2, parts=False, tables=False)
@@ -81,7 +84,7 @@ def drawn(
         fields["x"] = TensorSpec(shape, None, dtype, "distinct", memory)
         fields |= {"out": out if out != "plain" and outputs else None, "form": form or None}
         if reduces:
-            ops = [op for op in OPS if reducible(DTYPES[dtype], op) and (not idempotent or op in _idempotent(dtype))]
+            ops = [op for op in OPS if reducible(DTYPES[dtype], op) and (not idempotent or op in IDEMPOTENT)]
             op = draw(st.sampled_from(ops))
             fields["op"] = op if op != "sum" else None
         if rows:
@@ -94,7 +97,7 @@ def drawn(
             at = draw(st.integers(0, mesh.size - 1))
             fields |= {"root": at or None, "by": "position" if draw(one_in(3)) else None}
         if works:
-            fields["work"] = "async" if draw(one_in(6)) else None
+            fields["work"] = "async" if draw(one_in(async_one_in)) else None
             late = draw(st.integers(0, 8 * mesh.size))
             fields["late"] = late if late and late < mesh.size else None
         fields |= extra(draw, mesh) if extra else {}
@@ -111,15 +114,12 @@ def _uneven_for_all(table: tuple[tuple[int, ...], ...]) -> bool:
     return all(len(set(row)) > 1 for row in table)
 
 
-def _idempotent(dtype: str) -> tuple[str, ...]:
-    """The reductions by which equals are no more than one of them."""
-    return ("sum", "max", "min", "product", "band", "bor") if dtype == "bool" else ("max", "min", "avg", "band", "bor")
-
-
 def _memories(draw: st.DrawFn, changes: bool, expanded: bool) -> tuple[str, str]:
     """Memory of what is given and of what is written: mostly plain, seldom out of the ordinary in one of them."""
-    odd = draw(st.sampled_from(("",) * 18 + ("given", "out")))
-    ways = ("sliced", "transposed") if changes or odd == "out" or not expanded else ("sliced", "transposed", "expanded")
+    odd = draw(st.sampled_from(("",) * 44 + ("given", "out")))
+    ways = (
+        ("transposed",) if changes else ("sliced", "transposed") if odd == "out" or not expanded else ("sliced", "transposed", "expanded")
+    )
     memory = draw(st.sampled_from(ways)) if odd else "plain"
     return (memory, "plain") if odd == "given" or changes else ("plain", memory)
 

@@ -135,6 +135,7 @@ class Variant:
     ways: dict[str, Any]
     coalesced: bool = False
     backward: bool = False
+    corner: str = ""
 
     def function(self) -> tuple[str, Any]:
         """Its name in this version of torch, and itself."""
@@ -211,7 +212,7 @@ def features_functional(case: Case) -> set[str]:
 
 
 def _dim(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-    return {"dim": 1 if draw(one_in(6)) else None}
+    return {"dim": 1 if draw(one_in(16)) else None}
 
 
 def _to(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
@@ -263,7 +264,7 @@ VARIANTS = {
         "reduce_scatter_coalesced": Variant(
             ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _twice(_reduce_scatter), "reduce_scatter",
             "reduces and scatters several tensors, each as if alone", "mesh=2 x=5x3", "functional_coalesced_reversed",
-            {**ALONG, "reduces": True}, coalesced=True,
+            {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True, corner="mesh=2 x=5x3 dim=1",
         ),
         "all_gather_autograd": Variant(
             ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",
@@ -289,6 +290,9 @@ def _law(law_id: str, variant: Variant) -> Law:
     def draw(limits: Limits) -> SearchStrategy[Case]:
         return drawn(law_id, limits, works=False, outputs=False, **variant.ways)
 
+    def sweep(limits: Limits) -> list[Case]:
+        return [Case.parse(f"{law_id} {variant.corner or variant.control}")]
+
     return Law(
         id=law_id,
         clause=f"The functional {variant.names[-1]} {variant.clause}, and leaves its input as it was.",
@@ -298,6 +302,8 @@ def _law(law_id: str, variant: Variant) -> Law:
         features=features_functional,
         control=f"{law_id} {variant.control}",
         planted=variant.planted,
+        sweep=sweep,
+        sweeps=1,
         draw=draw,
         draws=30,
         needs=tuple(dict.fromkeys((variant.needs, *(("all_gather",) if variant.backward else ()), "subgroups"))),

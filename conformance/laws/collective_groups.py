@@ -153,6 +153,12 @@ def script_composed(case: Case) -> Script:
     return scripts.script([*body, *STEPS[how][:-1], f"return WANT[rank], {STEPS[how][-1]}"], world=case.world, constants=constants)
 
 
+def sweep_again(limits: Limits) -> list[Case]:
+    """Bools, whose sums and products are idempotent too."""
+    ops = ("sum", "product", "max", "min")
+    return [Case.of("collective.again", mesh=size, x="5x4:-:bool", op=op if op != "sum" else None) for op in ops for size in (2, 3)]
+
+
 def draw_again(limits: Limits) -> SearchStrategy[Case]:
     return drawn("collective.again", limits, reduces=True, memories=False, works=False, idempotent=True)
 
@@ -274,6 +280,8 @@ LAWS = (
         features=features_again,
         control="collective.again mesh=2 x=5x3 op=max",
         planted="all_reduce_takes_sum",
+        sweep=sweep_again,
+        sweeps=4,
         draw=draw_again,
         draws=40,
         needs=("all_reduce", "subgroups"),
