@@ -41,6 +41,7 @@ class LawResult:
     law: Law
     outcome: str = "untested"
     cases: int = 0
+    checks: int = 0
     rejected: int = 0
     refused: int = 0
     skipped_expected: int = 0
@@ -196,6 +197,7 @@ class Run:
             result.rejected += 1
             return
         result.cases += 1
+        result.checks += law.checks(verdict.case) if law.checks else 1
         self.judged += 1
         self.drawn += drawn
         self.distinct.add(verdict.case)

@@ -46,7 +46,7 @@ class Law:
     name of a fault in ``tests/planted`` that the law must catch. ``refusal``: whether all ranks may refuse a case alike.
     ``stages``: world sizes, one after the other, for a law whose case runs in several worlds (``here.stage`` tells which).
     ``features``: features of a case beyond those that :mod:`conformance.features` reads from its fields.
-    ``script``: the literal body of a reproducer.
+    ``script``: the literal body of a reproducer. ``checks``: how many questions a case stands for, where that is more than one.
     """
 
     id: str
@@ -68,6 +68,7 @@ class Law:
     stages: Callable[[Case], tuple[int, ...]] | None = None
     features: Callable[[Case], set[str]] | None = None
     script: Callable[[Case], Script] | None = None
+    checks: Callable[[Case], int] | None = None
     aliases: tuple[str, ...] = field(default=())
 
     @property

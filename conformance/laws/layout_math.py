@@ -323,8 +323,9 @@ LAWS: tuple[Law, ...] = (
         holds="mesh=2x3 shape=7x5",
         planted="math_of_the_first_mesh_dim",
         sweep=_pairs("layout.math[offsets]"),
-        sweeps=120,
+        sweeps=48,
         narrow=narrow,
+        checks=checks,
     ),
     law(
         "split",

@@ -41,7 +41,8 @@ MEANING = {
 
 
 class LawLine(msgspec.Struct, kw_only=True):
-    """One law: ``cases`` were judged (``refused`` of them by every rank alike), ``rejected`` ones meant nothing."""
+    """One law: ``cases`` were judged (``refused`` of them by every rank alike), which put ``checks`` questions; ``rejected`` ones meant
+    nothing."""
 
     id: str
     chapter: str
@@ -49,6 +50,7 @@ class LawLine(msgspec.Struct, kw_only=True):
     clause: str
     outcome: str
     cases: int = 0
+    checks: int = 0
     rejected: int = 0
     refused: int = 0
     skipped_expected: int = 0
@@ -118,6 +120,7 @@ class Totals(msgspec.Struct, kw_only=True):
     """Sums over all laws. ``drawn`` of the ``cases`` came from a strategy, the others from an enumerator or stored findings."""
 
     cases: int = 0
+    checks: int = 0
     distinct: int = 0
     drawn: int = 0
     rejected: int = 0
@@ -230,6 +233,7 @@ def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = 
         features_missing=missing(run.features),
         totals=Totals(
             cases=run.judged,
+            checks=sum(result.checks for result in results),
             distinct=len(run.distinct),
             drawn=run.drawn,
             rejected=sum(result.rejected for result in results),
@@ -251,6 +255,7 @@ def _law_line(result: LawResult) -> LawLine:
         clause=law.clause,
         outcome=result.outcome,
         cases=result.cases,
+        checks=result.checks,
         rejected=result.rejected,
         refused=result.refused,
         skipped_expected=result.skipped_expected,

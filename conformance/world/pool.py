@@ -126,8 +126,8 @@ class Pool:
         return self._keeper.folder
 
     def weights(self) -> list[dict[str, int]]:
-        """What each live rank weighed after its last batch: open ``files``, ``threads``, process ``groups``, and the ``growth`` of its memory
-        since its first, in MiB."""
+        """What each live rank weighed after its last batch: open ``files``, ``threads``, process ``groups``, and in MiB the ``growth`` of
+        its memory since its first."""
         return [
             {"files": now.files, "threads": now.threads, "groups": now.groups, "growth": (now.memory - first.memory) >> 20}
             for world in self._keeper.worlds.values()

@@ -34,7 +34,7 @@ from conformance.world import protocol
 from conformance.world.output import tail
 from conformance.world.progress import IDLE, PARKED, RUNNING, Page
 
-FLUSH_SECONDS = 0.03
+FLUSH_SECONDS = 0.1
 SHOWN_ERROR = 4000
 SHOWN_FRAMES = 40
 LEAVE_SECONDS = 0.2  # for threads that end by themselves
