@@ -198,16 +198,15 @@ class World:
         return None
 
     def parted(self) -> tuple[Flight, int] | None:
-        """The case after which some ranks wait because they raised, while others did not raise and went on; once all have answered it."""
+        """The case after which some ranks wait because they raised, while all others went on: those that are still at it may yet raise."""
         first = min(self.parked.values(), key=lambda parked: (parked.batch, parked.index), default=None)
         flight = self.flight(first.batch) if first else None
         if first is None or flight is None:
             return None
         here = (first.batch, first.index)
-        others = [
-            rank for rank in range(self.size) if rank not in self.parked or (self.parked[rank].batch, self.parked[rank].index) != here
-        ]
-        if others and all(self.answered(rank, flight, first.index) for rank in others):
+        waiting = {rank for rank, parked in self.parked.items() if (parked.batch, parked.index) == here}
+        others = [self.page.place(rank) for rank in range(self.size) if rank not in waiting]
+        if others and all((place.batch, place.index) > here for place in others):
             return flight, first.index
         return None
 
