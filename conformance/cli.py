@@ -116,7 +116,7 @@ def replay(
 
 @app.command()
 def repro(
-    finding: Annotated[Path, typer.Argument(metavar="FINDING.json", help="A file from findings/ of a report.")],
+    finding: Annotated[str, typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, or a case.")],
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
     """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""

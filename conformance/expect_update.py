@@ -120,7 +120,10 @@ def _written(found: FindingLine, law: Law, versions: str, report: RunReport, fol
     keys["torch"] = versions
     if report.target.name != "gloo":
         keys["target"] = report.target.name
-    keys |= {"finding": found.id, "reason": UNFILLED}
+    keys["finding"] = found.id
+    if not after:
+        keys["case"] = found.text
+    keys["reason"] = UNFILLED
     return [*(f"# {_printable(text)}" for text in comments), "[[expect]]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
 
 

@@ -11,6 +11,7 @@ user's. Where several entries match, the last layer's counts. An entry::
     torch = ">=2.11,<2.16"
     target = "nccl"                    # where it is true of one target only
     finding = "f3a9c1e0"
+    case = "op.backward[amin] mesh=2 a=2x2:S(0):float32:ties steps=amin(a,0)"    # the smallest known: shardlaw repro '...'
     reason = "tie count is taken per shard"
     issue = "https://..."
     wide = true                        # it may match more than 20 % of a law's cases
@@ -67,6 +68,7 @@ class Entry:
     torch: str = ""
     target: str = ""
     finding: str = ""
+    case: str = ""
     issue: str = ""
     wide: bool = False
     rare: bool = False
@@ -268,7 +270,7 @@ class _Lines:
 
 MARKS = ("wide", "rare")
 Refuse = Callable[[str, str], UsageError]
-TEXTS = ("law", "kind", "reason", "signature", "torch", "target", "finding", "issue")
+TEXTS = ("law", "kind", "reason", "signature", "torch", "target", "finding", "case", "issue")
 
 
 def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str], aliases: dict[str, str]) -> Entry:
@@ -298,14 +300,30 @@ def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str],
     if block["kind"] not in KINDS:
         raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], KINDS)})")
     _check_signature(block, refuse)
+    laws = _laws(block["law"], ids, aliases, refuse)
+    _check_case(block.get("case", ""), laws, refuse)
     return Entry(
         **{key: block[key] for key in TEXTS if key in block},
         features=frozenset(features),
         **{mark: block.get(mark, False) for mark in MARKS},
         file=lines.file,
         line=lines.of_entry(at),
-        laws=_laws(block["law"], ids, aliases, refuse),
+        laws=laws,
     )
+
+
+def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
+    from conformance.case import Case
+    from reference.notation import NotationError
+
+    if not text:
+        return
+    try:
+        case = Case.parse(text)
+    except NotationError as error:
+        raise refuse("case", f"case = {text!r}: {error}") from None
+    if case.law not in laws:
+        raise refuse("case", f"case = {text!r}: want a case of a law that the entry is about")
 
 
 def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:

@@ -75,16 +75,21 @@ def replay(what: str, target: str | None = None, times: int = 1, trace: bool = F
     return code
 
 
-def script_of(path: Path) -> str:
-    """The reproducer of a stored finding. Raises :class:`UsageError` where there is none."""
+def script_of(what: str) -> str:
+    """The reproducer of a stored finding, or of a case by its text. Raises :class:`UsageError` where there is none."""
     from conformance.report.reproducer import ScriptError, reproducer
 
-    data = read_finding(path)
-    law = law_of(data["case"].law, f"{path}: ")
+    path = Path(what)
+    if path.is_file() or " " not in what:
+        data = read_finding(path)
+        law, case, kind, seen = law_of(data["case"].law, f"{path}: "), data["case"], data["kind"], str(data["target"].get("torch", ""))
+    else:
+        (one,) = _wanted(what)
+        law, case, kind, seen = one.law, one.case, "", ""
     try:
-        return reproducer(law, data["case"], data["kind"], str(data["target"].get("torch", "")))
+        return reproducer(law, case, kind, seen)
     except (ScriptError, NotationError) as error:
-        raise UsageError(f"{path}: no reproducer: {error}") from None
+        raise UsageError(f"{what}: no reproducer: {error}") from None
 
 
 def law_of(law_id: str, where: str = "") -> Law:

@@ -1,0 +1,49 @@
+"""Every shipped expectation that names a case: a fresh world shows what it says, and the case has a reproducer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from conformance.case import Case
+from conformance.expectations import Entry, layers, load
+from conformance.features import features_of
+from conformance.laws import catalogue, find
+from conformance.report.reproducer import reproducer
+from conformance.target import Target
+from conformance.world import Pool
+
+pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the entries are those for torch 2.13")
+ENTRIES = load(layers(torch.__version__, Target()), list(catalogue().values()), torch.__version__).entries
+SHOWN = [entry for entry in ENTRIES if entry.case]
+by_entry = pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: f"{entry.file.stem}-{entry.line}-{entry.case.partition(' ')[0]}")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(Target(timeout=3)) as made:
+        yield made
+
+
+@by_entry
+def test_the_case_of_an_expectation_does_what_it_says(entry: Entry, pool: Pool) -> None:
+    case = Case.parse(entry.case)
+    law = find(case.law)
+    verdict = pool.fresh(law, case)
+    assert verdict.status == "deviates", entry.where
+    assert entry.matches(verdict.kind or "", features_of(case, law) | set(verdict.features), verdict.error), (entry.where, verdict.kind)
+
+
+@by_entry
+def test_the_case_of_an_expectation_has_a_reproducer(entry: Entry) -> None:
+    law = find(Case.parse(entry.case).law)
+    if law.script is not None:
+        assert "dist.init_process_group" in reproducer(law, Case.parse(entry.case), entry.kind)
+
+
+def test_most_expectations_name_a_case() -> None:
+    # a rare one may go without: nobody has seen it often enough to cut it down
+    without = [entry.where for entry in ENTRIES if not (entry.case or entry.rare)]
+    assert len(without) <= len(ENTRIES) // 10, without
