@@ -1,0 +1,64 @@
+"""Worlds with planted faults, and the first cases of a law: what the tests of all chapters share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.case import Case
+from conformance.law import Law, Limits
+from conformance.search import draw, seed_of
+from conformance.target import Target
+from conformance.world import Pool
+
+ROOT = Path(__file__).parents[2]
+FIRST_CASES = 48
+UNSEEN = ("held", "refused", "rejected", "hang", "crash")  # what does not show that a fault was seen
+
+
+def first_cases(law: Law, count: int = FIRST_CASES) -> list[Case]:
+    """What a run tries first, after the control."""
+    cases, limits = [Case.parse(law.control)], Limits()
+    if law.sweep is not None:
+        listed = law.sweep(limits)
+        cases += [listed[at] for at in range(min(count, len(listed)))]
+    if law.draw is not None:
+        draw(law.draw(limits), seed_of(0, law.id), count, cases.append)
+    return list(dict.fromkeys(cases))
+
+
+@dataclass
+class Plant:
+    """Worlds in which one fault at a time is planted: every case goes to worlds of its own, made after the fault was named."""
+
+    pool: Pool
+    named: Path
+
+    def judge(self, law: Law, cases: Sequence[Case], fault: str = "") -> str:
+        """What is said of the first case that deviates, or else of the last."""
+        self.named.write_text(fault)
+        said = ""
+        for case in cases:
+            verdict = self.pool.fresh(law, case)
+            said = verdict.kind or verdict.status
+            if verdict.status == "deviates":
+                break
+        return said
+
+    def holds(self, law: Law, case: Case) -> str:
+        """What is said of a case in a world that has served others, without any fault."""
+        self.named.write_text("")
+        (verdict,) = self.pool.judge(law, [case])
+        return verdict.message if verdict.status != "held" else "held"
+
+
+@contextmanager
+def planting(faults: str, folder: Path) -> Iterator[Plant]:
+    """Worlds whose ranks plant what a file names, from the module ``tests.planted.FAULTS``."""
+    named = folder / "fault"
+    named.write_text("")
+    env = (("PYTHONPATH", str(ROOT)), ("PLANTED_FAULT_FILE", str(named)))
+    with Pool(Target(setup=f"tests.planted.{faults}:planted", env=env)) as pool:
+        yield Plant(pool, named)
