@@ -147,6 +147,14 @@ def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
     assert not known.too_wide()
 
 
+@pytest.mark.parametrize(("cases", "matched", "wide"), [(100, 20, False), (100, 28, False), (100, 29, True), (10_000, 2_100, True)])
+def test_an_entry_is_wide_by_more_than_chance(tmp_path: Path, cases: int, matched: int, wide: bool) -> None:
+    known = loaded(MEAN, tmp_path)
+    for at in range(cases):
+        known.judged("op.forward[mean]", {"uneven"} if at < matched else set())
+    assert bool(known.too_wide()) is wide
+
+
 def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(19):
