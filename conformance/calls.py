@@ -29,6 +29,8 @@ NOT_DIMS = words(
     """view reshape expand roll getitem setitem pad tile repeat unflatten select narrow split chunk tril triu diag diagonal
     nn.functional.pad new_zeros new_full linspace round one_hot nn.functional.one_hot"""
 )
+# the first number is a dim, the others are not
+DIM_FIRST = words("select narrow")
 # one dim or several
 MANY_DIMS = words(
     """sum mean amax amin var std prod any all logsumexp norm linalg.vector_norm linalg.matrix_norm var_mean std_mean nansum
@@ -105,6 +107,8 @@ def _of_call(call: Call, views: set[str]) -> Iterator[str]:
         yield from (
             f"scalar:{type(arg.value).__name__}" for arg in call.args if isinstance(arg, Literal) and type(arg.value) in (int, float, bool)
         )
+    elif plain in DIM_FIRST and operands:
+        yield from _of_dim(operands[0], plain)
     elif plain not in NOT_DIMS:
         for arg in (*operands, *(keywords[name] for name in ("dim", "dims") if name in keywords)):
             yield from _of_dim(arg, plain)

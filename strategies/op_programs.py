@@ -43,7 +43,7 @@ class Link:
     exact: bool
 
 
-def _links(x: Value, a: Value, mesh_ndim: int) -> Iterator[Link]:
+def links(x: Value, a: Value, mesh_ndim: int) -> Iterator[Link]:
     """Every call that means something on ``x``, the plainest first."""
     ndim, number = len(x.dims), x.kind != "bool"
     same = x.dims
@@ -142,17 +142,17 @@ def op_programs(*, world_size: int = 4) -> SearchStrategy[Sample]:
         a = x = Value("a", ("m", "n"))
         calls = []
         for at in range(draw(st.integers(2, 4))):
-            links = list(_links(x, a, mesh.ndim))
-            favoured = [link for link in links if link.call.replace("{x}", "{a}") in starts] if at == 0 else []
-            link = draw(st.sampled_from(favoured + links if at == 0 else links))
+            options = list(links(x, a, mesh.ndim))
+            favoured = [link for link in options if link.call.replace("{x}", "{a}") in starts] if at == 0 else []
+            link = draw(st.sampled_from(favoured + options if at == 0 else options))
             calls.append(link.call.replace("{x}", x.name).replace("{a}", "a"))
             x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
-        return Sample(mesh, (("a", spec),), _chained(calls))
+        return Sample(mesh, (("a", spec),), chained(calls))
 
     return drawn()
 
 
-def _chained(calls: list[str]) -> str:
+def chained(calls: list[str]) -> str:
     return ";".join(call if at == len(calls) - 1 else f"{NAMES[at]}={call}" for at, call in enumerate(calls))
 
 

@@ -45,6 +45,8 @@ MODULES = (
     "gradient_ways",
     "gradient_graphs",
     "op",
+    "op_backward",
+    "op_memory",
     "plan",
     "roundtrip",
 )

@@ -1,0 +1,190 @@
+"""What a backward pass is tried on: samples of ops that have gradients, the operands that ask for one, and how the incoming one lies.
+
+Shards, replicas and pending sums alone: what other reductions mean for a gradient is documented nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import overload
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from reference.layout import Layout
+from reference.mesh import Mesh
+from reference.placement import Partial as Pending
+from reference.placement import Placement, Placements, Replicate, Shard
+from strategies.op_catalogue import OPS
+from strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
+from strategies.ops import Arg, Op, Sample, Variant, single_placements
+
+FLOATS = ("float32", "float64")
+SIZES = (2, 3, 4, 5, 1, 6, 7)
+MESHES = (*("2",) * 6, *("3",) * 2, *("2x2",) * 2, "2@1,2")
+BOARDS = (UNEVEN, SQUARE, SHORT, EVEN, UNEVEN, THREE, UNEVEN, SQUARE_EVEN, UNEVEN)
+# an op has this many cases for each of its variants
+ROUNDS = 60
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+WITHOUT_GRADIENT = words(
+    """signbit isnan isfinite isposinf logical_not bitwise_not floor_divide heaviside gcd lcm eq ne lt le gt ge logical_and logical_or
+    logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift isclose type_as argmax argmin any all count_nonzero equal item
+    histc argsort view.dtype setitem bucketize nn.functional.one_hot full_like new_zeros new_full detach zeros_like ones_like
+    empty_like nextafter"""
+)
+# which element gets the gradient, or how it is computed, is not said for all inputs
+UNSETTLED = frozenset(["mode", "index_reduce", "linalg.det", "sgn"])
+# no result at all of an empty shard, which forward laws know: there is nothing to go back from
+NEVER_EMPTY = re.compile(r"amax|amin|max|min|pool|interpolate|batch_norm|inf$|foreach_norm|median|kthvalue")
+CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^eq\(|torch\.(int|bool)|vector_norm\(a,0[,)]")
+CONSTANT_ARGS = {"nn.functional.batch_norm": "uv", "nn.functional.nll_loss": "w", "nn.functional.cross_entropy": "w"}
+# equal elements share the gradient evenly, as the documentation of amax says; along a dim max and min choose one
+SHARED = re.compile(r"^(amax|amin|maximum|minimum)\(|^(max|min)\(a\)$")
+CHOSEN = re.compile(r"^(max|min)\(a,")
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A sample, the operands whose gradients are judged, and the placements of the incoming gradient: the result's own if ``None``."""
+
+    sample: Sample
+    wrt: tuple[str, ...]
+    arrives: Placements | None
+
+
+@lru_cache(maxsize=1024)
+def differentiable(op: Op) -> tuple[Variant, ...]:
+    """The variants of ``op`` that have gradients, those with equal elements added where their gradients are settled."""
+    if op.name in WITHOUT_GRADIENT | UNSETTLED or "in-place" in op.name:
+        return ()
+    kept = [_in_floats(variant) for variant in op.variants if not CONSTANT_CALLS.search(variant.call) and _leaves(op, variant)]
+    settled = [variant for variant in kept if variant.fill != "ties" or not CHOSEN.match(variant.call)]
+    return (*settled, *(replace(variant, fill="ties") for variant in settled if SHARED.match(variant.call)))
+
+
+def _in_floats(variant: Variant) -> Variant:
+    return replace(variant, dtypes=tuple(dtype for dtype in variant.dtypes if dtype in FLOATS) or ("float32",))
+
+
+def _leaves(op: Op, variant: Variant) -> tuple[str, ...]:
+    """The arguments that can have a gradient."""
+    floats = set(variant.dtypes) & set(FLOATS)
+    names = [arg.name for arg in variant.args if (arg.dtype in FLOATS if arg.dtype else floats)]
+    return tuple(name for name in names if name not in CONSTANT_ARGS.get(op.name, "") and re.search(rf"\b{name}\b", variant.call))
+
+
+DIFFERENTIABLE: dict[str, Op] = {name: op for name, op in OPS.items() if differentiable(op)}
+
+
+def has_result(op: Op, sample: Sample) -> bool:
+    """Whether the op may be called on this sample: no shard is empty where it makes nothing of an empty one."""
+    if not NEVER_EMPTY.search(op.name):
+        return True
+    return not any(Layout(spec.shape, sample.mesh, spec.placements or ()).empty_coords() for _, spec in sample.tensors)
+
+
+class GradientSweep(Sequence[Backward]):
+    """Cases of one op in a fixed order: every variant in turn, each time on another board, in other placements."""
+
+    def __init__(self, op: Op, world_size: int = 4) -> None:
+        self.op = op
+        self.variants = differentiable(op)
+        self.boards = [board for board in BOARDS if max(board.mesh.ranks) < world_size and not (op.flat and board.mesh.ndim > 1)]
+
+    def __len__(self) -> int:
+        return len(self.variants) * ROUNDS
+
+    @overload
+    def __getitem__(self, at: int) -> Backward: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Backward]: ...
+
+    def __getitem__(self, at: int | slice) -> Backward | list[Backward]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        turn, which = divmod(at, len(self.variants))
+        variant, board = self.variants[which], self.boards[(at + turn) % len(self.boards)]
+        dtype = variant.dtypes[-1] if at % 7 == 6 else variant.dtypes[0]
+        sample = _row(variant, board, turn + which, (at + turn) % 3, dtype)
+        if not has_result(self.op, sample):
+            board = EVEN
+            sample = _row(variant, board, turn + which, (at + turn) % 3, dtype)
+        names = _leaves(self.op, variant)
+        alone = len(names) > 1 and at % 4 == 3
+        return Backward(sample, names[at % len(names) :][:1] if alone else names, _arriving(board.mesh, (2 * at + turn) % 5))
+
+
+def plainest(op: Op) -> Backward:
+    """The first variant of an op with sizes of 2 or 3, everything replicated on the mesh ``2``."""
+    variant = differentiable(op)[0]
+    sizes = variant.fits(dict.fromkeys(variant.symbols, 2))
+    sample = variant.sample(Mesh.of(2), sizes, {arg.name: (Replicate(),) for arg in variant.args}, variant.dtypes[0])
+    return Backward(sample, _leaves(op, variant)[:1], None)
+
+
+def _row(variant: Variant, board: Board, r: int, shift: int, dtype: str) -> Sample:
+    """Every argument at its ``r``-th placement, arguments ``shift`` apart."""
+    placed = {}
+    for j, arg in enumerate(variant.args):
+        line = _line(arg, dtype)
+        placed[arg.name] = tuple(line[(r + j * shift + k) % len(line)] for k in range(board.mesh.ndim))
+    return variant.sample(board.mesh, board.of(variant), placed, dtype)
+
+
+def _line(arg: Arg, dtype: str) -> list[Placement]:
+    """Shards, a replica and, where it can be, a pending sum."""
+    replica, *others = single_placements(arg, dtype)
+    shards = [placement for placement in others if isinstance(placement, Shard)]
+    return [*shards, *([] if arg.dtype else others[len(shards) :]), *shards, replica]
+
+
+def _arriving(mesh: Mesh, choice: int) -> Placements | None:
+    """One of five: the result's own placements, replicated, sharded one way or the other, pending."""
+    line: list[Placement] = [Replicate(), Shard(0), Shard(1), Pending("sum")]
+    return None if not choice else tuple(line[(choice - 1 + at) % len(line)] for at in range(mesh.ndim))
+
+
+def arrivals(mesh: Mesh) -> SearchStrategy[Placements | None]:
+    """Placements of an incoming gradient, or ``None`` for the result's own."""
+    singles: list[Placement] = [Replicate(), Shard(0), Shard(1), Pending("sum")]
+    return st.one_of(st.none(), st.tuples(*(st.sampled_from(singles) for _ in mesh.shape)))
+
+
+def meshes(world_size: int) -> list[Mesh]:
+    return [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size]
+
+
+def gradient_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Backward]:
+    """Any variant of ``op`` that has gradients, on tensors of sizes up to 7.
+
+    Shrinks to the first variant with sizes of 2 on the mesh ``2``, everything replicated, all gradients wanted, the incoming one in the
+    result's own placements.
+    """
+    fitting = [mesh for mesh in meshes(world_size) if not (op.flat and mesh.ndim > 1)]
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Backward:
+        variant = draw(st.sampled_from(differentiable(op)))
+        mesh = draw(st.sampled_from(fitting))
+        extents = variant.fits({name: draw(st.sampled_from(SIZES)) for name in variant.symbols})
+        dtype = draw(st.sampled_from((variant.dtypes[0],) * 3 + variant.dtypes))
+        placed = {}
+        for arg in variant.args:
+            replica, *others = _line(arg, dtype)[::-1]
+            placed[arg.name] = tuple(draw(st.sampled_from([replica, *others])) for _ in mesh.shape)
+        names = _leaves(op, variant)
+        wrt = draw(st.sampled_from([names, names, *((name,) for name in names)]))
+        return Backward(variant.sample(mesh, extents, placed, dtype), wrt, draw(arrivals(mesh)))
+
+    return drawn().filter(lambda found: has_result(op, found.sample))

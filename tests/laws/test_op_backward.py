@@ -1,0 +1,125 @@
+"""The laws of gradients through ops, of ``out=`` and of views: what must hold does, and each sees its planted fault."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections import defaultdict
+
+import pytest
+import torch
+
+from conformance.case import Case
+from conformance.features import features_of, known
+from conformance.law import Law, Limits
+from conformance.laws import op_backward, op_memory
+from conformance.laws.op_backward import plain_gradients, wanted
+from conformance.laws.op_check import operands, plain_of, program_of
+from conformance.report.reproducer import reproducer
+from conformance.search import draw, seed_of
+from conformance.target import Target
+from conformance.verdict import Verdict
+from conformance.world import Pool
+from strategies.op_catalogue import OPS
+from strategies.op_gradients import DIFFERENTIABLE, UNSETTLED, WITHOUT_GRADIENT, GradientSweep
+
+LAWS = [*op_backward.LAWS, *op_memory.LAWS]
+# torch has no rule for these, or for their gradients, in any layout: every case is refused
+UNSUPPORTED = {
+    *(f"op.backward[nn.functional.{name}]" for name in ("relu6", "softshrink", "hardtanh", "hardsigmoid", "hardswish", "hardshrink")),
+    *(f"op.backward[nn.functional.{name}]" for name in ("logsigmoid", "avg_pool1d")),
+    *(f"op.backward[{name}]" for name in ("cumprod", "cummax", "cummin", "select_scatter", "slice_scatter", "diagonal_scatter")),
+    *(f"op.out[{name}]" for name in ("cumsum", "cat", "stack")),
+}
+BY_FAULT: dict[str, list[Law]] = defaultdict(list)
+for _law in LAWS:
+    BY_FAULT[_law.planted].append(_law)
+
+
+def judge(pool: Pool, work: list[tuple[Law, Case]]) -> dict[str, list[Verdict]]:
+    """Verdicts by law."""
+    said: dict[str, list[Verdict]] = defaultdict(list)
+    for law, case in work:
+        pool.feed(law, case, lambda verdict: said[verdict.case.law].append(verdict))
+    pool.flush()
+    return said
+
+
+def some_cases(law: Law, count: int) -> list[Case]:
+    cases = [Case.parse(law.control)]
+    if law.sweep is not None:
+        cases += law.sweep(Limits())[:count]
+    assert law.draw is not None
+    draw(law.draw(Limits()), seed_of(0, law.id), count, cases.append)
+    return cases
+
+
+@pytest.mark.timeout(120)
+def test_controls_hold() -> None:
+    with Pool(Target()) as pool:
+        said = judge(pool, [(law, Case.parse(law.control)) for law in LAWS])
+    wrong = {law: verdicts[0].message for law, verdicts in said.items() if verdicts[0].status != "held"}
+    assert {law: message for law, message in wrong.items() if law not in UNSUPPORTED} == {}
+    assert {law for law, verdicts in said.items() if verdicts[0].status not in ("held", "refused")} == set()
+    assert len(said) == len(LAWS)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", sorted(BY_FAULT))
+def test_planted_fault_is_caught(fault: str) -> None:
+    laws = BY_FAULT[fault]
+    with Pool(Target(setup=f"tests.planted.op_backward_faults:{fault}", timeout=5.0)) as pool:
+        said = judge(pool, [(law, Case.parse(law.control)) for law in laws])
+    assert {law.id for law in laws if said[law.id][0].status != "deviates"} <= UNSUPPORTED
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+def test_cases_read_back_and_run_plain(law: Law) -> None:
+    for case in some_cases(law, 3):
+        assert Case.parse(case.text) == case
+        assert str(program_of(case)) == case.get("steps")
+        assert [feature for feature in features_of(case, law) if not known(feature)] == []
+        if "wrt" in case:
+            at, _, found = plain_gradients(case, operands(case))
+            assert at
+            assert set(found) == set(wanted(case))
+        else:
+            program_of(case).run(plain_of(operands(case)))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+def test_the_control_becomes_a_script(law: Law) -> None:
+    text = reproducer(law, Case.parse(law.control))
+    ast.parse(text)
+    assert "conformance" not in text
+    assert "reference" not in text
+
+
+def test_every_op_has_a_law_or_no_gradient() -> None:
+    left_out = set(OPS) - set(DIFFERENTIABLE)
+    assert left_out == (WITHOUT_GRADIENT | UNSETTLED | {name for name in OPS if "in-place" in name}) & set(OPS)
+
+
+def test_what_has_no_gradient_is_known() -> None:
+    """No variant of an op that is left out for that gives its operands a gradient."""
+    for name in WITHOUT_GRADIENT & set(OPS) - {"zeros_like", "ones_like", "empty_like", "setitem", "nextafter", "detach"}:
+        for variant in OPS[name].variants:
+            sizes = variant.fits(dict.fromkeys(variant.symbols, 3))
+            specs = {arg.name: variant.spec(arg, sizes, "float32") for arg in variant.args}
+            text = f"op.backward[{name}] mesh=2 {' '.join(f'{key}={spec}' for key, spec in specs.items())} steps={variant.steps(sizes)}"
+            leaves = {key: spec.build(1) for key, spec in specs.items()}
+            for leaf in leaves.values():
+                leaf.requires_grad_(leaf.is_floating_point())
+            with contextlib.suppress(RuntimeError):  # a derivative that is not implemented
+                result = program_of(Case.parse(text)).run(leaves)[-1]
+                if isinstance(result, torch.Tensor) and result.requires_grad:
+                    result.sum().backward()
+            assert all(leaf.grad is None for leaf in leaves.values()), text
+
+
+def test_sweeps_are_repeatable() -> None:
+    one, other = GradientSweep(DIFFERENTIABLE["addmm"]), GradientSweep(DIFFERENTIABLE["addmm"])
+    assert one[3:40] == other[3:40]
+    assert {drawn.arrives is None for drawn in one[:12]} == {True, False}
+    with pytest.raises(IndexError):
+        one[len(one)]
