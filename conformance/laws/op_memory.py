@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conformance.case import Case
 from conformance.law import Law
+from conformance.laws import scripts
 from conformance.laws.op import case_of, cases_of
 from conformance.laws.op_check import check_program
 from conformance.laws.op_scripts import script_of
@@ -16,6 +18,7 @@ from strategies.ops import Op
 
 if TYPE_CHECKING:
     from conformance.here import Here
+    from conformance.report.reproducer import Script
 
 
 def _out(op: Op) -> Law:
@@ -34,8 +37,20 @@ def _out(op: Op) -> Law:
         draw=lambda limits: cases_of(law, out_samples(op, world_size=limits.world_size)),
         draws=3,
         refusal="allowed",
-        script=lambda case: script_of(case, exact=op.exact),
+        script=lambda case: _out_script(case, exact=op.exact),
     )
+
+
+def _out_script(case: Case, *, exact: bool) -> Script:
+    """As :func:`script_of`, with the placements of the tensor that takes the result in."""
+    made, returned = script_of(case, exact=exact), "return expected, "
+    (stage,) = made.stages
+    *body, last = stage.body
+    if not last.startswith(returned):
+        return made
+    kept = scripts.placements(case.tensor("o").placements or ())
+    body.append(f"return [expected, {kept}], [{last.removeprefix(returned)}, list(o.placements)]")
+    return replace(scripts.script(body, world=stage.world, constants=made.constants), tolerance=made.tolerance)
 
 
 def _control(op: Op, law: str) -> str:
