@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent / "expectations"
 WIDEST_SHARE = 0.2
 # standard deviations by which chance may carry a share beyond that in one run
-BY_CHANCE = 2
+BY_CHANCE = 3
 SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
 AVOIDED_KINDS = frozenset({"hang", "crash"})
 HITS_BEFORE_AVOIDED = 3
