@@ -49,6 +49,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "DTensorSpec": ("read shard orders", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
     "ShardOrderEntry": ("write shard orders", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
     "is_rng_supported_mesh": ("ask for random DTensors", ("torch.distributed.tensor._random:is_rng_supported_mesh",)),
+    "OffsetBasedRNGTracker": (
+        "ask where the random numbers of a shard start",
+        ("torch.distributed.tensor._random:OffsetBasedRNGTracker",),
+    ),
+    "TensorMeta": ("describe a tensor to its spec", ("torch.distributed.tensor._dtensor_spec:TensorMeta",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
     "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),

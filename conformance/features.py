@@ -198,6 +198,15 @@ LINES: dict[str, dict[str, str]] = {
         "mismatch:*": "members that disagree in something",
         "collective:*": "a collective by name, where one law is about many",
     },
+    "modules": {
+        "uneven-sequence": "a sequence that the ranks do not share evenly",
+        "way:*": "how a model is parallelised, by name",
+        "style:*": "a parallel style, by name",
+        "frozen": "a parameter that asks for no gradient",
+        "fully-sharded": "a model whose parameters are sharded while it is not in use",
+        "certain": "a random call whose outcome is certain",
+        "tiny-shards": "three shards or more, none of more than two elements",
+    },
     "outcomes": {
         "must-refuse": "something without meaning, which every rank must refuse",
     },

@@ -47,6 +47,11 @@ MODULES = (
     "op",
     "op_backward",
     "op_memory",
+    "random",
+    "module",
+    "module_styles",
+    "module_prepare",
+    "module_sharded",
     "plan",
     "roundtrip",
 )

@@ -1,0 +1,210 @@
+"""Small models with exact weights, and the sizes to build them in: what the laws of modules run, dense and sharded.
+
+Weights, inputs and incoming gradients are eighths between -6/8 and 6/8, a pure function of the position: sums of products of them are
+exact in float64. Before the kink of a ReLU no sum is 0, so that no rounding decides which side it is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from reference.notation import Shape
+
+
+class MLP(nn.Module):
+    """Two linear layers with a ReLU between them."""
+
+    def __init__(self, sizes: Shape, bias: bool = True) -> None:
+        super().__init__()
+        self.net1, self.relu, self.net2 = nn.Linear(sizes[0], sizes[1], bias), nn.ReLU(), nn.Linear(sizes[1], sizes[2], bias)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.net2(self.relu(self.net1(x)))
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU, linear, dropout."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool = True) -> None:
+        super().__init__()
+        self.w1, self.gelu, self.w2 = nn.Linear(dim, hidden, bias), nn.GELU(), nn.Linear(hidden, dim, bias)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.drop(self.w2(self.gelu(self.w1(x))))
+
+
+class Stacked(nn.Module):
+    """Feed-forward blocks one after the other."""
+
+    def __init__(self, sizes: Shape, bias: bool = True, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(FeedForward(sizes[0], sizes[1], bias) for _ in range(layers)))
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.layers(x)
+
+
+class RMSNorm(nn.Module):
+    """The norm in plain calls: ``x * rsqrt(mean(x^2) + eps) * weight``."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> object:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.125) * self.weight
+
+
+class Normed(nn.Module):
+    """A norm before a linear layer."""
+
+    def __init__(self, sizes: Shape, bias: bool = True, norm: str = "rms") -> None:
+        super().__init__()
+        self.norm = RMSNorm(sizes[0]) if norm == "rms" else nn.LayerNorm(sizes[0], eps=0.125, bias=bias)
+        self.out = nn.Linear(sizes[0], sizes[1], bias)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.out(self.norm(x))
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the weight of the linear layer behind it."""
+
+    def __init__(self, sizes: Shape, bias: bool = True) -> None:
+        super().__init__()
+        self.tok, self.out = nn.Embedding(sizes[0], sizes[1]), nn.Linear(sizes[1], sizes[0], bias=False)
+        self.out.weight = self.tok.weight
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.out(self.tok(x))
+
+
+class Attention(nn.Module):
+    """Causal attention with several heads, as many as the projections leave to a rank."""
+
+    def __init__(self, dim: int, heads: int, bias: bool = False) -> None:
+        super().__init__()
+        self.width = dim // heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(dim, dim, bias) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> object:
+        q, k, v = (w(x) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (part.view(*part.shape[:2], -1, self.width).transpose(1, 2) for part in (q, k, v))
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(seen.transpose(1, 2).flatten(2))
+
+
+class Attentive(nn.Module):
+    """Attention as a whole model: sizes are heads and the width of each."""
+
+    def __init__(self, sizes: Shape, bias: bool = True) -> None:
+        super().__init__()
+        self.attention = Attention(sizes[0] * sizes[1], sizes[0], bias)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.attention(x)
+
+
+class Block(nn.Module):
+    """A transformer block whose norms come first."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(dim, eps=0.125), Attention(dim, heads)
+        self.ffn_norm, self.ffn = nn.LayerNorm(dim, eps=0.125), FeedForward(dim, 2 * dim)
+
+    def forward(self, x: torch.Tensor) -> object:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Transformer(nn.Module):
+    """Two blocks between a table of tokens, also the weight of the last layer, and one of positions; sizes are heads, width, tokens."""
+
+    def __init__(self, sizes: Shape, bias: bool = True) -> None:
+        super().__init__()
+        heads, width, tokens = sizes
+        self.tok, self.pos = nn.Embedding(tokens, heads * width), nn.Embedding(16, heads * width)
+        self.layers = nn.ModuleList(Block(heads * width, heads) for _ in range(2))
+        self.norm, self.out = nn.LayerNorm(heads * width, eps=0.125), nn.Linear(heads * width, tokens, bias=False)
+        self.out.weight = self.tok.weight
+
+    def forward(self, x: torch.Tensor) -> object:
+        h = self.tok(x) + self.pos(torch.arange(x.shape[1], device=x.device))
+        for layer in self.layers:
+            h = layer(h)
+        return self.out(self.norm(h))
+
+
+def eighths(shape: Shape, seed: int) -> torch.Tensor:
+    """Eighths between -6/8 and 6/8 in float64; no two rows or columns of a small matrix are alike."""
+    at = torch.arange(torch.Size(shape).numel())
+    return ((at * at * 3 + at * (seed % 12 + 1) + seed) % 13 - 6).double().div(8).reshape(shape)
+
+
+def indices(shape: Shape, count: int, seed: int) -> torch.Tensor:
+    """Indices below ``count``."""
+    at = torch.arange(torch.Size(shape).numel())
+    return ((at * 5 + at * at + seed) % count).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model of the zoo: how it is built, and the shape of its input for a number of rows and a length of sequence."""
+
+    build: type[nn.Module]
+    tokens: int | None = None  # which of its sizes counts tokens, where the input is made of them
+    width: tuple[int, ...] = (0,)  # the sizes whose product is the last dim of the input
+    sequences: bool = False
+
+    def entry(self, sizes: Shape, rows: int, length: int, seed: int) -> torch.Tensor:
+        """An input of so many rows, each of so many steps where the model takes sequences."""
+        shape = (rows, length) if self.sequences or self.tokens is not None else (rows,)
+        if self.tokens is not None:
+            return indices(shape, sizes[self.tokens], seed)
+        return eighths((*shape, torch.Size([sizes[at] for at in self.width]).numel()), seed + 5)
+
+
+ZOO: Mapping[str, Kind] = {
+    "mlp": Kind(MLP),
+    "stacked": Kind(Stacked),
+    "norm": Kind(Normed, sequences=True),
+    "tied": Kind(Tied, tokens=0),
+    "attention": Kind(Attentive, width=(0, 1), sequences=True),
+    "transformer": Kind(Transformer, tokens=2, sequences=True),
+}
+
+
+def built(kind: str, sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
+    """A model of the zoo in float64 with exact weights. Tied parameters are one."""
+    model = ZOO[kind].build(sizes, bias, **options).double()
+    with torch.no_grad():
+        for at, (name, parameter) in enumerate(model.named_parameters()):
+            parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at))
+            if name.endswith("net1.bias"):
+                parameter.add_(1 / 128)
+    return model
+
+
+def module_sizes(kind: str, ranks: int, *, even: bool) -> SearchStrategy[Shape]:
+    """Sizes of a model of the zoo; what its styles hand out as local tensors splits evenly over ``ranks`` where ``even``."""
+    odd = st.sampled_from([3, 5, 7, 2, 8])
+    split = st.sampled_from([ranks, 2 * ranks, 3 * ranks]) if even else st.sampled_from([3, 5, 7, 4, 8, 2, 1])
+    match kind:
+        case "mlp":
+            return st.tuples(odd, split, odd)
+        case "stacked" | "norm":
+            return st.tuples(odd, split)
+        case "attention":
+            return st.tuples(st.sampled_from([ranks, 2 * ranks]), st.sampled_from([2, 3, 4]))
+        case "transformer":
+            return st.tuples(st.just(ranks), st.sampled_from([2, 4]), odd)
+    return st.tuples(odd, odd)

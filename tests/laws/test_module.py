@@ -1,0 +1,46 @@
+"""The laws of parallel models and of random ops on real ranks: what must hold does, and each sees its planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.case import Case
+from conformance.features import features_of, known
+from conformance.law import Law
+from conformance.laws import laws_of
+from conformance.report.reproducer import reproducer
+from tests.laws.planting import UNSEEN, Plant, first_cases, planting
+
+ROOMS = ("random", "module", "module_styles", "module_prepare", "module_sharded")
+LAWS = [law for room in ROOMS for law in laws_of(f"conformance.laws.{room}")]
+by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+
+
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    with planting("placement_faults", tmp_path_factory.mktemp("planted")) as plant:
+        yield plant
+
+
+@by_law
+@pytest.mark.planted
+def test_control_holds_and_the_planted_fault_is_seen(law: Law, plant: Plant) -> None:
+    control = Case.parse(law.control)
+    assert plant.judge(law, [control]) == "held"
+    assert plant.judge(law, [control], law.planted) not in UNSEEN
+
+
+@by_law
+def test_every_case_can_be_told_again(law: Law) -> None:
+    for case in first_cases(law, 24):
+        assert Case.parse(case.text) == case
+        assert case.world <= 4
+        assert [feature for feature in features_of(case, law) if not known(feature)] == []
+
+
+@by_law
+def test_the_control_has_a_reproducer(law: Law) -> None:
+    if law.script is not None:
+        assert "dist.init_process_group" in reproducer(law, Case.parse(law.control))

@@ -1,0 +1,120 @@
+"""Faults of parallel styles, distributed modules and random ops, planted one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, _dispatch, _random
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    style,
+)
+
+from tests.planted.placement_faults import instead
+
+
+def rowwise_stays_pending() -> None:
+    @instead(RowwiseParallel, "_prepare_output_fn")
+    def fault(true: Any, layouts: Any, use_local: bool, module: Any, outputs: Any, mesh: Any) -> Any:
+        return outputs.to_local() if use_local else outputs
+
+
+def colwise_ignores_output_layout() -> None:
+    @instead(ColwiseParallel, "_prepare_output_fn")
+    def fault(true: Any, layouts: Any, use_local: bool, module: Any, outputs: Any, mesh: Any) -> Any:
+        return outputs.to_local() if use_local else outputs
+
+
+def state_holds_local_tensors() -> None:
+    @instead(torch.nn.Module, "state_dict")
+    def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:
+        state = true(self, *args, **options)
+        return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
+
+
+def colwise_always_gives_local_tensors() -> None:
+    @instead(ColwiseParallel, "_prepare_output_fn")
+    def fault(true: Any, layouts: Any, use_local: bool, *rest: Any) -> Any:
+        return true(layouts, True, *rest)
+
+
+def sequence_stays_where_it_is() -> None:
+    @instead(SequenceParallel, "_prepare_input_fn")
+    def fault(true: Any, sharding: Any, module: Any, inputs: Any, mesh: Any) -> Any:
+        return inputs[0] if isinstance(inputs[0], DTensor) else true(sharding, module, inputs, mesh)
+
+
+def source_is_always_first() -> None:
+    @instead(style, "distribute_tensor")
+    def fault(true: Any, *args: Any, src_data_rank: Any = 0) -> Any:
+        return true(*args, src_data_rank=0)
+
+
+def inputs_by_name_stay() -> None:
+    @instead(PrepareModuleInput, "_prepare_input_kwarg_fn")
+    def fault(true: Any, self: Any, inputs: Any, named: Any, mesh: Any) -> Any:
+        self.desired_input_kwarg_layouts = self.input_kwarg_layouts
+        return true(self, inputs, named, mesh)
+
+
+def prepared_output_stays() -> None:
+    @instead(PrepareModuleOutput, "_prepare_out_fn")
+    def fault(true: Any, self: Any, outputs: Any, mesh: Any) -> Any:
+        self.desired_output_layouts = self.output_layouts
+        return true(self, outputs, mesh)
+
+
+def colwise_takes_anything() -> None:
+    @instead(ColwiseParallel, "_apply")
+    def fault(true: Any, self: Any, module: Any, mesh: Any) -> Any:
+        return true(self, module, mesh) if isinstance(module, torch.nn.Linear | torch.nn.Embedding) else module
+
+
+# Random ops
+
+
+def draws_among_own_categories() -> None:
+    @instead(torch, "multinomial")
+    def fault(true: Any, x: Any, *args: Any) -> Any:
+        drawn = true(x.to_local().flip(-1), *args)
+        return DTensor.from_local(drawn, x.device_mesh, x.placements)
+
+
+def ranks_seed_apart() -> None:
+    @instead(torch, "manual_seed")
+    def fault(true: Any, seed: int) -> Any:
+        return true(seed + dist.get_rank())
+
+
+def dropout_forgets_to_scale() -> None:
+    @instead(torch.nn.functional, "dropout")
+    def fault(true: Any, x: Any, p: float, **options: Any) -> Any:
+        return true(x, p, **options) * (1 - p)
+
+
+def random_calls_are_silent() -> None:
+    @instead(_dispatch, "is_rng_supported_mesh")
+    def fault(true: Any, mesh: Any) -> bool:
+        return False
+
+
+def offsets_round_down() -> None:
+    @instead(_random.OffsetBasedRNGTracker, "_compute_rng_offsets")
+    def fault(true: Any, self: Any, spec: Any) -> Any:
+        start, end = true(self, spec)
+        return start // 64 * 64, end
+
+
+# Fully sharded
+
+
+def gradients_are_summed_not_averaged() -> None:
+    @instead(dist, "reduce_scatter_tensor")
+    def fault(true: Any, output: Any, input: Any, op: Any = None, *args: Any, **options: Any) -> Any:
+        return true(output, input, dist.ReduceOp.SUM, *args, **options)
