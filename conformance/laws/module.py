@@ -262,7 +262,7 @@ FORWARD = tuple(
         script=script if kind in SCRIPTED else None,
         features=features,
         control=f"module.forward[{kind}] {CONTROLS[kind]}",
-        planted="rowwise_stays_pending" if kind != "norm" else "colwise_ignores_output_layout",
+        planted="rowwise_stays_pending" if kind not in ("norm", "transformer") else "colwise_ignores_output_layout",
         draw=drawing("forward", kind),
         draws=DRAWS[kind],
         needs=NEEDS,

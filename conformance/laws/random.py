@@ -237,8 +237,7 @@ def check_shards(case: Case, here: Here) -> None:
         torch.manual_seed(case.seed)
         drawn_like: Any = torch.rand_like(live)
         full = drawn_like.full_tensor()
-        supported = compat.name("is_rng_supported_mesh")(live.device_mesh)
-    if not supported:
+    if not compat.name("is_rng_supported_mesh")(live.device_mesh):
         words = any("random" in str(one.message) for one in told)
         here.require(words, "wrong-error", "warning", "random ops on a device without support must be warned of, was silent")
         return

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -115,6 +116,6 @@ def offsets_round_down() -> None:
 
 
 def gradients_are_summed_not_averaged() -> None:
-    @instead(dist, "reduce_scatter_tensor")
-    def fault(true: Any, output: Any, input: Any, op: Any = None, *args: Any, **options: Any) -> Any:
-        return true(output, input, dist.ReduceOp.SUM, *args, **options)
+    @instead(_fsdp_collectives, "_div_if_needed")
+    def fault(true: Any, tensor: Any, factor: Any) -> None:
+        return None
