@@ -280,7 +280,7 @@ def script_refusals(case: Case) -> Script:
 
 
 def sweep_refusals(limits: Limits) -> list[Case]:
-    cases = [Case.of("module.refusals", mesh=mesh, attempt=attempt) for attempt in (*REFUSED, *WARNED) for mesh in ("2", "3")]
+    cases = [Case.of("module.refusals", mesh="2", attempt=attempt) for attempt in (*REFUSED, *WARNED)]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -319,7 +319,7 @@ LAWS = (
         control="module.refusals mesh=2 attempt=colwise-norm",
         planted="colwise_takes_anything",
         sweep=sweep_refusals,
-        sweeps=28,
+        sweeps=14,
         needs=("broadcast", "scatter"),
         weight=0.1,
     ),
