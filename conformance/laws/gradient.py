@@ -330,7 +330,7 @@ LAWS = (
         draw=draw_redistribute,
         sweep=draws.out_of_order("gradient.redistribute", "R", to="S(0)"),
         sweeps=3,
-        draws=140,
+        draws=98,
         weight=1.5,
     ),
     Law(
@@ -344,7 +344,7 @@ LAWS = (
         draw=draw_leaf,
         sweep=draws.out_of_order("gradient.leaf", "R", to="S(0)"),
         sweeps=3,
-        draws=50,
+        draws=35,
         weight=0.6,
     ),
     Law(
@@ -358,7 +358,7 @@ LAWS = (
         draw=draw_full,
         sweep=draws.out_of_order("gradient.full-tensor", "S(0)", grads="partial"),
         sweeps=3,
-        draws=80,
+        draws=56,
         weight=0.8,
     ),
     Law(
@@ -370,7 +370,7 @@ LAWS = (
         control="gradient.to-local mesh=2x2 x=3x2:S(0),R declared=S(0),P(sum)",
         planted="grad_placements_ignored",
         draw=draw_to_local,
-        draws=70,
+        draws=49,
         weight=0.7,
     ),
     Law(
@@ -384,7 +384,7 @@ LAWS = (
         draw=draw_twice,
         sweep=draws.out_of_order("gradient.accumulate", "R", via="R", to="S(0)"),
         sweeps=3,
-        draws=40,
+        draws=28,
         weight=0.6,
     ),
     Law(
@@ -398,7 +398,7 @@ LAWS = (
         draw=draw_second,
         sweep=draws.out_of_order("gradient.second", "S(0)", to="R"),
         sweeps=3,
-        draws=40,
+        draws=28,
         weight=0.6,
         tier="extended",
     ),

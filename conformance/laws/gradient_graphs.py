@@ -171,7 +171,7 @@ LAWS = (
         control="gradient.graph mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
         planted="backward_counts_twice",
         draw=draw_graph,
-        draws=50,
+        draws=30,
         weight=0.6,
     ),
     Law(
@@ -183,7 +183,7 @@ LAWS = (
         control="gradient.parameter mesh=2x2 x=3x2:S(0),R to=R,S(1)",
         planted="backward_counts_twice",
         draw=draw_parameter,
-        draws=50,
+        draws=30,
         weight=0.6,
     ),
     Law(
@@ -195,7 +195,7 @@ LAWS = (
         control="gradient.second-ways mesh=2x2 x=3x2:S(0),R by=full_tensor",
         planted="exit_is_differentiable_once",
         draw=draw_second,
-        draws=40,
+        draws=24,
         weight=0.5,
         tier="extended",
     ),

@@ -261,7 +261,7 @@ LAWS = (
         control="gradient.from-local mesh=2x2 x=3x2:S(0),R to=R,S(1) declared=S(0),P(sum)",
         planted="entrance_ignores_declared_gradient",
         draw=draw_from_local,
-        draws=70,
+        draws=42,
         weight=0.6,
     ),
     Law(
@@ -274,7 +274,7 @@ LAWS = (
         control="gradient.arriving mesh=2x2 x=3x2:S(0),R to=R,S(1) arrives=S(1),S(0)",
         planted="contributions_arrive_as_replicas",
         draw=draw_arriving,
-        draws=80,
+        draws=48,
         weight=0.7,
     ),
     Law(
@@ -287,7 +287,7 @@ LAWS = (
         control="gradient.adjoint mesh=2x2 x=3x2:S(0),P(sum) via=S(1),S(1) to=R,S(1) arrives=S(1),S(0)",
         planted="backward_counts_twice",
         draw=draw_adjoint,
-        draws=60,
+        draws=36,
         weight=0.6,
     ),
     Law(
@@ -300,7 +300,7 @@ LAWS = (
         control="gradient.dtype mesh=2x2 x=3x2:S(0),R to=R,S(1) forward=bfloat16 backward=float64",
         planted="gradient_keeps_traveling_dtype",
         draw=draw_dtype,
-        draws=70,
+        draws=42,
         weight=0.6,
         tier="extended",
     ),

@@ -216,7 +216,7 @@ LAWS = (
         control="mesh.view-refusals mesh=2x2 attempt=flatten-taken",
         planted="mesh_flatten_takes_any_name",
         sweep=sweep_view_refusals,
-        sweeps=54,
+        sweeps=36,
         needs=("all_reduce", "subgroups"),
         weight=0.3,
         tier="extended",

@@ -332,7 +332,7 @@ LAWS = (
         control="mesh.slice-refusals mesh=2x2 slice=a,z",
         planted="mesh_slice_forgives_names",
         sweep=sweep_odd_slices,
-        sweeps=50,
+        sweeps=32,
         needs=("subgroups",),
         weight=0.3,
     ),

@@ -234,7 +234,7 @@ def _chunk(name: str, at: Placement) -> str:
     return name if isinstance(at, R) else f"{name}.chunk(mesh.size(), {getattr(at, 'dim', 0)})[mesh.get_local_rank()]"
 
 
-DRAWS = {"mlp": 16, "stacked": 8, "norm": 12, "tied": 10, "attention": 6, "transformer": 4}
+DRAWS = {"mlp": 10, "stacked": 6, "norm": 8, "tied": 6, "attention": 4, "transformer": 3}
 CONTROLS = {
     "mlp": "mesh=2 way=pair dims=5x8x3 rows=3",
     "stacked": "mesh=2 way=pair dims=5x8 rows=3",
@@ -313,7 +313,7 @@ LAWS = (
                 for kind, only in (("mlp", ("pair", "kept", "scattered", "rows-first")), ("norm", ()), ("tied", ()))
             )
         ),
-        draws=16,
+        draws=10,
         needs=NEEDS,
         weight=0.2,
     ),

@@ -304,7 +304,7 @@ LAWS = (
             control=CONTROLS[side],
             planted=PLANTED[side],
             draw=draw_prepare(side),
-            draws=14,
+            draws=8,
             needs=NEEDS,
             weight=0.1,
         )

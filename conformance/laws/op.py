@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor"
 # cases of one op in a smoke run
-LIGHT_SWEEPS = 10
-MORE_SWEEPS = 10
+LIGHT_SWEEPS = 6
+MORE_SWEEPS = 7
 MOST_SWEEPS = 34
 LIGHT_DRAWS = 1
-DRAWS = 3
+DRAWS = 2
 UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": None}
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SOURCE = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor, with autograd"
 GRAD_SEED = 977
 # cases of one op in a smoke run
-LIGHT_SWEEPS = 2
+LIGHT_SWEEPS = 1
 SWEEPS = 3
 DRAWS = 1
 

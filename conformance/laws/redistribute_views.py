@@ -196,7 +196,7 @@ LAWS = (
         control="redistribute.on-view mesh=2x2 of=b x=5x3:S(0) to=R",
         planted="mesh_slice_takes_leading_groups",
         draw=draw_views,
-        draws=70,
+        draws=49,
         needs=("subgroups",),
         weight=0.9,
     ),
@@ -210,7 +210,7 @@ LAWS = (
         control="redistribute.after mesh=2x2 x=5x6:S(0),S(1) to=R,S(0) b=7x6:S(0),S(1) to.b=R,S(0)",
         planted="plans_are_remembered_by_placements",
         draw=draw_caches,
-        draws=60,
+        draws=42,
         weight=0.8,
     ),
 )
