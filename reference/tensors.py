@@ -55,6 +55,7 @@ ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
 
 FEW = 64  # elements that are mixed faster one by one
 
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor of a case. ``placements`` is ``None`` for a plain tensor that every rank holds whole."""
