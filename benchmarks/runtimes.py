@@ -89,10 +89,8 @@ def runtimes(rounds: int, spawns: int) -> None:
 def worlds(rounds: int) -> None:
     """What a world costs when it starts and when it is lost, and checkpoints."""
     told = run("benchmarks.worlds", str(max(rounds, 5)))
-    print(
     replaced = statistics.median(told["replace"])
     print(f"start-up to first verdict: {told['first_verdict']:.1f} s; a dead world of 4 ranks is replaced in {replaced:.2f} s")
-    )
     trips = run("benchmarks.trips", str(rounds))
     mine, bare = (trips["trips"] / statistics.median(trips[name]) for name in ("ours", "bare"))
     print(f"checkpoint round trips: {mine:.1f}/s, bare save and load {bare:.1f}/s: {mine / bare:.0%}")
@@ -107,9 +105,7 @@ def smoke() -> None:
         subprocess.run([sys.executable, "-m", "conformance", "run", "--report", folder], check=False, capture_output=True)
         report = json.loads((Path(folder) / "report.json").read_text())
     distinct, seconds = report["totals"]["distinct"], time.monotonic() - began
-    print(
     print(f"a smoke run: {distinct} distinct cases in {seconds:.0f} s, {distinct / seconds:.0f} a second, start-up included; {load()}")
-    )
 
 
 def main() -> int:
