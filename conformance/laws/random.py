@@ -241,7 +241,8 @@ def check_shards(case: Case, here: Here) -> None:
         words = any("random" in str(one.message) for one in told)
         here.require(words, "wrong-error", "warning", "random ops on a device without support must be warned of, was silent")
         return
-    parts = {coord: simulate.take(full.cpu(), x.layout, coord).flatten() for coord in x.layout.mesh.coords()}
+    dense = torch.tensor(full.tolist(), dtype=full.dtype)
+    parts = {coord: simulate.take(dense, x.layout, coord).flatten() for coord in x.layout.mesh.coords()}
     for one, mine in parts.items():
         for other, theirs in parts.items():
             size = min(len(mine), len(theirs))

@@ -257,6 +257,13 @@ def burden() -> tuple[int, int, int]:
         return 0, 0, 0
 
 
+def schedule() -> None:
+    """Tell the kernel that this process works in bulk: a rank that a message wakes does not interrupt the one that sent it. Where ranks
+    outnumber the cores, a collective takes half the CPU time that way."""
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def redirect(folder: str, rank: int) -> None:
     """Send all that this process prints, C++ included, to a file of its own; stacks, asked for by signal, to another."""
     output = os.open(f"{folder}/rank-{rank}.out", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -308,6 +315,7 @@ def main(rank: int, spawn: protocol.Spawn, target: Target, stream: socket.socket
     """What the server's child runs."""
     code = 1
     try:
+        schedule()
         redirect(spawn.folder, rank)
         page = Page(f"{spawn.folder}/progress", spawn.size)
         try:

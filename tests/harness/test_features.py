@@ -12,7 +12,7 @@ from conformance.search import draw
 
 INPUT_SPACE = [
     "sizes", "what is judged", "partial inputs", "programs", "history", "arguments", "in place", "backward", "meshes", "strided shards",
-    "placements given oddly", "dtypes", "memory", "checkpoints", "collectives", "outcomes",
+    "placements given oddly", "dtypes", "memory", "checkpoints", "collectives", "modules", "outcomes",
 ]  # fmt: skip
 
 READ: list[tuple[str, str]] = [
