@@ -95,7 +95,10 @@ def worlds(rounds: int) -> None:
     mine, bare = (trips["trips"] / statistics.median(trips[name]) for name in ("ours", "bare"))
     print(f"checkpoint round trips: {mine:.1f}/s, bare save and load {bare:.1f}/s: {mine / bare:.0%}")
     plans = run("benchmarks.plans")
-    print("without peers: " + ", ".join(f"{value:,.0f} {name}/s" for name, value in plans.items() if name not in ("wall", "cpu")))
+    print(
+        "without peers: "
+        + ", ".join(f"{plans[name]:,.0f} {name.replace('_', ' ')}" for name in ("plan_cases_a_second", "layouts_a_second"))
+    )
 
 
 def smoke() -> None:
