@@ -18,14 +18,13 @@ user's. Where several entries match, the last layer's counts. An entry::
     rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more
-than 20 % of a law's cases, by more than chance explains, hides too much: it is refused, and what it hid counts as new, unless it says
-``wide = true``. An entry that never happened though its features were reached 20 times is stale. What ``shardlaw expect update``
+than 20 % of a law's cases hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says ``wide = true``. An
+entry that never happened though its features were reached 20 times is stale. What ``shardlaw expect update``
 writes has ``reason = "..."`` and is refused until somebody says why.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections import Counter
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parent / "expectations"
 WIDEST_SHARE = 0.2
-# standard deviations by which chance may carry a share beyond that in one run
-BY_CHANCE = 3
 SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
 AVOIDED_KINDS = frozenset({"hang", "crash"})
 HITS_BEFORE_AVOIDED = 3
@@ -105,11 +102,6 @@ class Entry:
     def matches(self, kind: str, features: AbstractSet[str], error: str) -> bool:
         """Whether it accounts for a deviation of one of its laws."""
         return kind == self.kind and self.features <= features and (not self.signature or self._error.search(struck(error)) is not None)
-
-
-def _widest(cases: int) -> float:
-    """The share of so many cases of a law that an entry may match: 20 %, and what chance may add to it."""
-    return WIDEST_SHARE + BY_CHANCE * math.sqrt(WIDEST_SHARE * (1 - WIDEST_SHARE) / cases)
 
 
 @dataclass(frozen=True)
@@ -173,9 +165,8 @@ class Expectations:
             shares = {
                 law_id: count / self._judged[law_id] for law_id, count in entry.cases.items() if self._judged[law_id] >= REACHED_TO_JUDGE
             }
-            shares = {law_id: share for law_id, share in shares.items() if share > _widest(self._judged[law_id])}
-            if shares and not entry.wide:
-                law_id = max(shares, key=shares.__getitem__)
+            law_id = max(shares, key=shares.__getitem__, default="")
+            if law_id and not entry.wide and shares[law_id] > WIDEST_SHARE:
                 found.append(TooWide(entry, law_id, shares[law_id]))
         return found
 

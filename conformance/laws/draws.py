@@ -6,8 +6,8 @@ ranks. Tables that do not ascend and sub-meshes come often enough to be reached 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar, overload
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -156,3 +156,26 @@ def narrowed(case: Case, name: str = "x") -> SearchStrategy[Case]:
 
 def _mostly_first(choices: list[str]) -> SearchStrategy[str]:
     return st.sampled_from(choices[:1] * max(1, len(choices) - 1) + choices[1:])
+
+
+Item = TypeVar("Item")
+
+
+class Listed(Sequence[Case], Generic[Item]):
+    """A sweep as cases, each made when it is asked for."""
+
+    def __init__(self, items: Sequence[Item], case: Callable[[Item], Case]) -> None:
+        self._items = items
+        self._case = case
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, at: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Case]: ...
+
+    def __getitem__(self, at: int | slice) -> Case | list[Case]:
+        return [self._case(item) for item in self._items[at]] if isinstance(at, slice) else self._case(self._items[at])

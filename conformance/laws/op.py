@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
 from conformance.case import Case
 from conformance.law import Law
+from conformance.laws import draws
 from conformance.laws.op_check import check_program, operands, registered_everywhere, without_pending
 from conformance.laws.op_refusals import REFUSALS
 from conformance.laws.op_scripts import script_of
@@ -58,28 +58,6 @@ def cases_of(law: str, samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
     return st.tuples(samples, st.integers(0, 3)).map(lambda drawn: case_of(law, *drawn))
 
 
-class Cases(Sequence[Case]):
-    """The samples of a sweep as cases of one law."""
-
-    def __init__(self, law: str, sweep: Sweep) -> None:
-        self.law = law
-        self.sweep = sweep
-
-    def __len__(self) -> int:
-        return len(self.sweep)
-
-    @overload
-    def __getitem__(self, at: int) -> Case: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Case]: ...
-
-    def __getitem__(self, at: int | slice) -> Case | list[Case]:
-        if isinstance(at, slice):
-            return [case_of(self.law, sample) for sample in self.sweep[at]]
-        return case_of(self.law, self.sweep[at])
-
-
 def _forward(op: Op) -> Law:
     law = f"op.forward[{op.name}]"
     chosen = Sweep(op).chosen
@@ -104,7 +82,7 @@ def _forward(op: Op) -> Law:
         planted=planted(op),
         draw=lambda limits: cases_of(law, op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
-        sweep=lambda limits: Cases(law, Sweep(op, limits.world_size)),
+        sweep=lambda limits: draws.Listed(Sweep(op, limits.world_size), lambda sample: case_of(law, sample)),
         sweeps=min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS, len(chosen)),
         narrow=narrow,
         refusal="allowed",

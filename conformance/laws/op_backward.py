@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from conformance.case import Case
 from conformance.departures import of_layout
 from conformance.here import read_placements
 from conformance.law import Law
-from conformance.laws import scripts
+from conformance.laws import draws, scripts
 from conformance.laws.given import Given
 from conformance.laws.op_check import (
     judge_outsider,
@@ -62,28 +62,6 @@ def case_of(law: str, drawn: Backward, seed: int = 0) -> Case:
 
 def cases_of(law: str, drawn: SearchStrategy[Backward]) -> SearchStrategy[Case]:
     return st.tuples(drawn, st.integers(0, 3)).map(lambda both: case_of(law, *both))
-
-
-class Cases(Sequence[Case]):
-    """A sweep as cases of one law."""
-
-    def __init__(self, law: str, sweep: GradientSweep) -> None:
-        self.law = law
-        self.sweep = sweep
-
-    def __len__(self) -> int:
-        return len(self.sweep)
-
-    @overload
-    def __getitem__(self, at: int) -> Case: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Case]: ...
-
-    def __getitem__(self, at: int | slice) -> Case | list[Case]:
-        if isinstance(at, slice):
-            return [case_of(self.law, drawn) for drawn in self.sweep[at]]
-        return case_of(self.law, self.sweep[at])
 
 
 def wanted(case: Case) -> tuple[str, ...]:
@@ -258,7 +236,7 @@ def _backward(op: Op) -> Law:
         planted="leaf_gradients_shifted",
         draw=lambda limits: cases_of(law, gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
-        sweep=lambda limits: Cases(law, GradientSweep(op, limits.world_size)),
+        sweep=lambda limits: draws.Listed(GradientSweep(op, limits.world_size), lambda drawn: case_of(law, drawn)),
         sweeps=LIGHT_SWEEPS if op.light else SWEEPS,
         narrow=_narrow(law, op),
         refusal="allowed",

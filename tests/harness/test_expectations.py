@@ -137,18 +137,18 @@ def test_an_expected_wrong_value_is_never_avoided(tmp_path: Path) -> None:
 def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
     known = loaded(MEAN.replace("op.forward[mean]", "op.forward"), tmp_path)
     for at in range(100):
-        known.judged("op.forward[mean]", {"uneven"} if at < 35 else set())
+        known.judged("op.forward[mean]", {"uneven"} if at < 30 else set())
         known.judged("op.forward[sum]", {"uneven"} if at < 10 else set())
-    assert known.masked(known.entries[0]) == 0.35
+    assert known.masked(known.entries[0]) == 0.3
     (wide,) = known.too_wide()
-    assert (wide.law, wide.share) == ("op.forward[mean]", 0.35)
-    assert "op.toml:1: matches 35% of the cases of op.forward[mean]" in str(wide)
+    assert (wide.law, wide.share) == ("op.forward[mean]", 0.3)
+    assert "op.toml:1: matches 30% of the cases of op.forward[mean]" in str(wide)
     known.entries[0].wide = True
     assert not known.too_wide()
 
 
-@pytest.mark.parametrize(("cases", "matched", "wide"), [(100, 20, False), (100, 32, False), (100, 33, True), (10_000, 2_200, True)])
-def test_an_entry_is_wide_by_more_than_chance(tmp_path: Path, cases: int, matched: int, wide: bool) -> None:
+@pytest.mark.parametrize(("cases", "matched", "wide"), [(100, 20, False), (100, 21, True), (10_000, 2_001, True), (19, 19, False)])
+def test_an_entry_is_wide_beyond_a_fifth_of_the_cases_of_a_law(tmp_path: Path, cases: int, matched: int, wide: bool) -> None:
     known = loaded(MEAN, tmp_path)
     for at in range(cases):
         known.judged("op.forward[mean]", {"uneven"} if at < matched else set())
