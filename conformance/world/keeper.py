@@ -15,12 +15,13 @@ from collections.abc import Callable
 from conformance.target import Target
 from conformance.world import protocol, watch
 from conformance.world.launch import ForkserverLauncher, Launcher, WorldError
-from conformance.world.obituary import how, speak_for
+from conformance.world.obituary import ask_for_stacks, how, speak_for
 from conformance.world.world import Flight, Job, World
 
 PROOF_SECONDS = 1.0
 EXIT_SECONDS = 1.0  # between the end of a rank's stream and the word of how it ended
 STOP_SECONDS = 0.5
+LAST_WORD_SECONDS = 0.3  # of a rank that has raised
 LARGEST_HOUSE = 32  # ranks alive, beyond which idle worlds go
 STARTS = 3  # of a world or of the server, one after the other
 LOSSES = 3  # of a case's worlds that ended for no known reason
@@ -268,19 +269,29 @@ class Keeper:
 
     def _bury(self, world: World) -> None:
         """A rank has ended or is late, or ranks have parted: say so of the case that did it. The others go to another world."""
-        for rank in range(world.size):
-            while self._hear(world, rank):
-                pass
-            for message in world.unsent(rank):
-                self._take(world, rank, message)
+        self._hear_all(world)
         if not world.retired:
             blamed = world.at_death() if world.dead() else world.parted() or world.undecided()
             if blamed is None:
                 blamed = self._blame_after_losses(world)
             if blamed is not None and blamed[1] in blamed[0].due:
-                speak_for(world, *blamed, self._launcher)
-                self._conclude(world, *blamed)
+                ask_for_stacks(world, *blamed, self._launcher)
+                until = time.monotonic() + LAST_WORD_SECONDS / watch.share()
+                while world.about_to_speak() and time.monotonic() < until:
+                    time.sleep(0.002)
+                self._hear_all(world)
+                if blamed[1] in blamed[0].due:
+                    speak_for(world, *blamed)
+                    self._conclude(world, *blamed)
         self._dismiss(world)
+
+    def _hear_all(self, world: World) -> None:
+        """Take in all that its ranks have said and were going to say."""
+        for rank in range(world.size):
+            while self._hear(world, rank):
+                pass
+            for message in world.unsent(rank):
+                self._take(world, rank, message)
 
     def _blame_after_losses(self, world: World) -> tuple[Flight, int] | None:
         """A world ended between cases: nobody's fault until it keeps happening before the same case."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
 
 from conformance.world import protocol
 from conformance.world.launch import Launcher
@@ -16,7 +15,7 @@ from conformance.world.world import Flight, World
 STACK_SECONDS = 0.3
 
 
-def speak_for(world: World, flight: Flight, index: int, launcher: Launcher) -> None:
+def speak_for(world: World, flight: Flight, index: int) -> None:
     """Give the case at ``index`` an answer of every rank that has not given one: ``crashed``, ``silent``, or what is known of it."""
     from conformance.verdict import Answer
 
@@ -25,8 +24,6 @@ def speak_for(world: World, flight: Flight, index: int, launcher: Launcher) -> N
     # what the others died of may be that the first one did
     first = next((rank for rank in (*world.ended, *dead) if not world.answered(rank, flight, index)), None)
     missing = [rank for rank in range(world.size) if rank not in job.answers]
-    if any(not world.answered(rank, flight, index) for rank in missing):
-        _ask_for_stacks(world, launcher, [rank for rank in range(world.size) if rank not in dead])
     for rank in missing:
         stack, output = whole(f"{world.folder}/rank-{rank}.stack"), tail(f"{world.folder}/rank-{rank}.out")
         if rank in dead and not world.answered(rank, flight, index):
@@ -37,7 +34,11 @@ def speak_for(world: World, flight: Flight, index: int, launcher: Launcher) -> N
             job.answers[rank] = Answer(rank, "silent", stack=stack, output=output)
 
 
-def _ask_for_stacks(world: World, launcher: Launcher, ranks: Sequence[int]) -> None:
+def ask_for_stacks(world: World, flight: Flight, index: int, launcher: Launcher) -> None:
+    """Have every live rank write down where it is, unless all have answered the case at ``index``."""
+    if all(world.answered(rank, flight, index) for rank in range(world.size)):
+        return
+    ranks = [rank for rank in range(world.size) if rank not in world.dead()]
     paths = [f"{world.folder}/rank-{rank}.stack" for rank in ranks]
     sizes = {path: size(path) for path in paths}
     launcher.signal(world.number, protocol.DUMP_SIGNAL)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 LARGEST_BATCH = 64
 ROOM = 32_000  # bytes of messages that a rank may hold back
 
-IDLE, RUNNING, PARKED = 0, 1, 2
+IDLE, RUNNING, PARKED, RAISED = 0, 1, 2, 3
 
 _PLACE = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
@@ -24,7 +24,7 @@ _SLOT = _BOX + ROOM
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Batch and case at which a rank is, and whether it waits for work, runs the case, or waits after an exception."""
+    """Batch and case at which a rank is, and whether it waits for work, runs the case, waits after an exception, or has just raised one."""
 
     batch: int
     index: int

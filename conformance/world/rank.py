@@ -32,7 +32,7 @@ from conformance.target import Target
 from conformance.verdict import Answer, Raised
 from conformance.world import protocol
 from conformance.world.output import tail
-from conformance.world.progress import IDLE, PARKED, RUNNING, Page
+from conformance.world.progress import IDLE, PARKED, RAISED, RUNNING, Page
 
 FLUSH_SECONDS = 0.1
 SHOWN_ERROR = 4000
@@ -84,7 +84,7 @@ class Rank:
         for index, task in enumerate(batch.tasks):
             self.page.enter(self.rank, batch.serial, index, RUNNING)
             printed = os.fstat(1).st_size
-            answer = self._answer(task)
+            answer = self._answer(task, batch.serial, index)
             self._restore()
             before, total = total, self._counts()
             ran = {name: count - before.get(name, 0) for name, count in total.items() if count != before.get(name, 0)}
@@ -101,7 +101,7 @@ class Rank:
         self._send(protocol.Done(batch.serial, files, threads, len(self._known), memory))
         self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
 
-    def _answer(self, task: protocol.Task) -> Answer:
+    def _answer(self, task: protocol.Task, batch: int, index: int) -> Answer:
         here = Here(self.rank, self.world, self.target, task.folder, self._meshes)
         here.stage = task.stage
         try:
@@ -110,6 +110,7 @@ class Rank:
         except Rejected as rejected:
             return here.answer(rejected=str(rejected) or "rejected")
         except BaseException as error:
+            self.page.enter(self.rank, batch, index, RAISED)
             return here.answer(raised=describe(error))
         return here.answer()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.world import protocol
-from conformance.world.progress import RUNNING, Page, Place
+from conformance.world.progress import RAISED, RUNNING, Page, Place
 from conformance.world.watch import Watch
 
 if TYPE_CHECKING:
@@ -220,9 +220,13 @@ class World:
         for rank in self.dead():
             place = self.page.place(rank)
             flight = self.flight(place.batch)
-            if flight and place.state == RUNNING and place.index in flight.due and rank not in flight.jobs[place.index].answers:
+            if flight and place.state in (RUNNING, RAISED) and place.index in flight.due and rank not in flight.jobs[place.index].answers:
                 found.append((flight, place.index))
         return min(found, key=lambda item: (item[0].serial, item[1]), default=None)
+
+    def about_to_speak(self) -> bool:
+        """Whether a live rank has raised and has not said so yet."""
+        return any(self.page.place(rank).state == RAISED for rank in range(self.size) if rank not in self.dead())
 
     def to_prove(self) -> tuple[str, ...] | None:
         """All ranks wait after the same case: which groups must show that they still work before they go on. ``None``: it is known that
