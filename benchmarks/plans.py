@@ -16,7 +16,7 @@ from contextlib import suppress
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import laws_of
-from conformance.laws.layout_math import checks
+from conformance.laws.layout.math import checks
 from conformance.search import Enough, Plan
 from conformance.target import Target
 from conformance.verdict import Verdict
@@ -49,8 +49,8 @@ def tried(pool: Pool, laws: list[Law], seconds: float, count: Callable[[Case], i
 
 def main() -> int:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
-    plans = list(laws_of("conformance.laws.plan"))
-    layouts = [law for law in laws_of("conformance.laws.layout_math") if law.id == "layout.math[offsets]"]
+    plans = list(laws_of("conformance.laws.plan.save"))
+    layouts = [law for law in laws_of("conformance.laws.layout.math") if law.id == "layout.math[offsets]"]
     with Pool(Target()) as pool:
         pool.judge(plans[0], [Case.parse(plans[0].control)])
         cases, _, took = tried(pool, plans, seconds, lambda case: 1)

@@ -35,9 +35,13 @@ def law_files() -> dict[Path, str]:
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if file_path.suffix != ".py":
         return None
-    ours = file_path.parent == LAWS_FOLDER and file_path.name != "__init__.py"
+    ours = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
     asked = parent.session.isinitpath(file_path)
-    module = f"conformance.laws.{file_path.stem}" if ours else law_files().get(file_path.resolve()) if asked else None
+    module: str | None
+    if ours:
+        module = ".".join(("conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
+    else:
+        module = law_files().get(file_path.resolve()) if asked else None
     if module is None:
         return None
     from conformance.laws import modules

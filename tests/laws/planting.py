@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conformance.case import Case
 from conformance.law import Law, Limits
+from conformance.laws import MODULES, laws_of
 from conformance.search import draw, seed_of
 from conformance.target import Target
 from conformance.world import Pool
@@ -16,6 +17,11 @@ from conformance.world import Pool
 ROOT = Path(__file__).parents[2]
 FIRST_CASES = 48
 UNSEEN = ("held", "refused", "rejected", "hang", "crash")  # what does not show that a fault was seen
+
+
+def in_folders(*folders: str) -> list[Law]:
+    """The laws of these folders of the catalogue."""
+    return [law for room in MODULES if room.partition(".")[0] in folders for law in laws_of(f"conformance.laws.{room}")]
 
 
 def first_cases(law: Law, count: int = FIRST_CASES) -> list[Case]:
@@ -55,10 +61,10 @@ class Plant:
 
 
 @contextmanager
-def planting(faults: str, folder: Path) -> Iterator[Plant]:
-    """Worlds whose ranks plant what a file names, from the module ``tests.planted.FAULTS``."""
+def planting(folder: Path) -> Iterator[Plant]:
+    """Worlds whose ranks plant what a file names, from a module of ``tests.planted``."""
     named = folder / "fault"
     named.write_text("")
     env = (("PYTHONPATH", str(ROOT)), ("PLANTED_FAULT_FILE", str(named)))
-    with Pool(Target(setup=f"tests.planted.{faults}:planted", env=env)) as pool:
+    with Pool(Target(setup="tests.planted.hook:planted", env=env)) as pool:
         yield Plant(pool, named)

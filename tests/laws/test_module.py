@@ -9,18 +9,16 @@ import pytest
 from conformance.case import Case
 from conformance.features import features_of, known
 from conformance.law import Law
-from conformance.laws import laws_of
 from conformance.report.reproducer import reproducer
-from tests.laws.planting import UNSEEN, Plant, first_cases, planting
+from tests.laws.planting import UNSEEN, Plant, first_cases, in_folders, planting
 
-ROOMS = ("random", "module", "module_styles", "module_prepare", "module_sharded")
-LAWS = [law for room in ROOMS for law in laws_of(f"conformance.laws.{room}")]
+LAWS = in_folders("random", "module")
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting("placement_faults", tmp_path_factory.mktemp("planted")) as plant:
+    with planting(tmp_path_factory.mktemp("planted")) as plant:
         yield plant
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.case import Case
 from conformance.law import Law, Limits
-from conformance.laws.op import LAWS
+from conformance.laws.op.forward import LAWS
 from conformance.search import draw, seed_of
 from conformance.target import Target
 from conformance.verdict import Verdict

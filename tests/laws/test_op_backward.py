@@ -12,9 +12,10 @@ import torch
 from conformance.case import Case
 from conformance.features import features_of, known
 from conformance.law import Law, Limits
-from conformance.laws import op_backward, op_memory
-from conformance.laws.op_backward import plain_gradients, wanted
-from conformance.laws.op_check import operands, plain_of, program_of
+from conformance.laws.op import backward as op_backward
+from conformance.laws.op import memory as op_memory
+from conformance.laws.op.backward import plain_gradients, wanted
+from conformance.laws.op.check import operands, plain_of, program_of
 from conformance.report.reproducer import reproducer
 from conformance.search import draw, seed_of
 from conformance.target import Target

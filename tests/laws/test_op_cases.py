@@ -9,8 +9,8 @@ import pytest
 from conformance.case import Case
 from conformance.features import features_of, known
 from conformance.law import Law, Limits
-from conformance.laws.op import LAWS
-from conformance.laws.op_check import operands, plain_of, program_of
+from conformance.laws.op.check import operands, plain_of, program_of
+from conformance.laws.op.forward import LAWS
 from conformance.program import Program
 from conformance.report.reproducer import reproducer
 from conformance.search import draw

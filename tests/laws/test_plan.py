@@ -11,15 +11,15 @@ from conformance.features import features_of, known
 from conformance.law import Law
 from conformance.laws import laws_of
 from conformance.report.reproducer import reproducer
-from tests.laws.planting import UNSEEN, Plant, first_cases, planting
+from tests.laws.planting import UNSEEN, Plant, first_cases, in_folders, planting
 
-LAWS = [*laws_of("conformance.laws.plan"), *laws_of("conformance.laws.layout_math")]
+LAWS = [*in_folders("plan"), *laws_of("conformance.laws.layout.math")]
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting("placement_faults", tmp_path_factory.mktemp("planted")) as plant:
+    with planting(tmp_path_factory.mktemp("planted")) as plant:
         yield plant
 
 

@@ -9,19 +9,18 @@ import pytest
 from conformance.case import Case
 from conformance.features import features_of, known
 from conformance.law import Law, Limits
-from conformance.laws import laws_of
 from conformance.report.reproducer import reproducer
 from conformance.search import draw
 from conformance.trip import read_trip, tensor_names
-from tests.laws.planting import UNSEEN, Plant, planting
+from tests.laws.planting import UNSEEN, Plant, in_folders, planting
 
-LAWS = laws_of("conformance.laws.roundtrip")
+LAWS = in_folders("roundtrip")
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting("roundtrip_faults", tmp_path_factory.mktemp("planted")) as plant:
+    with planting(tmp_path_factory.mktemp("planted")) as plant:
         yield plant
 
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
-from tests.planted.placement_faults import instead
-
-
-def planted() -> None:
-    """Plant what the file ``PLANTED_FAULT_FILE`` names, if it names anything."""
-    named = Path(os.environ["PLANTED_FAULT_FILE"]).read_text().strip()
-    if named:
-        globals()[named]()
+from tests.planted.hook import instead
 
 
 def swapped(parts: list[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Faults of layouts and gradients beyond those of :mod:`tests.planted.placement_faults`, which plants them by name."""
+"""Faults of layouts and gradients beyond those of :mod:`tests.planted.placement_faults`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tests.planted.placement_faults import instead
+from tests.planted.hook import instead
 
 # Wrappers
 

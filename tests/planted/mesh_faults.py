@@ -1,4 +1,4 @@
-"""Faults of meshes beyond those of :mod:`tests.planted.placement_faults`, which plants them by name."""
+"""Faults of meshes beyond those of :mod:`tests.planted.placement_faults`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.planted.placement_faults import instead
+from tests.planted.hook import instead
 
 
 def mesh_concatenate_in_reverse() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
     style,
 )
 
-from tests.planted.placement_faults import instead
+from tests.planted.hook import instead
 
 
 def rowwise_stays_pending() -> None:

@@ -1,17 +1,8 @@
-"""Faults of meshes, layouts, redistributions and their gradients, planted one at a time: each law of these chapters meets its own.
-
-Every function plants one fault when it is called in a rank process, before the process group starts. :func:`planted` plants the one
-that a file names, from here or from another module of this folder, so that one pool can serve all of them.
-"""
+"""Faults of meshes, layouts, redistributions and their gradients, planted one at a time: each law of these chapters meets its own."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,30 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _api, _redistribute, _utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
-
-def planted() -> None:
-    """Plant what the file ``PLANTED_FAULT_FILE`` names, if it names anything."""
-    named = Path(os.environ["PLANTED_FAULT_FILE"]).read_text().strip()
-    if named:
-        others = sorted(path.stem for path in Path(__file__).parent.glob("*_faults.py"))
-        rooms = (importlib.import_module(f"tests.planted.{room}") for room in ("placement_faults", *others))
-        next(room for room in rooms if hasattr(room, named)).__dict__[named]()
-
-
-def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace an attribute by a function that is given the true one first."""
-    static = isinstance(vars(owner).get(name), staticmethod)
-    true = getattr(owner, name)
-
-    def replace(fault: Callable[..., Any]) -> None:
-        @functools.wraps(true)
-        def faulty(*args: Any, **options: Any) -> Any:
-            return fault(true, *args, **options)
-
-        setattr(owner, name, staticmethod(faulty) if static else faulty)
-
-    return replace
-
+from tests.planted.hook import instead
 
 # Meshes
 

@@ -1,4 +1,4 @@
-"""Faults of plans and of the arithmetic of layouts, planted one at a time; :mod:`tests.planted.placement_faults` plants them by name."""
+"""Faults of plans and of the arithmetic of layouts, planted one at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import Shard, _utils
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from tests.planted.placement_faults import instead
+from tests.planted.hook import instead
 
 
 def everywhere(name: str) -> Any:
@@ -100,7 +100,7 @@ def first_chunk_only() -> None:
     def fault(true: Any, *args: Any) -> Any:
         return true(*args)[:1]
 
-    from conformance.laws import plan_load
+    from conformance.laws.plan import load as plan_load
 
     plan_load.create_read_items_for_chunk_list = planner_helpers.create_read_items_for_chunk_list
 

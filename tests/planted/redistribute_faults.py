@@ -1,4 +1,4 @@
-"""Faults of redistributions and pending reductions beyond those of :mod:`tests.planted.placement_faults`, which plants them by name."""
+"""Faults of redistributions and pending reductions beyond those of :mod:`tests.planted.placement_faults`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor import placement_types as types
 
-from tests.planted.placement_faults import instead
+from tests.planted.hook import instead
 
 
 def shard_to_shard_swaps_dims() -> None:

@@ -6,9 +6,7 @@ Every function plants one fault when it is called, before the process group star
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -387,10 +385,3 @@ def neighbours_read_too() -> None:
         return all(start <= at + size and at <= start + length for start, length, at, size in pairs)
 
     planner_helpers._check_shard_metadata_pair_overlap = fault
-
-
-def planted() -> None:
-    """Plant the fault that the file in ``PLANTED_FAULT_FILE`` names, if it names any."""
-    name = Path(os.environ["PLANTED_FAULT_FILE"]).read_text()
-    if name:
-        globals()[name]()

@@ -1,0 +1,1 @@
+"""Collectives: messages between ranks, against their list specifications."""

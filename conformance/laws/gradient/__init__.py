@@ -1,0 +1,1 @@
+"""Gradients through the ways in and out of sharded tensors."""

@@ -1,0 +1,1 @@
+"""Device meshes: tables of ranks, their views and their groups."""

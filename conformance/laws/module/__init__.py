@@ -1,0 +1,1 @@
+"""Models in parallel: styles, models placed by hand, fully sharded ones."""

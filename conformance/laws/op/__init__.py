@@ -1,0 +1,1 @@
+"""Ops on sharded tensors: forward, backward, programs, what is refused."""

@@ -1,0 +1,129 @@
+"""Ops: what a sharded op does is what the plain op does, on every rank, or it is refused by all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from conformance.case import Case
+from conformance.law import Law
+from conformance.laws import draws
+from conformance.laws.op.check import check_program, operands, registered_everywhere, without_pending
+from conformance.laws.op.refusals import REFUSALS
+from conformance.laws.op.scripts import script_of
+from strategies.op_catalogue import OPS
+from strategies.op_draws import no_larger, op_samples
+from strategies.op_programs import op_histories, op_programs
+from strategies.op_sweep import Sweep, plainest
+from strategies.ops import Op, Sample
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from conformance.here import Here
+
+DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor"
+# cases of one op in a smoke run
+LIGHT_SWEEPS = 6
+MORE_SWEEPS = 7
+MOST_SWEEPS = 34
+LIGHT_DRAWS = 1
+DRAWS = 2
+UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": None}
+
+
+# what a planted fault must break to be seen: most ops' results; the operands of those whose results stay where they are
+PLANTED = {"argmax": "local_indices_returned", "argmin": "local_indices_returned", "item": "item_doubled", "to": "pending_sums_cast"}
+CONVOLUTIONS = ("nn.functional.conv1d", "nn.functional.conv2d")
+REPLICATING = ("diagonal", "tril", "triu", "diag", "diag_embed", "rot90")
+
+
+def planted(op: Op) -> str:
+    """The fault in ``tests/planted`` that the law of ``op`` must catch."""
+    if op.name in CONVOLUTIONS:
+        return "convolutions_shifted"
+    followed = op.name in REPLICATING or "in-place" in op.name
+    return PLANTED.get(op.name) or ("operands_claimed_whole" if followed else "results_claimed_whole")
+
+
+def case_of(law: str, sample: Sample, seed: int = 0) -> Case:
+    """The case that a sample makes; seed 0 is not printed."""
+    tensors: dict[str, Any] = dict(sample.tensors)
+    return Case.of(law, mesh=sample.mesh, **tensors, steps=sample.steps, seed=seed or None)
+
+
+def cases_of(law: str, samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
+    """Cases of samples, with seeds."""
+    return st.tuples(samples, st.integers(0, 3)).map(lambda drawn: case_of(law, *drawn))
+
+
+def _forward(op: Op) -> Law:
+    law = f"op.forward[{op.name}]"
+    chosen = Sweep(op).chosen
+
+    def check(case: Case, here: Here) -> None:
+        check_program(case, here, exact=op.exact, unrefused=UNREFUSED[op.refuses])
+
+    def narrow(case: Case) -> SearchStrategy[Case]:
+        sample = Sample(case.mesh(), tuple((name, x.spec) for name, x in operands(case).items()), case.get("steps"))
+        smaller = no_larger(op, sample)
+        if smaller is None:
+            return st.just(case)
+        return st.tuples(smaller, st.integers(0, case.seed)).map(lambda drawn: case_of(law, *drawn))
+
+    return Law(
+        id=law,
+        clause=f"{op.name} of sharded tensors has the value, shape and dtype that it has of the full tensors, under the placements "
+        "that its result claims.",
+        source=op.source or DTENSOR,
+        check=check,
+        control=case_of(law, plainest(op)).text,
+        planted=planted(op),
+        draw=lambda limits: cases_of(law, op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
+        draws=LIGHT_DRAWS if op.light else DRAWS,
+        sweep=lambda limits: draws.Listed(Sweep(op, limits.world_size), lambda sample: case_of(law, sample)),
+        sweeps=min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS, len(chosen)),
+        narrow=narrow,
+        refusal="allowed",
+        script=lambda case: script_of(case, exact=op.exact),
+    )
+
+
+def _program(case: Case, here: Here) -> None:
+    check_program(case, here, exact=False)
+
+
+def _history(case: Case, here: Here) -> None:
+    check_program(case, here, exact=False, every_step=True)
+
+
+PROGRAM = Law(
+    id="op.program",
+    clause="A chain of ops gives what it gives on full tensors, also where a later op takes a result whose reduction is still pending.",
+    source=DTENSOR,
+    check=_program,
+    control="op.program mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
+    planted="pending_sums_kept",
+    draw=lambda limits: cases_of("op.program", op_programs(world_size=limits.world_size)),
+    draws=160,
+    weight=8.0,
+    refusal="allowed",
+    script=lambda case: script_of(case, exact=False),
+)
+
+HISTORY = Law(
+    id="op.history",
+    clause="An op gives the same result whatever it was called with before: scalars of another kind, other dims, dtypes and shapes.",
+    source=DTENSOR,
+    check=_history,
+    control="op.history mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
+    planted="cache_ignores_arguments",
+    draw=lambda limits: cases_of("op.history", op_histories(world_size=limits.world_size)),
+    draws=120,
+    weight=5.0,
+    refusal="allowed",
+    script=lambda case: script_of(case, exact=False, every_step=True),
+)
+
+LAWS = [*map(_forward, OPS.values()), PROGRAM, HISTORY, *REFUSALS]

@@ -1,0 +1,1 @@
+"""Plans of checkpoints, without any process."""

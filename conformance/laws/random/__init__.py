@@ -1,0 +1,1 @@
+"""Random ops: seeds, replicas, shards."""

@@ -1,0 +1,1 @@
+"""Redistribution: from any placements to any others, pending reductions among them."""

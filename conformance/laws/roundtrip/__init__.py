@@ -1,0 +1,1 @@
+"""Checkpoints saved by one world and loaded by another."""
