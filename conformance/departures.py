@@ -102,12 +102,16 @@ def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[s
         elif isinstance(placement, Shard) and shape[dim] >= mesh[at] and -(-shape[dim] // mesh[at]) * (mesh[at] - 1) >= shape[dim] > 0:
             yield "late-empty-shard"
         if isinstance(placement, StridedShard):
-            if not any(shard_dim(other) == dim for other in placements[at + 1 :]):
+            lone = not any(shard_dim(other) == dim for other in placements[at + 1 :])
+            uneven = bool(shape[dim] % (mesh[at] * placement.split_factor))
+            if lone:
                 yield "strided-lone"
             if any(isinstance(other, StridedShard) for other in others):
                 yield "strided-stacked"
-            if shape[dim] % (mesh[at] * placement.split_factor):
+            if uneven:
                 yield "strided-uneven"
+            if lone or uneven:
+                yield "strided-loose"
 
 
 def of_operands(texts: Iterable[str]) -> Iterator[str]:

@@ -114,6 +114,7 @@ LINES: dict[str, dict[str, str]] = {
         "strided-lone": "a strided shard of a dim that no mesh dim to the right shards",
         "strided-stacked": "two strided shards of one tensor dim",
         "strided-uneven": "a strided shard whose runs are not all of one length",
+        "strided-loose": "a strided shard that is uneven, or that is no part of an order of shards",
     },
     "placements given oddly": {
         "negative-shard": "a placement that counts its dim from the end",
@@ -205,6 +206,9 @@ LINES: dict[str, dict[str, str]] = {
         "frozen": "a parameter that asks for no gradient",
         "fully-sharded": "a model whose parameters are sharded while it is not in use",
         "certain": "a random call whose outcome is certain",
+        "parallel-loss": "a loss of logits whose classes are sharded",
+        "ignored-label": "a label that is no class, and is not to count",
+        "label-dims": "labels of two dims or more beside the samples",
         "tiny-shards": "three shards or more, none of more than two elements",
     },
     "outcomes": {
