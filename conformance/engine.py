@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,16 +47,19 @@ class LawResult:
     skipped_expected: int = 0
     seconds: float = 0.0
     reason: str | None = None
+    features: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
 
 
 @dataclass
 class _Pass:
-    """The first pass over one law: what deviated, by signature, the first case of each kept."""
+    """The first pass over one law: what deviated, by signature or by the entry that accounts for it. Of each signature the case that
+    was judged first is kept, of each entry the first in the order of the plan, which no timing changes."""
 
     result: LawResult
     memory: dict[Case, Verdict] = field(default_factory=dict)
-    new: dict[str, tuple[Verdict, bool]] = field(default_factory=dict)
+    new: dict[str, tuple[Verdict, bool, int]] = field(default_factory=dict)
+    expected: dict[Entry, tuple[Verdict, int]] = field(default_factory=dict)
     stop: bool = False
 
 
@@ -66,7 +69,7 @@ class Run:
     @classmethod
     def start(cls, request: RunRequest) -> Run:
         """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`."""
-        from conformance.report.run_report import ReportWriter
+        from conformance.report.writer import ReportWriter
         from conformance.target.config import find_target
 
         target = find_target(request)
@@ -167,28 +170,31 @@ class Run:
             stopping.check()
             if tried.stop or time.monotonic() > deadline:
                 raise Enough
-            self._feed(law, tried, case, drawn)
+            self._feed(law, tried, case, drawn, plan.number)
 
         try:
-            for case in self.known.get(law.id, ()):
-                self._feed(law, tried, case, False)
-            plan.feed(take)
-        except Enough:
-            if not tried.stop:
-                self.stopped_by = self.stopped_by or ("budget" if self._spent() else None)
-        self.pool.flush()
+            try:
+                for case in self.known.get(law.id, ()):
+                    self._feed(law, tried, case, False, 0)
+                plan.feed(take)
+            except Enough:
+                if not tried.stop:
+                    self.stopped_by = self.stopped_by or ("budget" if self._spent() else None)
+            self.pool.flush()
+        finally:
+            self._note_expected(law, tried)
         self._confirm(law, plan, tried)
 
-    def _feed(self, law: Law, tried: _Pass, case: Case, drawn: bool) -> None:
+    def _feed(self, law: Law, tried: _Pass, case: Case, drawn: bool, number: int) -> None:
         from conformance.features import features_of
 
         features = features_of(case, law)
         if self.expectations.avoid(law.id, features) is not None:
             tried.result.skipped_expected += 1
             return
-        self.pool.feed(law, case, lambda verdict: self._take_in(law, tried, verdict, features, drawn))
+        self.pool.feed(law, case, lambda verdict: self._take_in(law, tried, verdict, features, drawn, number))
 
-    def _take_in(self, law: Law, tried: _Pass, verdict: Verdict, features: frozenset[str], drawn: bool) -> None:
+    def _take_in(self, law: Law, tried: _Pass, verdict: Verdict, features: frozenset[str], drawn: bool, number: int) -> None:
         result = tried.result
         tried.memory[verdict.case] = verdict
         self.writer.case(verdict, drawn)
@@ -203,26 +209,28 @@ class Run:
         self.distinct.add(verdict.case)
         reached = features | set(verdict.features)
         self.features.update(reached)
+        result.features.update(reached)
         self.expectations.judged(law.id, reached)
         if verdict.status == "refused":
             result.refused += 1
         elif verdict.status == "deviates":
             entry = self.expectations.match(law.id, verdict.kind or "", reached, verdict.error)
             if entry is not None:
-                self._expected(law, verdict, entry)
+                if entry not in tried.expected or number < tried.expected[entry][1]:
+                    tried.expected[entry] = verdict, number
             elif verdict.signature not in tried.new:
-                tried.new[verdict.signature] = (verdict, drawn)
+                tried.new[verdict.signature] = (verdict, drawn, number)
                 tried.stop = tried.stop or self.request.exitfirst
 
-    def _expected(self, law: Law, verdict: Verdict, entry: Entry) -> None:
-        """An expected finding stands once for its entry, with the first case met, unshrunk."""
+    def _note_expected(self, law: Law, tried: _Pass) -> None:
+        """An expected finding stands once for its entry, with the first case of the first law that met it, unshrunk."""
         from conformance.findings import Finding
 
-        if entry.hits == 1:
-            from dataclasses import replace
-
-            found = Finding.of(law, verdict, verdict.case, "expected")
-            self._add(replace(found, id=entry.finding or found.id, note=entry.reason))
+        noted = {found.entry for found in self.findings}
+        for entry, (verdict, number) in sorted(tried.expected.items(), key=lambda item: item[1][1]):
+            if entry.where not in noted:
+                found = Finding.of(law, verdict, verdict.case, "expected")
+                self._add(replace(found, id=entry.finding or found.id, note=entry.reason, number=number, entry=entry.where))
 
     def _is_known(self, law: Law, verdict: Verdict) -> bool:
         from conformance.features import features_of
@@ -233,7 +241,7 @@ class Run:
     def _confirm(self, law: Law, plan: Any, tried: _Pass) -> None:
         from conformance.findings import Confirmer
 
-        for verdict, drawn in list(tried.new.values())[:FINDINGS_A_LAW]:
+        for verdict, drawn, number in list(tried.new.values())[:FINDINGS_A_LAW]:
             began = time.monotonic()
             self.terminal.shrinking(law.id, verdict)
             seconds = min(10.0, self.shrinking)
@@ -243,7 +251,7 @@ class Run:
             if found is None:
                 self.unconfirmed.append(verdict)
                 continue
-            self._add(found)
+            self._add(replace(found, number=number))
             tried.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
             if self.request.exitfirst:
                 self.stopped_by = "-x"

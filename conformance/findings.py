@@ -28,7 +28,7 @@ HISTORY_SECONDS = 10.0
 @dataclass(frozen=True)
 class Finding:
     """A deviation that repeats. ``case`` is the smallest one found, ``raw_case`` the first one met; ``confirmed`` is k of n
-    fresh worlds that showed it."""
+    fresh worlds that showed it. ``number`` says which of the law's cases was met first, ``entry`` where an expected one is written."""
 
     id: str
     law: str
@@ -45,6 +45,8 @@ class Finding:
     shrink_calls: int = 0
     confirmed: tuple[int, int] = (0, 0)
     note: str = ""
+    number: int = 0
+    entry: str = ""
 
     @classmethod
     def of(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:

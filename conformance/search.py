@@ -69,7 +69,10 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
 
 @dataclass
 class Plan:
-    """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them."""
+    """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them.
+
+    ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon.
+    """
 
     law: Law
     limits: Limits
@@ -77,6 +80,7 @@ class Plan:
     sweeps: int
     draws: int
     shard: tuple[int, int] = (1, 1)
+    number: int = field(default=0, init=False)
 
     @classmethod
     def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1)) -> Plan:
@@ -85,17 +89,16 @@ class Plan:
 
     def feed(self, take: Callable[[Case, bool], None]) -> None:
         """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
-        number = 0
+        self.number = 0
         seen: set[Case] = set()
 
         def offer(case: Case, drawn: bool) -> None:
-            nonlocal number
-            number += 1
-            mine = (number - 1) % self.shard[1] == self.shard[0] - 1
-            if case in seen or not mine:
+            self.number += 1
+            if case in seen:
                 return
-            seen.add(case)
-            if case.world <= self.limits.world_size:
+            seen.add(case)  # those of other shards too: a case that is drawn twice belongs to one of them
+            mine = (self.number - 1) % self.shard[1] == self.shard[0] - 1
+            if mine and case.world <= self.limits.world_size:
                 take(case, drawn)
 
         if self.law.sweep is not None and self.sweeps:

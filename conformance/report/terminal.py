@@ -17,7 +17,8 @@ from rich.live import Live
 from rich.text import Text
 
 from conformance.report.markdown import headline, some
-from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport, report_of
+from conformance.report.of_run import report_of
+from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
 
 if TYPE_CHECKING:
     from conformance.engine import LawResult, Run

@@ -26,9 +26,10 @@ from conformance.report.finding_file import read_finding, read_folder, write_fin
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.reproducer import Script, Stage
-from conformance.report.run_report import ReportWriter, RunReport, read_report
+from conformance.report.run_report import RunReport, read_report
 from conformance.report.terminal import Terminal, print_summary
 from conformance.report.terminal import console as plain_console
+from conformance.report.writer import ReportWriter
 from conformance.request import RunRequest
 from conformance.target import Target
 from conformance.verdict import Answer, Deviation, Raised, Verdict

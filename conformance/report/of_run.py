@@ -1,0 +1,141 @@
+"""The report of a run as it stands: one line for each law, finding and expectation."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from conformance.report.finding_file import told
+from conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, TargetLine, Totals, UnconfirmedLine
+
+if TYPE_CHECKING:
+    from conformance.engine import LawResult, Run
+    from conformance.expectations import Entry
+    from conformance.findings import Finding
+    from conformance.verdict import Verdict
+
+Scripts = Mapping[str, tuple[str | None, str]]
+
+
+def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
+    """The report of a run as it stands. ``scripts`` gives by a finding's id its reproducer, and what is to be noted."""
+    import torch
+
+    from conformance.features import missing
+
+    request, target, results = run.request, run.target, list(run.results.values())
+    too_wide = {id(found.entry): str(found) for found in run.expectations.too_wide()}
+    ours = {result.law.id for result in results}
+    entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
+    findings = [_finding_line(found, *(scripts or {}).get(found.id, (None, found.note))) for found in run.findings]
+    return RunReport(
+        seed=request.seed,
+        profile=request.profile,
+        strict=request.strict,
+        shard=f"{request.shard[0]}/{request.shard[1]}",
+        started=run.started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - run.clock, 2),
+        complete=exit_code is not None and exit_code not in (3, 130, 143),
+        stopped_by=run.stopped_by,
+        exit=exit_code,
+        target=TargetLine(
+            name=target.name,
+            device=target.device,
+            backend=target.backend,
+            world_size=request.world_size,
+            torch=str(torch.__version__),
+            python=platform.python_version(),
+            storage=target.storage,
+            cannot=list(target.cannot),
+        ),
+        laws=[_law_line(result) for result in results],
+        findings=findings,
+        unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
+        expectations=[_expectation_line(entry, run, id(entry) in too_wide) for entry in entries],
+        warnings=list(too_wide.values()),
+        features=dict(sorted(run.features.items())),
+        features_missing=missing(run.features),
+        totals=Totals(
+            cases=run.judged,
+            checks=sum(result.checks for result in results),
+            distinct=len(run.distinct),
+            drawn=run.drawn,
+            rejected=sum(result.rejected for result in results),
+            refused=sum(result.refused for result in results),
+            skipped_expected=sum(result.skipped_expected for result in results),
+            findings=len(findings),
+            new=sum(found.status == "new" for found in findings),
+            unconfirmed=len(run.unconfirmed),
+        ),
+    )
+
+
+def _law_line(result: LawResult) -> LawLine:
+    law = result.law
+    return LawLine(
+        id=law.id,
+        chapter=law.chapter,
+        tier=law.tier,
+        clause=law.clause,
+        outcome=result.outcome,
+        cases=result.cases,
+        checks=result.checks,
+        rejected=result.rejected,
+        refused=result.refused,
+        skipped_expected=result.skipped_expected,
+        seconds=round(result.seconds, 2),
+        reason=result.reason,
+        features=dict(sorted(result.features.items())),
+    )
+
+
+def _finding_line(found: Finding, script: str | None, note: str) -> FindingLine:
+    return FindingLine(
+        id=found.id,
+        law=found.law,
+        kind=found.kind,
+        status=found.status,
+        message=found.message,
+        text=found.case.text,
+        case=found.case.to_json(),
+        features=sorted(found.features),
+        reproducer=script,
+        signature=found.signature,
+        minimal=found.minimal,
+        confirmed=list(found.confirmed),
+        note=note,
+        number=found.number,
+        entry=found.entry,
+    )
+
+
+def _unconfirmed_line(verdict: Verdict) -> UnconfirmedLine:
+    return UnconfirmedLine(
+        law=verdict.case.law,
+        kind=verdict.kind or "",
+        message=verdict.message,
+        text=verdict.case.text,
+        case=verdict.case.to_json(),
+        ranks=[told(answer) for answer in verdict.ranks],
+    )
+
+
+def _expectation_line(entry: Entry, run: Run, refused: bool) -> ExpectationLine:
+    return ExpectationLine(
+        law=entry.law,
+        kind=entry.kind,
+        hits=entry.hits,
+        masked=round(run.expectations.masked(entry), 4),
+        stale=entry.stale,
+        features=sorted(entry.features),
+        reason=entry.reason,
+        finding=entry.finding,
+        where=entry.where,
+        wide=entry.wide,
+        rare=entry.rare,
+        refused=refused,
+        happened=entry.happened,
+        matched=dict(entry.cases),
+    )

@@ -1,0 +1,119 @@
+"""The files of a report: ``report.json``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at its end
+``junit.xml`` and what people read, ``report.md`` and ``report.html``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from conformance.errors import UsageError
+from conformance.report.finding_file import to_json, write_finding, write_text
+from conformance.report.of_run import report_of
+from conformance.report.run_report import RunReport, read_report
+
+if TYPE_CHECKING:
+    from conformance.engine import Run
+    from conformance.findings import Finding
+    from conformance.verdict import Verdict
+
+NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt")
+
+
+class ReportWriter:
+    """Writes the files of one run into ``folder``. Raises :class:`UsageError` where that cannot be done, before anything has started.
+
+    What an earlier run left in the folder goes with the first word that is written, so that a request that is refused leaves the old
+    report as it was. A folder with somebody else's ``report.json`` is refused.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._scripts: dict[str, tuple[str | None, str]] = {}
+        self._unwritten: list[str] = []
+        self.last: RunReport | None = None
+        self._cases: TextIO | None = None
+        check_folder("--report", folder)
+
+    def case(self, verdict: Verdict, drawn: bool) -> None:
+        """Note one judged case."""
+        self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if drawn else 'swept'} {verdict.case.text}\n")
+        if len(self._unwritten) >= 1000:
+            self._write_cases()
+
+    def finding(self, found: Finding, run: Run) -> None:
+        """Write a finding and, where it is new, its script."""
+        from conformance.laws import find
+        from conformance.report.reproducer import ScriptError, reproducer
+
+        self._begin()
+        script, note = None, found.note
+        if found.status == "new":
+            try:
+                text = reproducer(find(found.law), found.case, found.kind)
+            except ScriptError as error:
+                note = "; ".join(filter(None, [note, f"no reproducer: {error}"]))
+            else:
+                script = f"findings/{found.id}.py"
+                write_text(self.folder / script, text)
+        self._scripts[found.id] = (script, note)
+        write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=script, note=note)
+
+    def update(self, run: Run, exit_code: int | None = None) -> RunReport:
+        """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
+        self._write_cases()
+        report = self.last = report_of(run, exit_code, self._scripts)
+        write_report(self.folder, report)
+        return report
+
+    def _write_cases(self) -> None:
+        file = self._begin()
+        file.write("".join(self._unwritten))
+        file.flush()
+        self._unwritten.clear()
+
+    def _begin(self) -> TextIO:
+        """Make room for this run, once; returns the open file of cases."""
+        if self._cases is None:
+            clear(self.folder)
+            (self.folder / "findings").mkdir(parents=True, exist_ok=True)
+            self._cases = open(self.folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
+        return self._cases
+
+
+def write_report(folder: Path, report: RunReport) -> None:
+    """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
+    write_text(folder / "report.json", to_json(report))
+    if report.exit is not None:
+        from conformance.report.junit import junit
+        from conformance.report.markdown import markdown
+
+        write_text(folder / "junit.xml", junit(report))
+        write_text(folder / "report.md", markdown(report, folder))
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raises :class:`UsageError`, naming the ``option``, where a report cannot be written, or would take the place of something else."""
+    here = folder
+    while not os.path.lexists(here) and here != here.parent:
+        here = here.parent
+    if not here.is_dir():
+        raise UsageError(f"{option} {folder}: cannot be written: {here} is no folder")
+    if not os.access(here, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {folder}: cannot be written: no permission for {here}")
+    if (folder / "report.json").exists():
+        try:
+            read_report(folder)
+        except UsageError as error:
+            raise UsageError(f"{option} {folder}: {error}; want a folder of its own") from None
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier run left, and nothing else."""
+    for name in NAMES:
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "findings").glob("*"):
+        if re.fullmatch(r"[0-9a-f]{8}\.(json|py)", path.name):
+            path.unlink()
