@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -73,7 +75,8 @@ def _placed(mesh: Mesh, ndim: int, *pending: Placement) -> SearchStrategy[Placem
 
 
 def out_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Sample]:
-    """A call of ``op`` with ``out=``, its operands replicated, sharded or pending, what takes the result in replicated or sharded."""
+    """A call of ``op`` with ``out=``, its operands replicated, sharded or pending, what takes the result in replicated or sharded; one in
+    five once more with another such tensor ``p``."""
     meshes = _meshes(world_size)
 
     @st.composite
@@ -87,7 +90,12 @@ def out_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Sample]:
             pending = [] if arg.bound or arg.dtype else [Partial("sum")]
             free = _placed(mesh, 0 if arg.bound == "R" else len(arg.dims), *pending)
             placed[arg.name] = draw(free) if not alike or any(isinstance(p, Partial) for p in alike) else alike
-        return variant.sample(mesh, extents, placed, "float32")
+        sample = variant.sample(mesh, extents, placed, "float32")
+        if draw(st.integers(0, 4)):
+            return sample
+        taking = dict(sample.tensors)["o"]
+        other = replace(taking, placements=draw(_placed(mesh, len(taking.shape))))
+        return Sample(mesh, (*sample.tensors, ("p", other)), f"{sample.steps};{sample.steps.replace('out=o', 'out=p')}")
 
     return drawn()
 
