@@ -80,7 +80,9 @@ class Here:
         return mesh.coord(self.rank)
 
     def folder(self) -> str:
-        """A folder that all ranks, and all stages, of this case share."""
+        """A folder that all ranks, and all stages, of this case share. Rejects the case where hosts share none."""
+        if not self._folder:
+            raise Rejected("its ranks are on hosts that share no folder: set TMPDIR to one that they do share")
         os.makedirs(self._folder, exist_ok=True)
         return self._folder
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import selectors
 import shutil
-import signal
+import socket
 import tempfile
 import time
 from collections import deque
@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from conformance.target import Target
 from conformance.world import protocol, watch
-from conformance.world.launch import ForkserverLauncher, Launcher, WorldError
+from conformance.world.launch import Connected, ForkserverLauncher, Launcher, WorldError
 from conformance.world.obituary import ask_for_stacks, how, speak_for
+from conformance.world.sight import LocalSight
 from conformance.world.world import Flight, Job, World
 
 PROOF_SECONDS = 1.0
@@ -26,24 +27,33 @@ LARGEST_HOUSE = 32  # ranks alive, beyond which idle worlds go
 STARTS = 3  # of a world or of the server, one after the other
 LOSSES = 3  # of a case's worlds that ended for no known reason
 
+Launch = Callable[[Target, str], Launcher]
+
 
 class Keeper:
     """The worlds of one target. ``conclude`` is called when every rank has answered a case, ``landed`` when a batch is over, with its
     seconds a case."""
 
-    def __init__(self, target: Target, conclude: Callable[[World, Flight, int], None], landed: Callable[[Flight, float], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        conclude: Callable[[World, Flight, int], None],
+        landed: Callable[[Flight, float], None],
+        launch: Launch = ForkserverLauncher,
+    ) -> None:
         self.worlds: dict[int, World] = {}
         self.folder = tempfile.mkdtemp(prefix="shardlaw-", dir=roomy())
         self._target = target
         self._conclude = conclude
         self._landed = landed
+        self._launch = launch
         self._numbers = itertools.count(1)
         self._late: set[str] = set()
         self._failed_starts = self._lost_servers = 0
         self._proven = False
         self._selector = selectors.DefaultSelector()
         try:
-            self._launcher = self._launch()
+            self._launcher = self._start()
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -64,11 +74,10 @@ class Keeper:
         """Start a world; it takes work from ``queue`` once its ranks are ready."""
         self._make_room(size)
         number = next(self._numbers)
-        world = World(number, size, f"{self.folder}/world-{number}", queue, patient=patient)
-        self.worlds[number] = world
-        world.streams = self._launcher.launch(number, size, world.folder)
-        for rank, stream in enumerate(world.streams):
-            self._selector.register(stream, selectors.EVENT_READ, (world, rank))
+        sight, streams = self._launcher.launch(number, size)
+        world = self.worlds[number] = World(number, size, sight, queue, patient=patient)
+        for rank, stream in streams.items():
+            self._connect(world, rank, stream)
 
     def dismiss_all(self, queue: deque[Job]) -> None:
         """End the worlds that work on ``queue``."""
@@ -86,12 +95,21 @@ class Keeper:
             self._selector.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def shares_files(self) -> bool:
+        """Whether all ranks see :attr:`folder`. Raises :class:`WorldError`."""
+        return self._launcher.shares_files
+
     # Worlds come and go
 
-    def _launch(self) -> Launcher:
-        launcher = ForkserverLauncher(self._target, self.folder)
+    def _start(self) -> Launcher:
+        launcher = self._launch(self._target, self.folder)
         self._selector.register(launcher, selectors.EVENT_READ)
         return launcher
+
+    def _connect(self, world: World, rank: int, stream: socket.socket) -> None:
+        world.streams[rank] = stream
+        self._selector.register(stream, selectors.EVENT_READ, (world, rank))
 
     def _make_room(self, size: int) -> None:
         """Dismiss worlds that nobody needs when there are very many ranks."""
@@ -103,10 +121,10 @@ class Keeper:
     def _dismiss(self, world: World) -> None:
         """End a world; cases that are still due go back to the head of its queue. A patient one has a successor while there are any."""
         del self.worlds[world.number]
-        for rank, stream in enumerate(world.streams):
+        for rank, stream in world.streams.items():
             if rank not in world.silenced:
                 self._selector.unregister(stream)
-        self._launcher.signal(world.number, signal.SIGKILL)
+        self._launcher.end(world.number)
         for flight in reversed(world.flights):
             for index in sorted(flight.due, reverse=True):
                 flight.jobs[index].forget()
@@ -122,7 +140,7 @@ class Keeper:
             raise WorldError(f"the process that starts ranks has ended: {reason}")
         self._selector.unregister(self._launcher)
         self._launcher.close()
-        self._launcher = self._launch()
+        self._launcher = self._start()
         for world in list(self.worlds.values()):
             if world.number in self.worlds:
                 self._dismiss(world)
@@ -138,7 +156,7 @@ class Keeper:
                 for event in self._launcher.events():
                     if isinstance(event, protocol.Exited) and event.world in idle:
                         idle[event.world] -= 1
-            except EOFError:
+            except (EOFError, WorldError):
                 return
             time.sleep(0.002)
 
@@ -160,17 +178,20 @@ class Keeper:
                 continue
             world = self.worlds.get(event.world)
             if world is None:
-                continue
-            if isinstance(event, protocol.Exited):
+                if isinstance(event, Connected):
+                    event.stream.close()
+            elif isinstance(event, Connected):
+                self._connect(world, event.rank, event.stream)
+            elif isinstance(event, protocol.Exited):
                 world.ended[event.rank] = how(event.status)
             elif event.problem:
                 raise WorldError(f"ranks cannot be started: {event.problem}")
-            else:
-                world.pids = event.pids
+            elif isinstance(world.sight, LocalSight):
+                world.sight.pids = event.pids
 
     def _hear(self, world: World, rank: int) -> bool:
         """Take in what a rank has to tell; false where there is nothing."""
-        if world.number not in self.worlds or rank in world.silenced:
+        if world.number not in self.worlds or rank in world.silenced or rank not in world.streams:
             return False
         try:
             messages = world.listen(rank)
@@ -220,7 +241,7 @@ class Keeper:
         if not world.started:
             self._look_after_start(world, now)
         elif world.ended or world.silenced:
-            if world.ended or now - min(world.silenced.values()) > EXIT_SECONDS / watch.share():
+            if world.ended or now - min(world.silenced.values()) > EXIT_SECONDS / world.sight.share():
                 self._bury(world)
         elif world.parted() is not None:
             self._bury(world)
@@ -232,7 +253,7 @@ class Keeper:
                 self._dismiss(world)
             else:
                 world.resume(groups)
-        elif world.flights and world.watch.look(now, world.progress(), world.pids):
+        elif world.flights and world.watch.look(now, world.progress(), world.sight):
             self._look_at_clocks(world)
 
     def _look_after_start(self, world: World, now: float) -> None:
@@ -269,16 +290,18 @@ class Keeper:
 
     def _bury(self, world: World) -> None:
         """A rank has ended or is late, or ranks have parted: say so of the case that did it. The others go to another world."""
+        world.sight.look()
         self._hear_all(world)
         if not world.retired:
             blamed = world.at_death() if world.dead() else world.parted() or world.undecided()
             if blamed is None:
                 blamed = self._blame_after_losses(world)
             if blamed is not None and blamed[1] in blamed[0].due:
-                ask_for_stacks(world, *blamed, self._launcher)
-                until = time.monotonic() + LAST_WORD_SECONDS / watch.share()
+                ask_for_stacks(world, *blamed)
+                until = time.monotonic() + LAST_WORD_SECONDS / world.sight.share()
                 while world.about_to_speak() and time.monotonic() < until:
                     time.sleep(0.002)
+                    world.sight.look()
                 self._hear_all(world)
                 if blamed[1] in blamed[0].due:
                     speak_for(world, *blamed)

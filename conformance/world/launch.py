@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from conformance.target import Target
 from conformance.world import protocol
+from conformance.world.sight import LocalSight, Sight
 
 BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from conformance.world.leash import serve; serve({control}, {folder!r}, {driver})"
 
@@ -23,30 +25,52 @@ class WorldError(Exception):
     """The target's ranks cannot be started. Its text is one line."""
 
 
+class LostError(WorldError):
+    """A host, or a process that starts ranks, has gone and nothing takes its place: the run cannot go on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Connected:
+    """A stream to a rank stands that was not there yet when its world was launched."""
+
+    world: int
+    rank: int
+    stream: socket.socket
+
+
 class Launcher(Protocol):
     """Starts the ranks of worlds. Worlds have numbers, given by the caller."""
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether all ranks, and the driver, see the pool's folder. May wait for hosts to say; raises :class:`WorldError`."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`events` has something to tell."""
 
-    def launch(self, world: int, size: int, folder: str) -> list[socket.socket]:
-        """Ask for a world; returns at once, with the driver's ends of the streams to its ranks, by rank."""
+    def launch(self, world: int, size: int) -> tuple[Sight, dict[int, socket.socket]]:
+        """Ask for a world; returns at once, with the driver's ends of those streams to its ranks that stand."""
 
-    def signal(self, world: int, number: int) -> None:
-        """Send a signal to the ranks of a world that have not ended."""
+    def end(self, world: int) -> None:
+        """Kill the ranks of a world that have not ended."""
 
-    def events(self) -> list[protocol.FromServer]:
-        """What has happened since the last call, without waiting. Raises ``EOFError`` when the launcher itself is gone."""
+    def events(self) -> list[protocol.FromServer | Connected]:
+        """What has happened since the last call, without waiting. Raises ``EOFError`` when the launcher itself is gone and another may take
+        its place, :class:`WorldError` where none may."""
 
     def close(self) -> None:
         """End every rank, and whatever the launcher keeps."""
 
 
 class ForkserverLauncher:
-    """Ranks forked from a server process that has torch imported, on this machine, for one target."""
+    """Ranks forked from a server process that has torch imported, on this machine, for one target. Files lie in ``folder``; ``apart``:
+    not all ranks of a world are on this machine."""
 
-    def __init__(self, target: Target, folder: str) -> None:
+    shares_files = True
+
+    def __init__(self, target: Target, folder: str, *, apart: bool = False) -> None:
         self._target = asdict(target)
+        self._folder = folder
         self._frames = protocol.Frames(protocol.FromServer)
         self._output = f"{folder}/server.out"
         self._control, theirs = socket.socketpair()
@@ -62,28 +86,40 @@ class ForkserverLauncher:
                 stderr=output,
                 pass_fds=[theirs.fileno()],
                 process_group=0,
-                env=environment(target),
+                env=environment(target, apart=apart),
             )
 
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def launch(self, world: int, size: int, folder: str) -> list[socket.socket]:
+    def launch(self, world: int, size: int) -> tuple[LocalSight, dict[int, socket.socket]]:
         pairs = [socket.socketpair() for _ in range(size)]
-        message = protocol.frame(protocol.Spawn(world, size, folder, free_port(), self._target))
-        with suppress(OSError):  # events() tells
-            sent = socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
-            self._control.sendall(message[sent:])
+        everyone = tuple(range(size))
+        sight = self.spawn(world, size, dict(zip(everyone, (theirs for _, theirs in pairs), strict=True)), everyone, "", free_port())
         for _, theirs in pairs:
             theirs.close()
-        return [mine for mine, _ in pairs]
+        return sight, {rank: mine for rank, (mine, _) in enumerate(pairs)}
 
-    def signal(self, world: int, number: int) -> None:
+    def spawn(self, world: int, size: int, streams: dict[int, socket.socket], devices: tuple[int, ...], host: str, port: int) -> LocalSight:
+        """Ask for some ranks of a world, those that ``streams`` names, with their ends of these, and the devices that they work on. The
+        whole world meets at ``port`` of ``host``, or where there is none in its folder."""
+        folder = f"{self._folder}/world-{world}"
+        sight = LocalSight(folder, size, lambda: self._signal(world, protocol.DUMP_SIGNAL))
+        message = protocol.frame(protocol.Spawn(world, size, folder, host, port, self._target, tuple(streams), devices))
+        with suppress(OSError):  # events() tells
+            sent = socket.send_fds(self._control, [message], [stream.fileno() for stream in streams.values()])
+            self._control.sendall(message[sent:])
+        return sight
+
+    def end(self, world: int) -> None:
+        self._signal(world, signal.SIGKILL)
+
+    def _signal(self, world: int, number: int) -> None:
         with suppress(OSError):  # events() tells
             self._control.sendall(protocol.frame(protocol.Signal(world, number)))
 
-    def events(self) -> list[protocol.FromServer]:
-        found: list[protocol.FromServer] = []
+    def events(self) -> list[protocol.FromServer | Connected]:
+        found: list[protocol.FromServer | Connected] = []
         while True:
             try:
                 data = self._control.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -113,20 +149,21 @@ class ForkserverLauncher:
             self._process.wait()
 
 
-def free_port() -> int:
-    """A TCP port that nobody on this machine listens on."""
+def free_port(host: str = "localhost") -> int:
+    """A TCP port of this machine that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("localhost", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def environment(target: Target) -> dict[str, str]:
-    """What the server, and so every rank, has in its environment: the driver's, the target's, and one thread each."""
+def environment(target: Target, *, apart: bool = False) -> dict[str, str]:
+    """What the server, and so every rank, has in its environment: this process's, the target's, and one thread each. Ranks that are not
+    ``apart`` speak over the loopback interface where nothing else is said."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **dict(target.env)}
     # a server that has asked the CUDA driver for its devices cannot be forked any more
     env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if loopback:
+    if loopback and not apart:
         env.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
     return env

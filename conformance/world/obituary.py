@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 
-from conformance.world import protocol
-from conformance.world.launch import Launcher
-from conformance.world.output import tail, whole
-from conformance.world.watch import share
 from conformance.world.world import Flight, World
-
-STACK_SECONDS = 0.3
 
 
 def speak_for(world: World, flight: Flight, index: int) -> None:
@@ -25,7 +17,7 @@ def speak_for(world: World, flight: Flight, index: int) -> None:
     first = next((rank for rank in (*world.ended, *dead) if not world.answered(rank, flight, index)), None)
     missing = [rank for rank in range(world.size) if rank not in job.answers]
     for rank in missing:
-        stack, output = whole(f"{world.folder}/rank-{rank}.stack"), tail(f"{world.folder}/rank-{rank}.out")
+        stack, output = world.sight.left(rank)
         if rank in dead and not world.answered(rank, flight, index):
             job.answers[rank] = Answer(rank, "crashed" if rank == first else "silent", stack=stack, output=output, reason=dead[rank])
         elif world.answered(rank, flight, index):
@@ -34,26 +26,10 @@ def speak_for(world: World, flight: Flight, index: int) -> None:
             job.answers[rank] = Answer(rank, "silent", stack=stack, output=output)
 
 
-def ask_for_stacks(world: World, flight: Flight, index: int, launcher: Launcher) -> None:
+def ask_for_stacks(world: World, flight: Flight, index: int) -> None:
     """Have every live rank write down where it is, unless all have answered the case at ``index``."""
-    if all(world.answered(rank, flight, index) for rank in range(world.size)):
-        return
-    ranks = [rank for rank in range(world.size) if rank not in world.dead()]
-    paths = [f"{world.folder}/rank-{rank}.stack" for rank in ranks]
-    sizes = {path: size(path) for path in paths}
-    launcher.signal(world.number, protocol.DUMP_SIGNAL)
-    until = time.monotonic() + STACK_SECONDS / share()
-    while time.monotonic() < until and any(size(path) == sizes[path] for path in paths):
-        time.sleep(0.002)
-    time.sleep(0.005)  # the last of them may still be writing
-
-
-def size(path: str) -> int:
-    """The size of a file in bytes; 0 where there is none."""
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
+    if not all(world.answered(rank, flight, index) for rank in range(world.size)):
+        world.sight.look(dump=[rank for rank in range(world.size) if rank not in world.dead()])
 
 
 def how(status: int) -> str:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from conformance import stopping
 from conformance.target import Target
-from conformance.world.keeper import Keeper
-from conformance.world.launch import WorldError
+from conformance.world.keeper import Keeper, Launch
+from conformance.world.launch import ForkserverLauncher, WorldError
 from conformance.world.progress import LARGEST_BATCH
 from conformance.world.world import Flight, Job, World
 
@@ -37,12 +37,13 @@ TURN_SECONDS = 0.05
 
 
 class Pool:
-    """Worlds of every size that cases ask for, up to ``worlds`` of each side by side. A context manager: leaving it leaves nothing behind.
+    """Worlds of every size that cases ask for, up to ``worlds`` of each side by side, started by what ``launch`` makes of the target and
+    a folder. A context manager: leaving it leaves nothing behind.
 
     Every method that waits or looks for ranks raises :class:`WorldError` where they cannot be started.
     """
 
-    def __init__(self, target: Target, *, worlds: int = 1) -> None:
+    def __init__(self, target: Target, *, worlds: int = 1, launch: Launch = ForkserverLauncher) -> None:
         self.target = target
         self._side_by_side = worlds
         self._pending: dict[int, deque[Job]] = defaultdict(deque)
@@ -54,7 +55,7 @@ class Pool:
         self._folders = itertools.count(1)
         self._closed = False
         atexit.register(self.close)
-        self._keeper = Keeper(target, self._conclude, self._landed)
+        self._keeper = Keeper(target, self._conclude, self._landed, launch)
 
     def __enter__(self) -> Pool:
         return self
@@ -145,7 +146,8 @@ class Pool:
 
     def _job(self, law: Law, case: Case, done: Callable[[Verdict], None]) -> Job:
         stages = law.stages(case) if law.stages else (max(case.world, law.smallest),)
-        return Job(law, case, done, f"{self._keeper.folder}/case-{next(self._folders)}", stages, last=len(stages) - 1)
+        folder = f"{self._keeper.folder}/case-{next(self._folders)}" if self._keeper.shares_files else ""
+        return Job(law, case, done, folder, stages, last=len(stages) - 1)
 
     def _turn(self, wait: float, *, eager: bool = False) -> None:
         """Hand out, listen, watch, hand out, call back. ``eager``: do not wait for more cases before a batch is sent."""

@@ -122,13 +122,17 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork the ranks of a world; ``port`` is a free TCP port. The descriptors of their streams travel beside this frame."""
+    """Fork ``ranks`` of a world of ``size``. They meet at ``port``, a free TCP port, of ``host``, or where there is none in ``folder``.
+    Each works on the device of the same place in ``devices``. The descriptors of their streams travel beside this frame."""
 
     world: int
     size: int
     folder: str
+    host: str
     port: int
     target: dict[str, Any]
+    ranks: tuple[int, ...]
+    devices: tuple[int, ...]
 
 
 class Signal(msgspec.Struct, tag=True, frozen=True):
@@ -148,10 +152,10 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Spawned(msgspec.Struct, tag=True, frozen=True):
-    """The process ids of a world, by rank; or why there is none."""
+    """The process ids of a world's ranks; or why there is none."""
 
     world: int
-    pids: tuple[int, ...]
+    pids: dict[int, int]
     problem: str = ""
 
 

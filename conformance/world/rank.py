@@ -279,8 +279,8 @@ def redirect(folder: str, rank: int) -> None:
     faulthandler.register(protocol.DUMP_SIGNAL, stacks, all_threads=True)
 
 
-def start(rank: int, world: int, target: Target, folder: str, port: int) -> None:
-    """Join the world's process group, as the target says: ``{folder}`` and ``{port}`` in its ``init_method`` are this world's own."""
+def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None:
+    """Join the world's process group as the target says: ``{folder}``, ``{host}`` and ``{port}`` in ``init_method`` are the world's."""
     if target.setup:
         module, _, function = target.setup.partition(":")
         getattr(importlib.import_module(module), function)()
@@ -289,12 +289,14 @@ def start(rank: int, world: int, target: Target, folder: str, port: int) -> None
         resource.setrlimit(resource.RLIMIT_DATA, (LARGEST_MEMORY if limit < 0 else min(limit, LARGEST_MEMORY), limit))
     else:
         devices = torch.get_device_module(target.device)
-        devices.set_device(rank % devices.device_count())
+        devices.set_device(device % devices.device_count())
+    host = spawn.host or "localhost"
+    method = target.init_method or ("tcp://{host}:{port}" if spawn.host else "file://{folder}/store")
     dist.init_process_group(
         target.backend,
-        init_method=(target.init_method or "file://{folder}/store").format(folder=folder, port=port),
+        init_method=method.format(folder=spawn.folder, host=f"[{host}]" if ":" in host else host, port=spawn.port),
         rank=rank,
-        world_size=world,
+        world_size=spawn.size,
         timeout=timedelta(seconds=max(60.0, 6 * target.timeout)),
     )
 
@@ -312,15 +314,15 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main(rank: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) -> NoReturn:
-    """What the server's child runs."""
-    code = 1
+def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) -> NoReturn:
+    """What the server's child runs: the rank at this place among those that ``spawn`` asks for."""
+    code, rank = 1, spawn.ranks[at]
     try:
         schedule()
         redirect(spawn.folder, rank)
         page = Page(f"{spawn.folder}/progress", spawn.size)
         try:
-            start(rank, spawn.size, target, spawn.folder, spawn.port)
+            start(rank, spawn.devices[at], target, spawn)
         except BaseException as error:
             traceback.print_exc()
             text = " ".join(describe(error).text.split())[:500]

@@ -85,25 +85,26 @@ class Server:
                     os.kill(pid, message.signal)
 
     def _spawn(self, spawn: protocol.Spawn) -> None:
-        mine, self._descriptors = self._descriptors[: spawn.size], self._descriptors[spawn.size :]
-        pids: list[int] = []
+        count = len(spawn.ranks)
+        mine, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        pids: dict[int, int] = {}
         problem = ""
         try:
-            for rank in range(spawn.size):
+            for at, rank in enumerate(spawn.ranks):
                 pid = os.fork()
                 if pid == 0:
-                    self._become(rank, spawn, mine)
+                    self._become(at, spawn, mine)
                 self._ranks[pid] = (spawn.world, rank)
                 self._outputs[pid] = f"{spawn.folder}/rank-{rank}.out"
-                pids.append(pid)
+                pids[rank] = pid
         except OSError as error:
             problem = f"cannot fork: {error}"
         for descriptor in mine:
             os.close(descriptor)
-        self._say(protocol.Spawned(spawn.world, tuple(pids), problem))
+        self._say(protocol.Spawned(spawn.world, pids, problem))
 
-    def _become(self, rank: int, spawn: protocol.Spawn, descriptors: list[int]) -> NoReturn:
-        """Turn a forked child into a rank."""
+    def _become(self, at: int, spawn: protocol.Spawn, descriptors: list[int]) -> NoReturn:
+        """Turn a forked child into one of the ranks of ``spawn``."""
         try:
             server = os.getppid()
             signal.set_wakeup_fd(-1)
@@ -113,11 +114,11 @@ class Server:
             if os.getppid() != server:
                 os._exit(1)
             self._control.close()
-            for descriptor in (self._woken, self._waker, *descriptors[:rank], *descriptors[rank + 1 :], *self._descriptors):
+            for descriptor in (self._woken, self._waker, *descriptors[:at], *descriptors[at + 1 :], *self._descriptors):
                 os.close(descriptor)
             from conformance.world import rank as ranks
 
-            ranks.main(rank, spawn, read_target(spawn.target), socket.socket(fileno=descriptors[rank]))
+            ranks.main(at, spawn, read_target(spawn.target), socket.socket(fileno=descriptors[at]))
         finally:
             os._exit(1)
 

@@ -5,8 +5,9 @@ others want it: a slow machine is not a hang.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import psutil
 
@@ -26,6 +27,35 @@ def share() -> float:
     except (OSError, AttributeError):
         running, cpus = os.getloadavg()[0], os.cpu_count() or 1
     return min(1.0, cpus / max(running, 1.0))
+
+
+class Activity(NamedTuple):
+    """How many seconds of CPU time a rank has used so far, and whether it is running or waiting for a disk right now."""
+
+    rank: int
+    seconds: float
+    works: bool
+
+
+def activity(pids: Mapping[int, int]) -> list[Activity]:
+    """What the processes ``pids``, by rank, do; those that have ended are left out."""
+    found = []
+    for rank, pid in pids.items():
+        try:
+            process = psutil.Process(pid)
+            times, status = process.cpu_times(), process.status()
+        except psutil.Error:
+            continue
+        found.append(Activity(rank, times.user + times.system, status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)))
+    return found
+
+
+class Watched(Protocol):
+    """Ranks as a watch sees them: what each has used of the CPU, and the part of one that is to be had."""
+
+    def activity(self) -> Sequence[Activity]: ...
+
+    def share(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +95,7 @@ class Watch:
     _used: dict[int, float] = field(default_factory=dict)
     _first: dict[int, float] = field(default_factory=dict)
 
-    def look(self, now: float, progress: object, pids: Sequence[int]) -> bool:
+    def look(self, now: float, progress: object, ranks: Watched) -> bool:
         """Take note of where the ranks are; ``progress`` differs once one has moved. False where it is too early to tell."""
         if progress != self._progress:
             self._progress, self._at = progress, now
@@ -75,28 +105,22 @@ class Watch:
         if now - self._at < LOOK_SECONDS:
             return False
         passed = min(now - self._at, LONGEST_STEP)
-        step = passed * share()
+        step = passed * ranks.share()
         self._at = now
         self.passed += passed
         self.stuck += step
-        self.quiet = 0.0 if self._working(pids) else self.quiet + step
+        self.quiet = 0.0 if self._working(ranks.activity()) else self.quiet + step
         return True
 
     def is_busy_for(self, limit: float) -> bool:
         """Whether ranks have had ``limit`` seconds to make progress, and a fair part of them the CPU."""
         return self.stuck >= limit or (self.passed >= limit and self.busiest >= limit / 4)
 
-    def _working(self, pids: Sequence[int]) -> bool:
-        """Whether a rank has used the CPU since the last look, or is running or waiting for a disk right now."""
+    def _working(self, ranks: Sequence[Activity]) -> bool:
+        """Whether a rank has used the CPU since the last look, or works right now."""
         working = False
-        for pid in pids:
-            try:
-                process = psutil.Process(pid)
-                times, status = process.cpu_times(), process.status()
-            except psutil.Error:
-                continue
-            used = times.user + times.system
-            working |= used - self._used.get(pid, used) >= TICK or status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
-            self.busiest = max(self.busiest, used - self._first.setdefault(pid, used))
-            self._used[pid] = used
+        for rank, used, works in ranks:
+            working |= used - self._used.get(rank, used) >= TICK or works
+            self.busiest = max(self.busiest, used - self._first.setdefault(rank, used))
+            self._used[rank] = used
         return working

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import time
 from collections import deque
@@ -13,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.world import protocol
-from conformance.world.progress import RAISED, RUNNING, Page, Place
+from conformance.world.progress import RAISED, RUNNING, Place
+from conformance.world.sight import Sight
 from conformance.world.watch import Watch
 
 if TYPE_CHECKING:
@@ -70,19 +69,17 @@ class Flight:
 
 
 class World:
-    """A live world, from its launch to its end. ``queue`` holds the jobs that it works on; a ``patient`` one gives them the full limits."""
+    """A live world, from its launch to its end. ``queue`` holds the jobs that it works on; a ``patient`` one gives them the full limits.
+    ``streams`` lead to its ranks, those that stand already."""
 
-    def __init__(self, number: int, size: int, folder: str, queue: deque[Job], *, patient: bool = False) -> None:
+    def __init__(self, number: int, size: int, sight: Sight, queue: deque[Job], *, patient: bool = False) -> None:
         self.number = number
         self.size = size
-        self.folder = folder
+        self.sight = sight
         self.queue = queue
         self.patient = patient
-        os.mkdir(folder)
-        self.page = Page(f"{folder}/progress", size, create=True)
-        self.streams: list[socket.socket] = []
+        self.streams: dict[int, socket.socket] = {}
         self.frames = [protocol.Frames(protocol.FromRank) for _ in range(size)]
-        self.pids: tuple[int, ...] = ()
         self.born = self.idle_since = time.monotonic()
         self.ready: set[int] = set()
         self.ended: dict[int, str] = {}  # how ranks ended
@@ -110,7 +107,7 @@ class World:
     def send(self, message: protocol.ToRank) -> None:
         """The same message to every rank; one that is gone shows by its stream's end."""
         data = protocol.frame(message)
-        for stream in self.streams:
+        for stream in self.streams.values():
             with suppress(OSError):
                 stream.sendall(data)
 
@@ -137,7 +134,7 @@ class World:
     def unsent(self, rank: int) -> list[protocol.FromRank]:
         """What a rank was going to send, or has sent just now."""
         try:
-            return list(protocol.Frames(protocol.FromRank).feed(self.page.unsent(rank)))
+            return list(protocol.Frames(protocol.FromRank).feed(self.sight.unsent(rank)))
         except protocol.ProtocolError:
             return []
 
@@ -174,7 +171,7 @@ class World:
         return next((flight for flight in self.flights if flight.serial == serial), None)
 
     def places(self) -> tuple[Place, ...]:
-        return tuple(self.page.place(rank) for rank in range(self.size))
+        return tuple(self.sight.place(rank) for rank in range(self.size))
 
     def progress(self) -> object:
         """Something that differs once a rank has moved."""
@@ -184,7 +181,7 @@ class World:
         """Whether ``rank`` is through with a case, as far as anybody can tell."""
         if rank in flight.jobs[index].answers:
             return True
-        place = self.page.place(rank)
+        place = self.sight.place(rank)
         if place.batch != flight.serial:
             return place.batch > flight.serial
         return place.index > index
@@ -205,7 +202,7 @@ class World:
             return None
         here = (first.batch, first.index)
         waiting = {rank for rank, parked in self.parked.items() if (parked.batch, parked.index) == here}
-        others = [self.page.place(rank) for rank in range(self.size) if rank not in waiting]
+        others = [self.sight.place(rank) for rank in range(self.size) if rank not in waiting]
         if others and all((place.batch, place.index) > here for place in others):
             return flight, first.index
         return None
@@ -218,7 +215,7 @@ class World:
         """The case that a rank was running when it ended, if one was: the first one, where there are several."""
         found = []
         for rank in self.dead():
-            place = self.page.place(rank)
+            place = self.sight.place(rank)
             flight = self.flight(place.batch)
             if flight and place.state in (RUNNING, RAISED) and place.index in flight.due and rank not in flight.jobs[place.index].answers:
                 found.append((flight, place.index))
@@ -226,7 +223,7 @@ class World:
 
     def about_to_speak(self) -> bool:
         """Whether a live rank has raised and has not said so yet."""
-        return any(self.page.place(rank).state == RAISED for rank in range(self.size) if rank not in self.dead())
+        return any(self.sight.place(rank).state == RAISED for rank in range(self.size) if rank not in self.dead())
 
     def to_prove(self) -> tuple[str, ...] | None:
         """All ranks wait after the same case: which groups must show that they still work before they go on. ``None``: it is known that
@@ -253,8 +250,7 @@ class World:
         return ""
 
     def destroy(self) -> None:
-        """Close the streams and remove the folder; the ranks are the launcher's to end."""
-        for stream in self.streams:
+        """Close the streams, and forget what was seen; the ranks are the launcher's to end."""
+        for stream in self.streams.values():
             stream.close()
-        self.page.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.sight.close()

@@ -14,11 +14,26 @@ from conformance.verdict import Answer, Deposit, Deviation, Raised
 from conformance.world import protocol, watch
 from conformance.world.output import tail
 from conformance.world.progress import ROOM, RUNNING, Page, Place
+from conformance.world.sight import LocalSight
 from conformance.world.watch import Watch
 from conformance.world.world import Job, World
 from tests.faults.conftest import LAWS
 
-NOBODY: list[int] = []
+
+class Ranks:
+    """Processes of this machine, as a watch sees them."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = dict(enumerate(pids))
+
+    def activity(self) -> list[watch.Activity]:
+        return watch.activity(self._pids)
+
+    def share(self) -> float:
+        return watch.share()
+
+
+NOBODY = Ranks()
 
 
 @pytest.fixture
@@ -59,8 +74,8 @@ def test_share_of_this_machine() -> None:
 
 def test_process_that_uses_the_cpu_is_not_quiet(idle_machine: Callable[[float], None]) -> None:
     clock = Watch()
-    clock.look(0.0, "here", [os.getpid()])
-    clock.look(0.1, "here", [os.getpid()])
+    clock.look(0.0, "here", Ranks(os.getpid()))
+    clock.look(0.1, "here", Ranks(os.getpid()))
     assert clock.quiet == 0
     assert clock.stuck == pytest.approx(0.1)
 
@@ -128,7 +143,7 @@ def test_page_keeps_what_a_rank_has_not_sent(tmp_path: Path) -> None:
 
 
 def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path) -> None:
-    world = World(1, 2, str(tmp_path / "world"), deque())
+    world = World(1, 2, LocalSight(str(tmp_path / "world"), 2, lambda: None), deque())
     world.fly([Job(LAWS["nothing"], Case.of("fault.rank[nothing]"), print, "", (2,))])
     flight = world.flights[0]
     # a rank that was read while it sent says so twice
