@@ -122,7 +122,7 @@ class TooWide:
 class Expectations:
     """The entries that hold for this torch and this target, and what a run counts of them."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None) -> None:
         self.entries = tuple(entries)
         self._of_law: dict[str, list[Entry]] = {}
         self._judged: Counter[str] = Counter()

@@ -85,6 +85,8 @@ def _law_line(result: LawResult) -> LawLine:
         rejected=result.rejected,
         refused=result.refused,
         skipped_expected=result.skipped_expected,
+        swept=result.swept,
+        combinations=result.combinations,
         seconds=round(result.seconds, 2),
         reason=result.reason,
         features=dict(sorted(result.features.items())),

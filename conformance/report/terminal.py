@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from conformance.report.github import tell
 from conformance.report.markdown import headline, some
 from conformance.report.of_run import report_of
 from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
@@ -88,7 +89,9 @@ class Terminal:
     def summary(self, run: Run, exit_code: int) -> None:
         """The end of a run."""
         self._stop()
-        print_summary(self.console, run.writer.last or report_of(run, exit_code), str(run.request.report))
+        report = run.writer.last or report_of(run, exit_code)
+        print_summary(self.console, report, str(run.request.report))
+        tell(report, run.request.report, self.console.file)
 
     def _line(self) -> Text:
         spent = time.monotonic() - self._began
@@ -153,7 +156,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         why = "a stale expectation, under --strict"
     summed = headline(report)
     out.print(Text(f"exit {code}: {why}" + (f" ({summed})" if summed != why else ""), style="green" if code == 0 else "bold red"))
-    out.print(f"report: {folder}/report.md, {folder}/report.json, {folder}/junit.xml")
+    out.print(f"report: {folder}/report.html, {folder}/report.md, {folder}/report.json, {folder}/junit.xml")
 
 
 def _print_chapters(out: Console, report: RunReport) -> None:
@@ -176,7 +179,7 @@ def _print_findings(out: Console, report: RunReport, folder: str) -> None:
         out.print()
         out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
         out.print(f"  {found.text}")
-        out.print(f"  {_short(found.message)}")
+        out.print(f"  {short(found.message)}")
         for line in _more(found, folder):
             out.print(f"  {line}")
     expected = [found for found in report.findings if found.status == "expected"]
@@ -184,19 +187,20 @@ def _print_findings(out: Console, report: RunReport, folder: str) -> None:
         out.print()
         out.print("expected:")
         for found in expected:
-            out.print(f"  {found.kind} {found.id} {found.law}: {_short(found.note)}")
+            out.print(f"  {found.kind} {found.id} {found.law}: {short(found.note)}")
     if report.unconfirmed:
         out.print()
         out.print("unconfirmed (a fresh world did not show it again):")
         for seen in report.unconfirmed:
-            out.print(f"  {seen.kind} {seen.text}: {_short(seen.message)}")
+            out.print(f"  {seen.kind} {seen.text}: {short(seen.message)}")
 
 
 def _more(found: FindingLine, folder: str) -> list[str]:
     lines = [f"python {folder}/{found.reproducer}"] if found.reproducer else []
-    return [*lines, *([f"({_short(found.note)})"] if found.note else [])]
+    return [*lines, *([f"({short(found.note)})"] if found.note else [])]
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """A text on one line, cut where it is long."""
     line = " ".join(text.split())
     return line if len(line) <= 240 else f"{line[:237]}..."

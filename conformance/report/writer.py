@@ -87,11 +87,13 @@ def write_report(folder: Path, report: RunReport) -> None:
     """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
     write_text(folder / "report.json", to_json(report))
     if report.exit is not None:
+        from conformance.report.html import html
         from conformance.report.junit import junit
         from conformance.report.markdown import markdown
 
         write_text(folder / "junit.xml", junit(report))
         write_text(folder / "report.md", markdown(report, folder))
+        write_text(folder / "report.html", html(report, folder))
 
 
 def check_folder(option: str, folder: Path) -> None:

@@ -1,0 +1,190 @@
+"""What a rank expected and got as small grids: the texts of a finding's file read back, elements that differ marked.
+
+A finding holds values as texts for people (:func:`conformance.here.show`): ``[[1.0, 2.0]] float32 1x2``, the first elements alone where
+there are many. What is no such text stays a text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reference.notation import NotationError, Shape, format_shape, parse_shape
+
+MOST_ROWS = 12
+MOST_COLUMNS = 12
+MOST_SLICES = 6
+WIDEST_ELEMENT = 9
+CELL_HEIGHT = 20
+LETTER = 7
+MARGIN = 22
+LABEL_HEIGHT = 16
+HEADER_HEIGHT = 16
+GAP = 14
+LINE_WIDTH = 460
+
+TENSOR = re.compile(r"(?P<elements>\[[^;]*?\]|[^\s\[\];]+)(?P<cut> \.\.\.)? (?P<dtype>[a-z][a-z0-9_]*) (?P<shape>\(\)|\d+(?:x\d+)*)")
+CONTRIBUTED = re.compile(r"; rank \d+ contributed ")
+
+
+@dataclass(frozen=True)
+class Elements:
+    """A local tensor as a text told it: its first elements in row-major order, or all of them."""
+
+    shape: Shape
+    dtype: str
+    elements: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Elements | None:
+        """``None`` for a text that tells of no tensor."""
+        found = TENSOR.fullmatch(text.strip())
+        if found is None:
+            return None
+        try:
+            shape = parse_shape(found["shape"])
+        except NotationError:
+            return None
+        elements = tuple(re.findall(r"[^\[\],\s]+", found["elements"]))
+        if len(elements) > math.prod(shape) or (len(elements) < math.prod(shape) and not found["cut"]):
+            return None
+        return cls(shape, found["dtype"], elements)
+
+    @property
+    def title(self) -> str:
+        return f"{self.dtype} {format_shape(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One element in a picture; ``differs`` where the other side of the comparison has another."""
+
+    x: int
+    y: int
+    text: str
+    whole: str
+    differs: bool
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The last two dims of a tensor, with the indices of the others."""
+
+    x: int
+    y: int
+    label: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A local tensor, ready to be drawn; lengths are in pixels."""
+
+    title: str
+    described: str
+    width: int
+    height: int
+    cell_width: int
+    slices: tuple[Slice, ...]
+    cells: tuple[Cell, ...]
+    note: str
+    cell_height: int = CELL_HEIGHT
+    margin: int = MARGIN
+
+
+@dataclass(frozen=True)
+class Told:
+    """What ranks said alike: pictures where they told of tensors, else texts."""
+
+    ranks: str
+    outcome: str
+    message: str
+    pictures: tuple[tuple[str, Picture], ...]
+    texts: tuple[tuple[str, str], ...]
+    stack: str
+    output: str
+
+
+def told_by(ranks: Sequence[Mapping[str, Any]]) -> list[Told]:
+    """What a finding's ranks said; ranks that said the same stand together."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for answer in ranks:
+        key = tuple(str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
+        groups.setdefault(key, []).append(str(answer.get("rank", "?")))
+    return [_told(numbers, *key) for key, numbers in groups.items()]
+
+
+def _told(numbers: Sequence[str], outcome: str, message: str, expected: str, got: str, stack: str, output: str) -> Told:
+    reduced, *contributed = CONTRIBUTED.split(got, maxsplit=1)
+    sides = {"expected": expected, "got": reduced, **({"contributed": contributed[0]} if contributed else {})}
+    tensors = {name: Elements.parse(text) for name, text in sides.items()}
+    differing = _differing(tensors["expected"], tensors["got"])
+    pictures = [
+        (name, _picture(tensor, frozenset() if name == "contributed" else differing, f"{name} by rank {', '.join(numbers)}"))
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+    texts = [(name, text) for name, text in sides.items() if tensors[name] is None and text.strip()]
+    ranks = f"rank{'s' * (len(numbers) != 1)} {', '.join(numbers)}"
+    return Told(ranks, outcome, message, tuple(pictures), tuple(texts), stack.strip(), output.strip())
+
+
+def _differing(expected: Elements | None, got: Elements | None) -> frozenset[int]:
+    """The places, in row-major order, at which two tensors of one shape hold other elements."""
+    if expected is None or got is None or expected.shape != got.shape:
+        return frozenset()
+    pairs = zip(expected.elements, got.elements, strict=False)
+    return frozenset(at for at, (due, held) in enumerate(pairs) if due != held)
+
+
+def _picture(tensor: Elements, differing: frozenset[int], what: str) -> Picture:
+    rows, columns = (1, 1, *tensor.shape)[-2:]
+    leading = tensor.shape[:-2]
+    shown = [_short(text, tensor.dtype) for text in tensor.elements]
+    cell_width = LETTER * max(3, *map(len, shown)) + 8 if shown else 3 * LETTER
+    # what every slice takes; they stand in lines, as many in each as fit
+    slice_width = MARGIN + min(columns, MOST_COLUMNS) * cell_width + GAP
+    slice_height = (LABEL_HEIGHT if leading else 0) + MARGIN + min(rows, MOST_ROWS) * CELL_HEIGHT
+    in_line = max(1, LINE_WIDTH // slice_width)
+    slices: list[Slice] = []
+    cells: list[Cell] = []
+    for number, index in enumerate(itertools.product(*map(range, leading))):
+        first = number * rows * columns
+        if number >= MOST_SLICES or first >= len(shown):
+            break
+        down, along = divmod(number, in_line)
+        label = f"[{', '.join([*map(str, index), ':', ':'])}]" if leading else ""
+        top = down * slice_height + (LABEL_HEIGHT if leading else 0)
+        part = Slice(along * slice_width, top, label, min(rows, MOST_ROWS), min(columns, MOST_COLUMNS))
+        slices.append(part)
+        for row, column in itertools.product(range(part.rows), range(part.columns)):
+            at = first + row * columns + column
+            if at < len(shown):
+                place = part.x + MARGIN + column * cell_width, part.y + HEADER_HEIGHT + row * CELL_HEIGHT
+                cells.append(Cell(*place, shown[at], tensor.elements[at], at in differing))
+    size = math.prod(tensor.shape)
+    note = "no elements" if size == 0 else f"{len(cells)} of {size} elements are drawn" if len(cells) < size else ""
+    count = f", {len(differing)} differ" if differing else ""
+    return Picture(
+        title=tensor.title,
+        described=f"{what}: {tensor.title}{count}",
+        width=min(len(slices), in_line) * slice_width,
+        height=-(-len(slices) // in_line) * slice_height,
+        cell_width=cell_width,
+        slices=tuple(slices),
+        cells=tuple(cells),
+        note=note,
+    )
+
+
+def _short(text: str, dtype: str) -> str:
+    """An element in a few letters: ``1`` for ``1.0``, ``T`` for ``True``."""
+    if dtype == "bool":
+        return text[:1]
+    text = text.removesuffix(".0")
+    return text if len(text) <= WIDEST_ELEMENT else f"{text[: WIDEST_ELEMENT - 1]}…"

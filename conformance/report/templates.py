@@ -1,0 +1,24 @@
+"""Pages and pictures from templates. Whatever is put into one is escaped."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(__file__).parent / "templates"
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(autoescape=True, loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def rendered(name: str, **values: object) -> str:
+    """The template of this name, filled in."""
+    return _environment().get_template(name).render(**values)
