@@ -7,10 +7,27 @@ from conformance.target.target import Target
 
 GPU_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 
+# A rank whose collective has failed, or has outlived the limit of its process group, ends itself, and does not wait for a communicator
+# that cannot be torn down. That limit is six times that of a case: what hangs is seen, and named, by the driver first. A rank that
+# is ended by the driver writes no dumps for anybody to wait for.
+NCCL_ENV = (
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
+    ("TORCH_NCCL_BLOCKING_WAIT", "0"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
+)
+
 BUILTIN = {
     "gloo": Target(),
     "nccl": Target(
-        name="nccl", device="cuda", backend="nccl", cannot=("p2p_tags",), dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0
+        name="nccl",
+        device="cuda",
+        backend="nccl",
+        env=NCCL_ENV,
+        cannot=("p2p_tags",),
+        dtypes=GPU_DTYPES,
+        timeout=20.0,
+        startup_timeout=120.0,
+        init_options=(("device_id", True),),
     ),
     "cuda-gloo": Target(name="cuda-gloo", device="cuda", backend="gloo", dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0),
 }
@@ -47,8 +64,9 @@ def check_devices(target: Target, ranks: int) -> None:
     import torch
 
     kind = "GPU" if target.device == "cuda" else f"{target.device} device"
-    why = "one for each rank" if needed > 1 else "shared by the ranks"
+    why = "one for each rank" if devices_needed(target, ranks + 1) > needed else "shared by the ranks"
     built = "" if torch.version.cuda or target.device != "cuda" else f"; torch {torch.__version__} is built without CUDA"
     raise UsageError(
         f"target {target.name} with {ranks} rank{'s' * (ranks != 1)} needs {needed} {kind}{'s' * (needed != 1)} ({why}), {seen} seen{built}"
+        + (f"; --world-size {seen} fits" if seen else "")
     )

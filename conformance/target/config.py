@@ -43,11 +43,12 @@ FILESYSTEM = "filesystem"
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage block: two ``module:Class`` names and the options of the writer."""
+    """A storage block: two ``module:Class`` names, the options of the writer and those of the reader."""
 
     writer: str
     reader: str
     options: tuple[tuple[str, Any], ...] = ()
+    reader_options: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -
     values = {key: KEYS[key](f"{where}: {key}", value) for key, value in block.items()}
     if name not in BUILTIN and not {"backend", "device"} & set(values):
         raise UsageError(f'{where}: want a backend, such as backend = "gloo"')
+    base = BUILTIN.get(name, Target(name=name))
+    if "env" in values:
+        values["env"] = tuple({**dict(base.env), **dict(values["env"])}.items())
+    if "options" in values:
+        values["init_options"] = tuple({**dict(base.init_options), **dict(values.pop("options"))}.items())
     if "tolerance" in values:
         values["tolerance"] = {**TOLERANCE, **values["tolerance"]}
     if "expect" in values:
@@ -121,20 +127,26 @@ def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -
         for path in values["expect"]:
             if not Path(path).is_file():
                 raise UsageError(f"{where}: expect: no such file {path}")
-    return replace(BUILTIN.get(name, Target(name=name)), name=name, **values)
+    target = replace(base, name=name, **values)
+    if target.device == "cpu" and dict(target.init_options).get("device_id"):
+        raise UsageError(f"{where}: options: device_id: want a device of its own for each rank, not the cpu")
+    return target
 
 
 def _storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
-    _only(where, block, ("writer", "reader", "options"))
+    _only(where, block, ("writer", "reader", "options", "reader_options"))
     if name == FILESYSTEM:
         raise UsageError(f"{where}: {FILESYSTEM} is built in: want another name")
     for key in ("writer", "reader"):
         if key not in block:
             raise UsageError(f'{where}: want a {key}, such as {key} = "package.module:Class"')
-    options = block.get("options", {})
+    options, reader_options = block.get("options", {}), block.get("reader_options", {})
     if not isinstance(options, dict):
         raise UsageError(f'{where}: options: want a table, such as {{ path = "s3://bucket/{{run}}" }}')
-    return Storage(_place(f"{where}: writer", block["writer"]), _place(f"{where}: reader", block["reader"]), tuple(options.items()))
+    if not isinstance(reader_options, dict) or "path" in reader_options:
+        raise UsageError(f"{where}: reader_options: want a table without path, which is taken from options, such as {{ thread_count = 2 }}")
+    places = _place(f"{where}: writer", block["writer"]), _place(f"{where}: reader", block["reader"])
+    return Storage(*places, tuple(options.items()), tuple(reader_options.items()))
 
 
 # One checker for each key of a target's block: value in, checked value out.
@@ -194,6 +206,17 @@ def _tolerance(where: str, value: Any) -> dict[str, float]:
     return {dtype: float(error) for dtype, error in value.items()}
 
 
+def _init_options(where: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    if not isinstance(value, dict):
+        raise UsageError(f'{where} = {value!r}: want a table, such as {{ device_id = true, pg_options = "package:function" }}')
+    _only(where, value, ("device_id", "pg_options"))
+    if not isinstance(value.get("device_id", True), bool):
+        raise UsageError(f"{where}: device_id = {value['device_id']!r}: want true or false")
+    if "pg_options" in value:
+        _place(f"{where}: pg_options", value["pg_options"])
+    return tuple(value.items())
+
+
 def _init_method(where: str, value: Any) -> str:
     if not re.match(r"(tcp|file|env)://", _text(where, value)):
         raise UsageError(f"{where} = {value!r}: want tcp://, file:// or env://")
@@ -210,6 +233,7 @@ KEYS: dict[str, Callable[[str, Any], Any]] = {
     "startup_timeout": _seconds,
     "env": _environment,
     "init_method": _init_method,
+    "options": _init_options,
     "tolerance": _tolerance,
     "storage": _text,
     "expect": _texts,
@@ -280,7 +304,15 @@ def with_storage(target: Target, name: str | None, config: Config) -> Target:
             return target
         raise UsageError(f"no storage is called {name!r} ({one_of(name, [FILESYSTEM, *config.storages])})")
     found = config.storages[name]
-    return replace(target, storage=name, writer=found.writer, reader=found.reader, options=found.options)
+    return replace(
+        target,
+        storage=name,
+        writer=found.writer,
+        reader=found.reader,
+        options=found.options,
+        reader_options=found.reader_options,
+        cannot=tuple(dict.fromkeys((*target.cannot, "checkpoint_files"))),
+    )
 
 
 def find_target(request: RunRequest) -> Target:
@@ -295,7 +327,9 @@ def find_target(request: RunRequest) -> Target:
 
 def check_target(target: Target, ranks: int) -> None:
     """What can be told before anything starts: modules that are not there, devices that are too few. Raises :class:`UsageError`."""
-    for key, place in (("setup", target.setup), ("writer", target.writer), ("reader", target.reader)):
+    pg_options = str(dict(target.init_options).get("pg_options", ""))
+    places = (("setup", target.setup), ("pg_options", pg_options), ("writer", target.writer), ("reader", target.reader))
+    for key, place in places:
         module = place.partition(":")[0]
         if module and not _exists(module):
             raise UsageError(f"target {target.name}: {key} = {place!r}: there is no module {module}; is it installed, or on PYTHONPATH?")

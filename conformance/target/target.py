@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# What a target may declare that it cannot do, and a law may need.
+# What a target may declare that it cannot do, and a law may need. Storages that a config file names have no ``checkpoint_files``: what they
+# keep is no folder of files that a law could read, or damage, by itself.
 CAPABILITIES = (
     "all_gather",
     "all_reduce",
     "all_to_all",
     "broadcast",
     "checkpoint",
+    "checkpoint_files",
     "gather",
     "object_collectives",
     "p2p",
@@ -37,8 +39,11 @@ TOLERANCE = {
 class Target:
     """``setup`` is ``module:function``, called in every rank before the process group starts; times are in seconds.
 
-    ``storage`` is a name; ``writer``, ``reader`` (``module:Class``) and ``options`` are set where a config file says what stands behind it.
-    ``expect`` names the target's own files of expectations.
+    ``storage`` is a name; ``writer``, ``reader`` (``module:Class``), ``options`` and ``reader_options`` are set where a config file
+    says what stands behind it.
+    ``init_options`` are further arguments of ``init_process_group``: ``device_id`` (true: the rank's own device, to which the backend
+    connects at once) and ``pg_options`` (``module:function``, which every rank calls). ``expect`` names the target's own files of
+    expectations.
     """
 
     name: str = "gloo"
@@ -56,4 +61,6 @@ class Target:
     writer: str = ""
     reader: str = ""
     options: tuple[tuple[str, Any], ...] = ()
+    reader_options: tuple[tuple[str, Any], ...] = ()
+    init_options: tuple[tuple[str, Any], ...] = ()
     expect: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -282,8 +283,7 @@ def redirect(folder: str, rank: int) -> None:
 def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None:
     """Join the world's process group as the target says: ``{folder}``, ``{host}`` and ``{port}`` in ``init_method`` are the world's."""
     if target.setup:
-        module, _, function = target.setup.partition(":")
-        getattr(importlib.import_module(module), function)()
+        called(target.setup)
     if target.device == "cpu":
         limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (LARGEST_MEMORY if limit < 0 else min(limit, LARGEST_MEMORY), limit))
@@ -298,7 +298,24 @@ def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None
         rank=rank,
         world_size=spawn.size,
         timeout=timedelta(seconds=max(60.0, 6 * target.timeout)),
+        **init_options(target),
     )
+
+
+def init_options(target: Target) -> dict[str, Any]:
+    """The further arguments of ``init_process_group`` that a target asks for, on a rank that has chosen its device."""
+    found = dict(target.init_options)
+    if found.pop("device_id", False):
+        found["device_id"] = torch.device(target.device, torch.get_device_module(target.device).current_device())
+    if "pg_options" in found:
+        found["pg_options"] = called(found["pg_options"])
+    return found
+
+
+def called(place: str) -> Any:
+    """What ``module:function`` returns."""
+    module, _, function = place.partition(":")
+    return attrgetter(function)(importlib.import_module(module))()
 
 
 def flush() -> None:

@@ -24,6 +24,7 @@ timeout = 20
 startup_timeout = 90.5
 env = { UCX_TLS = "tcp" }
 init_method = "tcp://127.0.0.1:0"
+options = { pg_options = "json:loads" }
 tolerance = { float32 = 1e-4 }
 dtypes = ["float32", "int64"]
 storage = "s3"
@@ -51,6 +52,7 @@ def test_a_block_becomes_a_target(tmp_path: Path) -> None:
         startup_timeout=90.5,
         env=(("UCX_TLS", "tcp"),),
         init_method="tcp://127.0.0.1:0",
+        init_options=(("pg_options", "json:loads"),),
         tolerance={**TOLERANCE, "float32": 1e-4},
         dtypes=("float32", "int64"),
         storage="s3",
@@ -94,6 +96,13 @@ def test_a_block_of_a_built_in_name_changes_it(tmp_path: Path) -> None:
     assert known_targets(config)["nccl"] == "shardlaw.toml"
 
 
+def test_environment_and_options_of_a_built_in_target_are_added_to(tmp_path: Path) -> None:
+    text = "[target.nccl]\nenv = { NCCL_DEBUG = 'INFO', TORCH_NCCL_BLOCKING_WAIT = '1' }\noptions = { device_id = false }\n"
+    found = named_target("nccl", read_config(write(tmp_path, text)))
+    assert dict(found.env) == {**dict(BUILTIN["nccl"].env), "NCCL_DEBUG": "INFO", "TORCH_NCCL_BLOCKING_WAIT": "1"}
+    assert dict(found.init_options) == {"device_id": False}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -110,6 +119,11 @@ def test_a_block_of_a_built_in_name_changes_it(tmp_path: Path) -> None:
         ("[target.x]\nbackend = 'gloo'\nenv = { A = 1 }\n", "want a table of texts"),
         ("[target.x]\nbackend = 'gloo'\nenv = { 'A-B' = '1' }\n", "no name of an environment variable"),
         ("[target.x]\nbackend = 'gloo'\ninit_method = '/tmp/x'\n", "want tcp://, file:// or env://"),
+        ("[target.x]\nbackend = 'gloo'\noptions = 3\n", "options = 3: want a table, such as { device_id = true"),
+        ("[target.x]\nbackend = 'gloo'\noptions = { pgoptions = 'a:b' }\n", "options: unknown key 'pgoptions' (nearest: pg_options"),
+        ("[target.x]\nbackend = 'gloo'\noptions = { device_id = 'cuda:0' }\n", "device_id = 'cuda:0': want true or false"),
+        ("[target.x]\nbackend = 'gloo'\noptions = { device_id = true }\n", "want a device of its own for each rank, not the cpu"),
+        ("[target.x]\nbackend = 'gloo'\noptions = { pg_options = 'b' }\n", "pg_options = 'b': want module:name"),
         ("[target.x]\nbackend = 'gloo'\ntolerance = { float32 = 'no' }\n", "want a relative error"),
         ("[target.x]\nbackend = 'gloo'\ntolerance = { int64 = 0.1 }\n", "unknown dtype 'int64'"),
         ("[target.x]\nbackend = 'gloo'\nstorage = 's3'\n", "storage 's3' is not described"),
@@ -161,7 +175,8 @@ def test_an_entry_point_may_give_a_table(tmp_path: Path) -> None:
         ("gloo", 8, 0, None),
         ("nccl", 4, 4, None),
         ("nccl", 4, 1, "target nccl with 4 ranks needs 4 GPUs (one for each rank), 1 seen"),
-        ("nccl", 1, 0, "target nccl with 1 rank needs 1 GPU"),
+        ("nccl", 4, 3, "; --world-size 3 fits"),
+        ("nccl", 1, 0, "target nccl with 1 rank needs 1 GPU (one for each rank), 0 seen"),
         ("cuda-gloo", 4, 1, None),
         ("cuda-gloo", 4, 0, "target cuda-gloo with 4 ranks needs 1 GPU (shared by the ranks), 0 seen"),
     ],
