@@ -159,6 +159,33 @@ def expect_update(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="REPORT", help="The folder of a report, or its report.json: what was.")],
+    second: Annotated[Path, typer.Argument(metavar="REPORT", help="The same: what is.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """Two reports side by side; exit 1 when the second says anything worse than the first.
+
+    Two nights, two versions of torch, or a target of your own against gloo: findings that are new, gone or changed, laws with another
+    outcome, features no longer reached, and which cases only one of them judged.
+    """
+    from conformance.compare import compare as compare_reports
+
+    return compare_reports(first, second, as_json)
+
+
+@app.command()
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT ...", help="The reports of the shards of one run (--shard I/N).")],
+    output: Annotated[Path, typer.Option("-o", metavar="DIR", help="Where the report of the whole goes.")] = Path("shardlaw-report"),
+) -> int:
+    """Make one report of the reports of shards; same exit codes as run."""
+    from conformance.merge import merge as merge_reports
+
+    return merge_reports(reports, output)
+
+
+@app.command()
 def laws(
     laws: Laws = None,
     features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
