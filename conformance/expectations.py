@@ -120,12 +120,12 @@ class TooWide:
 
 
 class Expectations:
-    """The entries that hold for this torch and this target, and what a run counts of them."""
+    """The entries that hold for this torch and this target, and what a run counts of them. ``judged`` counts by law the cases so far."""
 
     def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None) -> None:
         self.entries = tuple(entries)
         self._of_law: dict[str, list[Entry]] = {}
-        self._judged: Counter[str] = Counter()
+        self._judged: Counter[str] = Counter(judged)
         for entry in reversed(self.entries):
             for law_id in entry.laws:
                 self._of_law.setdefault(law_id, []).append(entry)
