@@ -188,8 +188,10 @@ def shipped(torch_version: str) -> list[Path]:
 
 
 def layers(torch_version: str, target: Target, extra: Sequence[Path] = ()) -> list[Path]:
-    """All files of a run, the first layer first: shipped, the target's, the user's."""
-    return [*shipped(torch_version), *map(Path, target.expect), *extra]
+    """All files of a run, the first layer first: shipped, those that come with the laws of others, the target's, the user's."""
+    from conformance.laws import expectations as theirs
+
+    return [*shipped(torch_version), *theirs(), *map(Path, target.expect), *extra]
 
 
 def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo") -> Expectations:

@@ -42,6 +42,7 @@ LINES: dict[str, dict[str, str]] = {
     "what is judged": {
         "several-outputs": "a call that gives several tensors, each of which is judged",
         "view": "a call whose result shares memory with an operand, which is judged too",
+        "own:*": "a corner that a law of another package names",
     },
     "partial inputs": {
         **{f"partial:{op}": f"contributions whose reduction by {op} is pending" for op in REDUCE_OPS},
@@ -259,6 +260,7 @@ def missing(reached: Iterable[str]) -> list[str]:
     """The features of the catalogue that are not among ``reached``, patterns included when nothing of their family is."""
     seen = set(reached)
     seen.add("history")  # a finding may turn out to need one; nothing is drawn with one
+    seen.add("own:")  # of no law of ours
     return [name for name in FEATURES if name not in seen and not (name.endswith("*") and any(s.startswith(name[:-1]) for s in seen))]
 
 

@@ -1,8 +1,11 @@
-"""Laws as pytest items.
+"""Laws as pytest items, and live ranks as a fixture.
 
-``pytest --pyargs conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. The
-plugin is loaded into every pytest of an environment that has Shardlaw installed: it imports neither torch nor hypothesis,
-nor anything else of the project, until a file of laws is asked for.
+``pytest --pyargs conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. A test of one's
+own asks for :func:`world`; the marker ``shardlaw`` says what it needs; ``--shardlaw-target NAME`` (in an ini file: ``shardlaw_target``)
+says what all of them run on.
+
+The plugin is loaded into every pytest of an environment that has Shardlaw installed: it imports neither torch nor hypothesis,
+nor anything else of the project, until one of these is asked for.
 """
 
 from __future__ import annotations
@@ -10,23 +13,125 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from conformance.api import Worlds
     from conformance.engine import Run
     from conformance.law import Law
 
+MARKER = "shardlaw(world=N, needs=[...]): of the ranks that the fixture 'world' runs, how many, and what their target must be able to do"
 LAWS_FOLDER = Path(__file__).parent / "laws"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("shardlaw", "sharded tensors on live ranks")
+    group.addoption("--shardlaw-target", metavar="NAME", help="what tests that use the fixture 'world' run on; see 'shardlaw targets'")
+    parser.addini("shardlaw_target", "as --shardlaw-target", default="gloo")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+    if config.getoption("--shardlaw-target"):
+        with refusing():
+            from conformance.api import find_target
+
+            find_target(target_name(config), config_folders(config))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    name = target_name(config)
+    return f"shardlaw: target {name}" if name != "gloo" else None
+
+
+def target_name(config: pytest.Config) -> str:
+    return config.getoption("--shardlaw-target") or str(config.getini("shardlaw_target"))
+
+
+def config_folders(config: pytest.Config) -> tuple[Path, ...]:
+    """Where a config file of targets may lie: where pytest was started, then where its own ini lies."""
+    return config.invocation_params.dir, config.rootpath
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What a person can mend ends pytest with its one line."""
+    from conformance.errors import UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        raise pytest.UsageError(f"shardlaw: {error}") from None
+
+
+# Live ranks for anybody's tests
+
+
+@pytest.fixture(scope="session")
+def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
+    """Live ranks of the chosen target, started when they are first asked for and kept for the whole session.
+
+    ``world(4).run(function, *args)`` runs ``function(here, *args)`` on four ranks and returns what each returned; ``world.run`` takes
+    as many ranks as the test's marker says (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` tries a case of a
+    law. See :class:`conformance.api.Worlds`. A session's fixture may be used in tests of Hypothesis.
+    """
+    with worlds_of(request.config) as found:
+        yield found
+
+
+WORLDS: pytest.StashKey[Worlds] = pytest.StashKey()
+
+
+def worlds_of(config: pytest.Config) -> Worlds:
+    if WORLDS not in config.stash:
+        with refusing():
+            from conformance.api import Worlds, find_target
+
+            config.stash[WORLDS] = Worlds(find_target(target_name(config), config_folders(config)))
+    return config.stash[WORLDS]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a marked test whose target cannot serve it, and give ``world`` the size that the marker asks for."""
+    marker = item.get_closest_marker("shardlaw")
+    if marker is None and WORLDS not in item.config.stash:
+        return
+    from conformance.api import wanted
+    from conformance.errors import UsageError
+
+    worlds = worlds_of(item.config)
+    wrong = reason = ""
+    try:
+        worlds.ranks, needs = wanted(marker.args if marker else (), marker.kwargs if marker else {})
+        reason = worlds.lacks(needs, worlds.ranks) if marker else ""
+    except UsageError as error:
+        wrong = str(error)
+    if wrong:
+        pytest.fail(f"@pytest.mark.shardlaw: {wrong}", pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
+# Laws as items
+
+
 def law_files() -> dict[Path, str]:
-    """The files that hold laws, each with its module's name: ours, and those that ``SHARDLAW_LAWS`` names."""
+    """The files that hold laws of others, each with its module's name. Raises :class:`UsageError` for a module that cannot be found."""
+    from conformance.errors import UsageError
+    from conformance.laws import foreign
+
     found = {}
-    for module in filter(None, os.environ.get("SHARDLAW_LAWS", "").split(",")):
-        spec = importlib.util.find_spec(module)
+    for module, where in foreign().items():
+        try:
+            spec = importlib.util.find_spec(module)
+        except Exception as error:
+            raise UsageError(f"{where}: {module} cannot be imported: {type(error).__name__}: {error}") from None
         if spec is not None and spec.origin:
             found[Path(spec.origin).resolve()] = module
     return found
@@ -38,15 +143,24 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     ours = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
     asked = parent.session.isinitpath(file_path)
     module: str | None
-    if ours:
-        module = ".".join(("conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
-    else:
-        module = law_files().get(file_path.resolve()) if asked else None
-    if module is None:
+    if not (ours or (asked and others_have_laws())):
         return None
-    from conformance.laws import modules
+    with refusing():
+        if ours:
+            module = ".".join(("conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
+        else:
+            module = law_files().get(file_path.resolve())
+        if module is None:
+            return None
+        from conformance.laws import modules
 
-    return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
+        return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
+
+
+@cache
+def others_have_laws() -> bool:
+    """Whether a package or the environment names a module of laws: the same as ``conformance.laws.foreign``, without importing it."""
+    return bool(os.environ.get("SHARDLAW_LAWS") or entry_points(group="shardlaw.laws"))
 
 
 class LawFile(pytest.File):
@@ -57,9 +171,11 @@ class LawFile(pytest.File):
         self.law_module = law_module
 
     def collect(self) -> Iterator[LawItem]:
-        from conformance.laws import laws_of
+        with refusing():
+            from conformance.laws import laws_of
 
-        for law in laws_of(self.law_module):
+            laws = laws_of(self.law_module)
+        for law in laws:
             yield LawItem.from_parent(self, name=law.id, law=law)
 
 
@@ -99,7 +215,8 @@ def running(config: pytest.Config) -> Run:
         from conformance.engine import Run
         from conformance.request import RunRequest
 
-        run = Run.start(RunRequest())
+        with refusing():
+            run = Run.start(RunRequest(target=target_name(config)))
         config.stash[RUN] = run
         config.add_cleanup(run.close)
     return config.stash[RUN]

@@ -1,12 +1,25 @@
-"""What can be asked: Hypothesis strategies for meshes, shapes, placements, layouts, tensors and states.
+"""What can be asked: Hypothesis strategies for meshes, shapes, placements, layouts, tensors, ops and states.
 
-They are ordinary strategies, for any test suite that uses sharded tensors::
+They are ordinary strategies, for any test suite that uses sharded tensors; nothing here starts a process::
 
     from hypothesis import given
     from strategies import layouts
 
     @given(layouts(world_size=6))
     def test_every_element_has_an_owner(layout): ...
+
+=================================================  ==================================================================================
+``meshes``, ``exact_meshes``                       :class:`reference.mesh.Mesh`: tables of ranks, in and out of order, with ranks left out
+``shapes``, ``dim_sizes``                          shapes of tensors, extents of one dim
+``placements``                                     one placement for each dim of a mesh, from :mod:`reference.placement`
+``layouts``                                        :class:`reference.layout.Layout`: a shape, a mesh, and placements that mean something
+``redistributions``, ``placement_pairs``,          two layouts of one tensor, on one mesh or (``reshards``) in two worlds
+``reshards``
+``shards``                                         :class:`reference.shards.Shards`: tensors that are handed out in boxes of any size
+``specs``, ``dtypes``                              :class:`reference.tensors.TensorSpec`: tensors with their elements, dtype and memory
+``ops``                                            :class:`strategies.ops.Sample`: calls of ops on sharded tensors
+``state_dicts``                                    nested states, as checkpoints save them
+=================================================  ==================================================================================
 
 Every option is keyword-only, every argument is checked when the strategy is made, and a combination that allows nothing raises
 ``hypothesis.errors.InvalidArgument`` in one line. What is drawn departs from the plain (a 1-D mesh of two ranks, two elements,
@@ -15,6 +28,7 @@ float32, contiguous) in few ways at a time, and shrinks back to it.
 
 from strategies.layouts import layouts, shards
 from strategies.meshes import exact_meshes, meshes
+from strategies.op_choice import ops
 from strategies.placements import placements
 from strategies.redistributions import placement_pairs, redistributions, reshards
 from strategies.shapes import dim_sizes, shapes
@@ -27,6 +41,7 @@ __all__ = [
     "exact_meshes",
     "layouts",
     "meshes",
+    "ops",
     "placement_pairs",
     "placements",
     "redistributions",

@@ -1,16 +1,32 @@
 """The catalogue: one module a chapter, each with a list ``LAWS``.
 
-Further modules (a library's own laws, a test's) join by being named in the environment variable ``SHARDLAW_LAWS``, separated by
-commas: driver and ranks both read it.
+Modules of other packages join it in two ways; driver and ranks both look. An installed package names them in the entry-point group
+``shardlaw.laws``::
+
+    [project.entry-points."shardlaw.laws"]
+    mylib = "mylib.laws"
+
+The environment variable ``SHARDLAW_LAWS`` names further ones, separated by commas. Such a module has ``LAWS``, and may have
+``EXPECTATIONS``: files of known findings, by paths that start where the module lies. How to write one: ``docs/library.md``.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
+from conformance.case import Case
+from conformance.errors import UsageError
 from conformance.law import Law
+from reference.notation import NotationError
+
+GROUP = "shardlaw.laws"
+VARIABLE = "SHARDLAW_LAWS"
 
 MODULES = (
     "collective.values",
@@ -57,33 +73,103 @@ MODULES = (
 )
 
 
+# rooms whose laws are found by their id, and are part of no run
+UNLISTED = ("conformance.spmd", "conformance.probe")
+
+
+@cache
+def offered() -> dict[str, str]:
+    """The modules of laws that installed packages name, each with where it is named. Raises :class:`UsageError`."""
+    found: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP)):
+        where = f"entry point {entry.name} of {GROUP}"
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", entry.value):
+            raise UsageError(f"{where} = {entry.value!r}: want the name of a module with LAWS")
+        found.setdefault(entry.value, where)
+    return found
+
+
+def foreign() -> dict[str, str]:
+    """The modules of laws that are not ours, each with where it is named: by installed packages, then by the environment."""
+    named = dict.fromkeys(filter(None, os.environ.get(VARIABLE, "").split(",")), VARIABLE)
+    return {**offered(), **{module: where for module, where in named.items() if module not in offered()}}
+
+
 def modules() -> tuple[str, ...]:
-    """The modules that hold laws: ours, then those that the environment names."""
-    extra = tuple(filter(None, os.environ.get("SHARDLAW_LAWS", "").split(",")))
-    return tuple(f"{__name__}.{name}" for name in MODULES) + extra
+    """The modules that hold laws: ours, then those of others."""
+    return (*(f"{__name__}.{name}" for name in MODULES), *foreign())
 
 
 @cache
 def laws_of(module: str) -> tuple[Law, ...]:
-    """The laws of one module, in the order in which it lists them."""
-    return tuple(importlib.import_module(module).LAWS)
+    """The laws of one module, in the order in which it lists them. Raises :class:`UsageError` where one that is not ours cannot be read."""
+    if module.startswith(f"{__name__}.") or module in UNLISTED:
+        return tuple(importlib.import_module(module).LAWS)
+    where = foreign().get(module, module)
+    held = _held(module, where)
+    laws = getattr(held, "LAWS", None)
+    if not isinstance(laws, (list, tuple)) or not all(isinstance(law, Law) for law in laws):
+        raise UsageError(f"{where}: {module} has {'no LAWS' if laws is None else f'LAWS = {laws!r:.80}'}: want a list of Law")
+    for law in laws:
+        _check(law, f"{where}: {module}: law {law.id!r}")
+    return tuple(laws)
+
+
+def _held(module: str, where: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        raise UsageError(f"{where}: {module} cannot be imported: {type(error).__name__}{f': {text[0]}' if text else ''}") from error
+
+
+def _check(law: Law, where: str) -> None:
+    """Refuse a law that no run could try. Raises :class:`UsageError`."""
+    if not re.fullmatch(r"[a-z][\w-]*(\.[\w-]+)+(\[\S+\])?", law.id):
+        raise UsageError(f"{where}: want an id such as mylib.embedding or mylib.embedding[variant]")
+    for name in ("clause", "source"):
+        if not str(getattr(law, name)).strip():
+            raise UsageError(f"{where}: want a {name}")
+    if bool(law.draw) != bool(law.draws) or bool(law.sweep) != bool(law.sweeps) or not (law.draw or law.sweep):
+        raise UsageError(f"{where}: want a strategy and how many cases of it (draw, draws), or an enumerator (sweep, sweeps)")
+    try:
+        control = Case.parse(law.control)
+    except NotationError as error:
+        raise UsageError(f"{where}: control: {error}") from None
+    if control.law != law.id:
+        raise UsageError(f"{where}: control = {law.control!r}: want a case of this law, such as '{law.id} mesh=2'")
+
+
+def expectations() -> list[Path]:
+    """The files of known findings that come with the laws of others. Raises :class:`UsageError` for one that is not there."""
+    found = []
+    for module, where in foreign().items():
+        held = _held(module, where)
+        for name in getattr(held, "EXPECTATIONS", ()):
+            path = Path(held.__file__ or "").parent / name
+            if not path.is_file():
+                raise UsageError(f"{where}: EXPECTATIONS of {module}: no such file {path}")
+            found.append(path)
+    return found
 
 
 @cache
 def catalogue() -> dict[str, Law]:
-    """Every law by its id. Raises ``ValueError`` when two have one id."""
+    """Every law by its id. Raises :class:`UsageError` when two have one id, or a module of laws cannot be read."""
     found: dict[str, Law] = {}
+    home: dict[str, str] = {}
     for module in modules():
         for law in laws_of(module):
             if law.id in found:
-                raise ValueError(f"two laws are called {law.id}")
-            found[law.id] = law
+                raise UsageError(f"two laws are called {law.id}: one in {home[law.id]}, one in {module}")
+            found[law.id], home[law.id] = law, module
     return found
 
 
 def find(law_id: str) -> Law:
-    """The law of this id or alias. Raises ``KeyError``."""
+    """The law of this id or alias, listed or not. Raises ``KeyError``."""
     laws = catalogue()
     if law_id in laws:
         return laws[law_id]
-    return next((law for law in laws.values() if law_id in law.aliases), None) or laws[law_id]
+    unlisted = {law.id: law for module in UNLISTED for law in laws_of(module)}
+    return unlisted.get(law_id) or next((law for law in laws.values() if law_id in law.aliases), None) or laws[law_id]

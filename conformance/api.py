@@ -1,0 +1,391 @@
+"""The suite as a library: one case of a law on live ranks, functions of one's own on live ranks.
+
+::
+
+    from conformance import Worlds
+
+    with Worlds("gloo") as world:
+        world.check("redistribute.local", "redistribute.local mesh=2 x=5:S(0) to=R")    # a Verdict
+        world(4).run(function, 1, 2)                                                    # what function(here, 1, 2) returned, by rank
+
+:func:`check` is the same for a single case, on ranks that are kept until the process ends. Ranks start at the first question and
+serve all further ones; a rank that hangs or dies costs its world and nothing else. Whatever a person can mend raises
+:class:`UsageError`, one line that says how.
+
+Nothing here is for several threads at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import linecache
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from conformance.case import Case
+from conformance.errors import UsageError, one_of
+from conformance.law import Law
+from conformance.spmd import CALL, PLANTED, Function, posted, returned
+from conformance.target import Target
+
+if TYPE_CHECKING:
+    from conformance.verdict import Answer, Verdict
+    from conformance.world import Pool
+
+RANKS = 2
+MOST_RANKS = 64
+HOME = os.path.dirname(os.path.abspath(__file__))
+OURS = (f"{HOME}/world/", f"{HOME}/spmd.py", 'File "<string>"')
+
+
+class DeviationError(AssertionError):
+    """A function did not do on every rank what it says. Its text has what every rank said, ``verdict`` the same as data."""
+
+    def __init__(self, text: str, verdict: Verdict) -> None:
+        super().__init__(text)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call: the verdict, and what the function returned, by rank, as far as ranks came to that."""
+
+    verdict: Verdict
+    returned: Mapping[int, Any]
+
+
+class Ranks:
+    """So many live ranks of one target, ready to run a function. Made by calling :class:`Worlds`."""
+
+    def __init__(self, worlds: Worlds, size: int) -> None:
+        self._worlds = worlds
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<{self.size} ranks of {self._worlds.target.name}>"
+
+    def run(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> list[Any]:
+        """Call ``function(here, *args, **options)`` on every rank at once; returns what each returned, by rank.
+
+        ``function`` stands at the top of a module, or is its ``module:name``; ``here`` is the rank's
+        :class:`~conformance.here.Here`. Arguments and results are copied: anything that can be pickled, tensors included (they
+        arrive on the CPU), a DTensor not.
+
+        Raises :class:`DeviationError` where a rank raises, dies, does not come to an end, or records a deviation through
+        ``here``; its text has the stack of every rank. Raises :class:`UsageError` where ranks could not find the function.
+        """
+        __tracebackhide__ = True
+        outcome = self.judge(function, *args, **options)
+        if outcome.verdict.status != "held":
+            raise DeviationError(explain(outcome.verdict, self._worlds.target), outcome.verdict)
+        return [outcome.returned[rank] for rank in range(self.size)]
+
+    def judge(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> Outcome:
+        """As :meth:`run`, but what deviates is an :class:`Outcome` like any other and raises nothing."""
+        __tracebackhide__ = True
+        found = Function.of(function)
+        case = Case.of(CALL, world=self.size, function=found)
+        return self._worlds._call(_law_of_calls(), found, (args, options), case)
+
+
+class Worlds:
+    """Live ranks of one target, in worlds of every size that is asked for. A context manager: leaving it ends every rank.
+
+    ``target`` is a name, built in, in the config file of the current folder or offered by a package, or a :class:`Target`.
+    ``ranks`` is how many there are where a call does not say. ``timeout``: seconds that a case may take, instead of the target's.
+    ``folder``: where the config file lies. Raises :class:`UsageError` for a target that is not known or cannot be here.
+    """
+
+    def __init__(
+        self, target: str | Target = "gloo", *, ranks: int = RANKS, timeout: float | None = None, folder: Path | None = None
+    ) -> None:
+        found = target if isinstance(target, Target) else find_target(target, (Path.cwd(),) if folder is None else (folder,))
+        if timeout is not None and not timeout > 0:
+            raise UsageError(f"timeout={timeout!r}: want seconds, more than 0")
+        self.target: Target = found if timeout is None else replace(found, timeout=float(timeout))
+        self.ranks = _size(ranks)
+        self._live: Pool | None = None
+        self._numbers = itertools.count(1)
+        self._checked = 0
+
+    def __repr__(self) -> str:
+        return f"<live ranks of {self.target.name}>"
+
+    def __call__(self, size: int | None = None) -> Ranks:
+        """``size`` ranks, or the default number of them. Raises :class:`UsageError` for a number that makes no world."""
+        return Ranks(self, self.ranks if size is None else _size(size))
+
+    def run(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> list[Any]:
+        """:meth:`Ranks.run` on the default number of ranks."""
+        __tracebackhide__ = True
+        return self().run(function, *args, **options)
+
+    def check(self, law: str | Law, case: str | Case | None = None, *, fresh: bool = False) -> Verdict:
+        """Try one case of a law.
+
+        ``law`` is an id, or a law, which need not be in the catalogue as long as its check stands at the top of a module. ``case`` is a
+        case or its text, with or without the law's id before it; left out, it is the law's control. ``fresh``: in a world that
+        has served nothing before, under the target's full limits.
+
+        Returns a :class:`~conformance.verdict.Verdict`: ``status`` is ``held``, ``deviates`` (``kind`` and ``message`` say how,
+        ``ranks`` what each rank said), ``refused`` (by all ranks alike, where the law allows it) or ``rejected`` (the case means nothing).
+        Raises :class:`UsageError` for a law that is not known, a case that cannot be read, and what the target says it cannot do.
+        """
+        __tracebackhide__ = True
+        from conformance.laws import catalogue
+        from conformance.replay import check_case
+
+        law = _law(law)
+        case = _case(law, case)
+        check_case(case)
+        if reason := self.lacks(law.needs):
+            raise UsageError(f"{law.id} cannot be tried: {reason}")
+        if catalogue().get(law.id) is law:
+            return _meant(self._judge(law, case, fresh), case)
+        sizes = law.stages(case) if law.stages else None
+        stages = (lambda _: sizes) if sizes else None
+        stand_in = replace(_law_of_calls(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
+        return _meant(self._call(stand_in, Function.of(law.check), case, case, fresh=fresh).verdict, case)
+
+    def lacks(self, needs: Iterable[str] = (), size: int = 1) -> str:
+        """Why the target cannot serve what ``needs`` these capabilities on ``size`` ranks: one line, or nothing.
+
+        Raises :class:`UsageError` for a word that is no capability.
+        """
+        from conformance.target.builtin import check_devices
+        from conformance.target.target import CAPABILITIES
+
+        needs = tuple(needs)
+        for need in needs:
+            if need not in CAPABILITIES:
+                raise UsageError(f"needs: unknown {need!r} ({one_of(need, CAPABILITIES)})")
+        missing = sorted(set(needs) & set(self.target.cannot))
+        if missing:
+            return f"target {self.target.name} declares that it cannot do {', '.join(missing)}"
+        try:
+            check_devices(self.target, size)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def planted(self, *faults: Callable[[], object] | str) -> Worlds:
+        """Further worlds of the target, in whose ranks each of ``faults`` was called before the process group started.
+
+        A fault is a function without arguments at the top of a module, or its ``module:name``, that breaks something: a law that is
+        worth its name deviates there. Raises :class:`UsageError` where ranks could not find it.
+        """
+        setups = [Function.of(fault) for fault in ((self.target.setup,) if self.target.setup else ()) + faults]
+        env = (*self.target.env, (PLANTED, json.dumps([asdict(setup) for setup in setups])))
+        return Worlds(replace(self.target, setup="conformance.spmd:planted", env=env), ranks=self.ranks)
+
+    def close(self) -> None:
+        """End every rank. Asking again starts new ones."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
+
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _pool(self, size: int) -> Pool:
+        from conformance.target.config import check_target
+        from conformance.world import Pool
+
+        if size > self._checked:
+            check_target(self.target, size)
+            self._checked = size
+        if self._live is None:
+            self._live = Pool(self.target)
+        return self._live
+
+    def _call(self, law: Law, function: Function, given: object, case: Case, *, fresh: bool = False) -> Outcome:
+        """Have every rank of a world call ``function``. ``case`` stands for the call in the verdict."""
+        __tracebackhide__ = True
+        size = max(case.world, law.smallest)
+        verdict, values = self._once(law, function, given, case, fresh)
+        if not fresh and _is_of_time(verdict):
+            verdict, values = self._once(law, function, given, case, True)
+        return Outcome(replace(verdict, case=case, history=()), {rank: values[rank] for rank in sorted(values) if rank < size})
+
+    def _once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> tuple[Verdict, dict[int, Any]]:
+        number, size = next(self._numbers), max(case.world, law.smallest)
+        pool = self._pool(size)
+        try:
+            posting = posted(Path(pool.folder), number, function, given)
+            with posting as room:
+                verdict = self._ask(law, Case.of(CALL, world=case.world, call=number), fresh)
+                return verdict, returned(room, size)
+        except TypeError as error:
+            raise UsageError(f"{function}: {error}") from None
+
+    def _judge(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        self._pool(max(case.world, law.smallest))
+        verdict = self._ask(law, case, fresh or bool(case.after))
+        # many worlds are in a hurry; what is said of time is asked again under the full limits
+        return self._ask(law, case, True) if not fresh and _is_of_time(verdict) else verdict
+
+    def _ask(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        from conformance.world import WorldError
+
+        assert self._live is not None
+        try:
+            return self._live.fresh(law, case) if fresh else self._live.judge(law, [case])[0]
+        except WorldError as error:
+            self.close()
+            raise UsageError(f"target {self.target.name} cannot start: {error}") from None
+        except BaseException:
+            # somebody ended the wait: what the ranks are at by now is not known
+            self.close()
+            raise
+
+
+def check(law: str | Law, case: str | Case | None = None, *, target: str | Target = "gloo", fresh: bool = False) -> Verdict:
+    """Try one case of a law on live ranks of ``target``: :meth:`Worlds.check`.
+
+    The ranks are kept for the next call with the same target, until :func:`close` or the end of the process.
+    """
+    __tracebackhide__ = True
+    key = target if isinstance(target, str) else repr(target)
+    if key not in _KEPT:
+        _KEPT[key] = Worlds(target)
+    return _KEPT[key].check(law, case, fresh=fresh)
+
+
+_KEPT: dict[str, Worlds] = {}
+
+
+@atexit.register
+def close() -> None:
+    """End the ranks that :func:`check` keeps."""
+    while _KEPT:
+        _KEPT.popitem()[1].close()
+
+
+def explain(verdict: Verdict, target: Target | None = None) -> str:
+    """A verdict for people: what is wrong, then what every rank said, with its stack and the last of what it printed."""
+    lines = [f"{verdict.kind or verdict.status}{f' ({verdict.check})' if verdict.check else ''}: {verdict.message}"]
+    lines += [f"  {verdict.case.text}" + (f"  on target {target.name}" if target else "")]
+    for answer in verdict.ranks:
+        lines += _told(answer)
+    return "\n".join(lines)
+
+
+def _told(answer: Answer) -> list[str]:
+    said = {"held": "came to its end", "silent": "did not answer", "crashed": f"ended: {answer.reason}", "rejected": answer.reason}
+    first = answer.deviations[0] if answer.deviations else None
+    if answer.raised is not None:
+        text = f"raised {answer.raised.error}: {answer.raised.text}".removesuffix(": ")
+    else:
+        text = f"{first.kind} ({first.check}): {first.message}" if first else said.get(answer.outcome, answer.outcome)
+    lines = [f"  rank {answer.rank} {text}".replace("\n", "\n      ").rstrip()]
+    if first is not None:
+        lines += [f"      {name} {text}" for name, text in (("expected", first.expected), ("got", first.got)) if text]
+    stack = answer.raised.stack if answer.raised else "" if answer.outcome == "held" else answer.stack
+    lines += _frames(stack.splitlines())
+    if answer.output.strip():
+        lines += ["      it printed:", *(f"      | {line}" for line in answer.output.rstrip().splitlines()[-20:])]
+    return lines
+
+
+def _frames(stack: Iterable[str]) -> list[str]:
+    """The frames of a stack, with the line of code of each where it is known; those of ours that every call has are left out."""
+    lines = []
+    for frame in stack:
+        if any(ours in frame for ours in OURS) or not frame.strip():
+            continue
+        lines.append(f"      {frame}")
+        file, _, rest = frame.partition(":")
+        number = rest.partition(" ")[0]
+        code = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+        lines += [f"          {code}"] if code else []
+    return lines
+
+
+def _law_of_calls() -> Law:
+    from conformance.laws import find
+
+    return find(CALL)
+
+
+def _is_of_time(verdict: Verdict) -> bool:
+    """Whether a verdict says no more than that ranks did not answer in time."""
+    late = verdict.kind == "hang" or (verdict.kind == "divergence" and verdict.check == "process")
+    return late and not any(answer.raised for answer in verdict.ranks)
+
+
+def _meant(verdict: Verdict, case: Case) -> Verdict:
+    """The verdict, unless it says that the case could not be read. Raises :class:`UsageError`."""
+    from conformance.replay import MEANINGLESS
+
+    for answer in verdict.ranks:
+        if answer.raised is not None and answer.raised.error in MEANINGLESS:
+            raise UsageError(f"case {case.text!r}: {answer.raised.text}")
+    return verdict
+
+
+def find_target(name: str, folders: Sequence[Path]) -> Target:
+    """The target of this name, as the first of ``folders`` that has a config file describes it. Raises :class:`UsageError`."""
+    from conformance.target.config import named_target, read_config, with_storage
+
+    configs = [read_config(folder) for folder in folders]
+    config = next((config for config in configs if config.path is not None), configs[0])
+    return with_storage(named_target(name, config), None, config)
+
+
+def wanted(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """How many ranks, and which capabilities, ``@pytest.mark.shardlaw(world=N, needs=[...])`` asks for. Raises :class:`UsageError`."""
+    for name in options:
+        if name not in ("world", "needs"):
+            raise UsageError(f"unknown {name!r} ({one_of(name, ('world', 'needs'))})")
+    needs = options.get("needs", ())
+    if args or not isinstance(needs, (list, tuple)) or not all(isinstance(need, str) for need in needs):
+        raise UsageError("want world=N and needs=[...], such as world=4, needs=['all_to_all']")
+    return _size(options.get("world", RANKS)), tuple(needs)
+
+
+def _size(size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
+        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MOST_RANKS}")
+    return size
+
+
+def _law(law: str | Law) -> Law:
+    from conformance.laws import catalogue
+    from conformance.replay import law_of
+
+    if isinstance(law, Law):
+        known = catalogue().get(law.id)
+        # a module that was loaded twice has its laws twice
+        return known if known is not None and known.check.__qualname__ == law.check.__qualname__ and _same_file(known, law) else law
+    return law_of(law)
+
+
+def _same_file(one: Law, other: Law) -> bool:
+    files = [getattr(getattr(law.check, "__code__", None), "co_filename", "") for law in (one, other)]
+    return bool(files[0]) and os.path.abspath(files[0]) == os.path.abspath(files[1])
+
+
+def _case(law: Law, case: str | Case | None) -> Case:
+    from reference.notation import NotationError
+
+    if isinstance(case, Case):
+        found = case
+    else:
+        text = law.control if case is None else case.strip()
+        first = text.partition(" ")[0]
+        try:
+            found = Case.parse(f"{law.id} {text}" if "=" in first.partition("[")[0] else text)
+        except NotationError as error:
+            raise UsageError(str(error)) from None
+    if found.law not in (law.id, *law.aliases):
+        raise UsageError(f"case {found.text!r} is one of {found.law}, not of {law.id}")
+    return Case(law.id, found.fields, found.after)
