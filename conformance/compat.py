@@ -74,6 +74,28 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
     "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
     "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
+    "sharded_tensor": ("make sharded tensors", ("torch.distributed._shard.sharded_tensor:",)),
+    "ShardMetadata": ("describe shards", ("torch.distributed._shard.metadata:ShardMetadata",)),
+    "TensorProperties": (
+        "describe the tensors of shards",
+        ("torch.distributed._shard.sharded_tensor.metadata:TensorProperties",),
+    ),
+    "ChunkShardingSpec": ("shard tensors by chunks", ("torch.distributed._shard.sharding_spec:ChunkShardingSpec",)),
+    "EnumerableShardingSpec": ("shard tensors by boxes", ("torch.distributed._shard.sharding_spec:EnumerableShardingSpec",)),
+    "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
+    "ReaderWithOffset": (
+        "plan the load of a part of an optimizer's state",
+        ("torch.distributed.checkpoint.optimizer:_ReaderWithOffset",),
+    ),
+    "state_dict_2d_layout": (
+        "ask where the parts of a model lie",
+        ("torch.distributed.checkpoint.optimizer:_get_state_dict_2d_layout",),
+    ),
+    "init_from_local_shards_and_metadata": (
+        "make a sharded tensor that describes itself",
+        ("torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_shards_and_global_metadata",),
+    ),
+    "ShardedTensorMetadata": ("describe sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensorMetadata",)),
     "local_shape_and_offset_at": (
         "ask for the local shape and offset at a coordinate",
         ("torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",),

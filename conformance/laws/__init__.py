@@ -77,6 +77,7 @@ MODULES = (
 UNLISTED = ("conformance.spmd", "conformance.probe")
 
 
+    "sharded_tensor.specs",
 @cache
 def offered() -> dict[str, str]:
     """The modules of laws that installed packages name, each with where it is named. Raises :class:`UsageError`."""

@@ -1,0 +1,1 @@
+"""Sharded tensors by chunks and by enumerated boxes: made, moved, gathered, saved and loaded."""

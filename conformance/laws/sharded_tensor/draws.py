@@ -1,0 +1,96 @@
+"""The cases that the sharded tensor chapter draws: a tensor, the ranks that share it, and the specs that say how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from conformance.case import Case
+from conformance.here import Here
+from conformance.law import Law, Limits
+from reference.notation import Shape
+from reference.sharded_tensor import Spec
+from reference.tensors import TensorSpec
+from strategies import shapes
+from strategies.shard_specs import chunk_specs, specs
+
+WORLDS = (2, 3, 2, 3, 4)
+GROUPS = {3: ((1, 2), (0, 2)), 4: ((1, 3), (0, 2, 3), (1, 2, 3))}
+DTYPES = ("float32", "float32", "int64", "bfloat16", "int32", "float64", "bool", "int32", "uint8", "float32")
+MAKES = ("zeros", "ones", "full", "empty", "rand")
+FLOATS = ("float32", "float64", "bfloat16")
+
+
+def law_of(name: str, *, holds: str, check: Callable[[Case, Here], None], **fields: Any) -> Law:
+    """The law ``sharded_tensor.NAME`` whose control is ``holds``."""
+    law = f"sharded_tensor.{name}"
+    return Law(id=law, check=check, control=f"{law} {holds}", **{"needs": ("object_collectives",), "smallest": 1, **fields})
+
+
+@st.composite
+def shared(draw: st.DrawFn, limits: Limits, *, groups: bool = True) -> tuple[int, tuple[int, ...], dict[str, str]]:
+    """A world, the ranks that take part, and the field that names them where not all do."""
+    world = draw(st.sampled_from([size for size in WORLDS if size <= limits.world_size] or [1]))
+    if groups and world in GROUPS and draw(st.integers(0, 7)) == 7:
+        ranks = draw(st.sampled_from(GROUPS[world]))
+        return world, ranks, {"group": ",".join(map(str, ranks))}
+    return world, tuple(range(world)), {}
+
+
+def dtypes(limits: Limits, names: Sequence[str] = DTYPES) -> SearchStrategy[str]:
+    return st.sampled_from([name for name in names if name in limits.dtypes])
+
+
+def made(law: str, limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
+    """Cases of a factory."""
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        world, ranks, more = draw(shared(limits))
+        shape, spec = draw(_spec(draw(shapes(min_dims=1)), ranks, chunks=chunks, every=False))
+        make = draw(st.sampled_from(MAKES))
+        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make == "rand" else DTYPES)))
+        apart = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
+        return Case.of(law, world=world, **more, x=x, spec=spec, make=make, size=apart)  # type: ignore[arg-type]
+
+    return case()
+
+
+def placed(
+    law: str,
+    limits: Limits,
+    *,
+    chunks: bool = False,
+    again: bool = False,
+    numbered: str = "",
+    hows: Sequence[str] = (),
+) -> SearchStrategy[Case]:
+    """Cases of a tensor under a spec: of ``chunks``, one for each rank, or of any kind. ``again``: a second spec of that kind;
+    ``numbered``: a field that names a rank by its position in the group; ``hows``: the values of the field ``how``."""
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        world, ranks, more = draw(shared(limits))
+        shape, spec = draw(_spec(draw(shapes(min_dims=1)), ranks, chunks=chunks, every=chunks))
+        fields: dict[str, object] = {"spec": spec}
+        if again and draw(st.integers(0, 7)) < 7:
+            # chunks of different sizes do not get far on gloo: few, so that they do not hide the rest
+            shape = tuple(-(-extent // world) * world for extent in shape)
+        if again:
+            shape, fields["respec"] = draw(_spec(shape, ranks, chunks=chunks, every=True))
+        if numbered:
+            fields[numbered] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
+        if hows:
+            how = draw(st.sampled_from(hows))
+            fields["how"] = None if how == "plain" else how
+        x = TensorSpec(shape, None, draw(dtypes(limits)))
+        return Case.of(law, world=world, **more, x=x, **fields, seed=draw(st.integers(0, 9)) or None)  # type: ignore[arg-type]
+
+    return case()
+
+
+def _spec(shape: Shape, ranks: tuple[int, ...], *, chunks: bool, every: bool) -> SearchStrategy[tuple[Shape, Spec]]:
+    return chunk_specs(shape, ranks, every=every) if chunks else specs(shape, ranks)  # type: ignore[return-value]

@@ -1,0 +1,93 @@
+"""Faults of sharded tensors and their specs, planted one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import api, reshard, utils
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, chunk_sharding_spec
+from torch.distributed._shard.sharding_spec import api as spec_api
+from torch.distributed.checkpoint import planner_helpers
+
+from tests.planted.hook import instead
+
+
+def chunks_of_the_floor() -> None:
+    """The last chunk gets what is left over, or is one too long."""
+
+    @instead(ChunkShardingSpec, "build_metadata")
+    def fault(true: Any, self: Any, sizes: Any, properties: Any) -> Any:
+        found = true(self, sizes, properties)
+        first, *rest = found.shards_metadata
+        if rest and first.shard_sizes[self.dim] > 1:
+            first.shard_sizes[self.dim] -= 1
+            rest[0].shard_sizes[self.dim] += 1
+            rest[0].shard_offsets[self.dim] -= 1
+        return found
+
+
+def boxes_of_the_next_rank() -> None:
+    @instead(EnumerableShardingSpec, "build_metadata")
+    def fault(true: Any, self: Any, sizes: Any, properties: Any) -> Any:
+        found = true(self, sizes, properties)
+        placements = [shard.placement for shard in found.shards_metadata]
+        for shard, placement in zip(found.shards_metadata, placements[1:] + placements[:1], strict=True):
+            shard.placement = placement
+        return found
+
+
+def chunks_by_position() -> None:
+    """A scatter hands its tensors to the wrong ranks."""
+
+    @instead(chunk_sharding_spec.dist, "scatter")
+    def fault(true: Any, tensor: Any, scatter_list: Any = None, **how: Any) -> Any:
+        return true(tensor, scatter_list=scatter_list[::-1] if scatter_list else scatter_list, **how)
+
+
+def shards_moved_by_one() -> None:
+    """Of what all ranks hold, the first and the last shard change places in the metadata."""
+
+    @instead(utils, "build_global_metadata")
+    def fault(true: Any, *args: Any, **how: Any) -> Any:
+        found = true(*args, **how)
+        shards = found.shards_metadata
+        shards[0].placement, shards[-1].placement = shards[-1].placement, shards[0].placement
+        return found
+
+    api.build_global_metadata = utils.build_global_metadata
+
+
+def gathered_in_order_of_ranks() -> None:
+    @instead(api.dist, "gather")
+    def fault(true: Any, tensor: Any, gather_list: Any = None, **how: Any) -> Any:
+        true(tensor, gather_list=gather_list, **how)
+        if gather_list:
+            gather_list.reverse()
+
+
+def pieces_in_reverse_order() -> None:
+    @instead(reshard, "all_to_all")
+    def fault(true: Any, outputs: Any, inputs: Any, **how: Any) -> Any:
+        return true(outputs, inputs[::-1], **how)
+
+
+def overlaps_accepted() -> None:
+    spec_api.validate_non_overlapping_shards_metadata = lambda shards: None
+    spec_api.check_tensor = lambda shards, sizes: None
+
+
+def sizes_that_differ_accepted() -> None:
+    @instead(utils, "_raise_if_mismatch")
+    def fault(true: Any, expected: Any, actual: Any, name: str, *args: Any, **how: Any) -> None:
+        if name != "global_size":
+            true(expected, actual, name, *args, **how)
+
+
+def every_shard_at_the_beginning() -> None:
+    """The chunks that a sharded tensor is loaded into all begin at zero."""
+
+    @instead(planner_helpers, "_chunk_for_shard")
+    def fault(true: Any, shard: Any) -> Any:
+        return dataclasses.replace(true(shard), offsets=torch.Size([0] * len(shard.shard_offsets)))
