@@ -122,15 +122,19 @@ def repro(
     """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""
     from conformance.replay import script_of
 
-    text = script_of(finding)
+    _give(script_of(finding), output)
+    return 0
+
+
+def _give(text: str, output: Path | None) -> None:
+    """Write a text where it was asked for, or print it. Raises :class:`UsageError`."""
     if output is None:
         sys.stdout.write(text)
-        return 0
+        return
     try:
         output.write_text(text, "utf-8")
     except OSError as error:
         raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
-    return 0
 
 
 expect = typer.Typer(help="Expectations: known findings, each with a reason.", rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -195,33 +199,6 @@ def laws(
     from conformance.listing import list_features, list_laws
 
     print(list_features(as_json) if features else list_laws(tuple(laws or ()), as_json))
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(metavar="REPORT", help="The folder of a report, or its report.json: what was.")],
-    second: Annotated[Path, typer.Argument(metavar="REPORT", help="The same: what is.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> int:
-    """Two reports side by side; exit 1 when the second says anything worse than the first.
-
-    Two nights, two versions of torch, or a target of your own against gloo: findings that are new, gone or changed, laws with another
-    outcome, features no longer reached, and which cases only one of them judged.
-    """
-    from conformance.compare import compare as compare_reports
-
-    return compare_reports(first, second, as_json)
-
-
-@app.command()
-def merge(
-    reports: Annotated[list[Path], typer.Argument(metavar="REPORT ...", help="The reports of the shards of one run (--shard I/N).")],
-    output: Annotated[Path, typer.Option("-o", metavar="DIR", help="Where the report of the whole goes.")] = Path("shardlaw-report"),
-) -> int:
-    """Make one report of the reports of shards; same exit codes as run."""
-    from conformance.merge import merge as merge_reports
-
-    return merge_reports(reports, output)
-
-
     return 0
 
 
@@ -230,11 +207,18 @@ def show(
     shape: Annotated[str, typer.Argument(metavar="SHAPE", help="Such as 5x6, or () for a 0-d tensor.")],
     mesh: Annotated[str, typer.Option(metavar="MESH", help="Such as 2x3, or 2x2@0,2,1,3.")],
     place: Annotated[str, typer.Option(metavar="PLACEMENTS", help="One a mesh dim: R, S(0), _S(0,2), P(sum).")],
+    svg: Annotated[bool, typer.Option("--svg", help="A picture instead of text: an SVG document.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
     """Who holds what of a sharded tensor."""
-    from conformance.show import show as show_layout
+    if svg:
+        from conformance.show_svg import show_svg
 
-    print(show_layout(shape, mesh, place))
+        _give(show_svg(shape, mesh, place), output)
+    else:
+        from conformance.show import show as show_layout
+
+        _give(show_layout(shape, mesh, place) + "\n", output)
     return 0
 
 

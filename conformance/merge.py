@@ -23,7 +23,8 @@ from conformance.report.run_report import ExpectationLine, FindingLine, LawLine,
 from conformance.report.writer import check_folder, clear, write_report
 from conformance.selection import matches
 
-BROKEN = "an error of the harness"
+# of a law's counts, those that are no sums over shards
+SAME_IN_ALL = ("combinations",)
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
     first, count = reports[0], shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
     laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
-    entries = [_entry([report.expectations[at] for report in reports], laws) for at in range(len(first.expectations))]
+    entries = [_entry([report.expectations[at] for report in reports], reports) for at in range(len(first.expectations))]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws})
     too_wide = {found.entry: str(found) for found in known.too_wide()}
     findings, files = _findings(shards, [law.id for law in laws])
@@ -152,6 +153,7 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
         files["cases.txt"] = cases
     report = msgspec.structs.replace(
         first,
+        target=max(reports, key=lambda report: report.totals.cases).target,
         shard="1/1" if not missing else f"{','.join(str(shard.number) for shard in shards)}/{count}",
         started=min(report.started for report in reports),
         seconds=round(sum(report.seconds for report in reports), 2),
@@ -172,21 +174,14 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
 
 def _law(lines: Sequence[LawLine]) -> LawLine:
     """One law in all shards: its counts; what follows from them comes later."""
-    first = lines[0]
-    return LawLine(
-        id=first.id,
-        chapter=first.chapter,
-        tier=first.tier,
-        clause=first.clause,
-        outcome="untested",
-        cases=sum(line.cases for line in lines),
-        checks=sum(line.checks for line in lines),
-        rejected=sum(line.rejected for line in lines),
-        refused=sum(line.refused for line in lines),
-        skipped_expected=sum(line.skipped_expected for line in lines),
-        seconds=round(sum(line.seconds for line in lines), 2),
-        features=dict(sorted(sum((Counter(line.features) for line in lines), Counter()).items())),
-    )
+    counts = {
+        field.name: sum(getattr(line, field.name) for line in lines)
+        for field in msgspec.structs.fields(LawLine)
+        if field.type is int and field.name not in SAME_IN_ALL
+    }
+    features: Counter[str] = sum((Counter(line.features) for line in lines), Counter())
+    seconds = round(sum(line.seconds for line in lines), 2)
+    return msgspec.structs.replace(lines[0], **counts, seconds=seconds, features=dict(sorted(features.items())))
 
 
 def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations) -> str:
@@ -197,21 +192,24 @@ def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations)
         return "untested"
     if statuses:
         return "expected"
+    if law.refused == law.cases:
+        return "untested"
     return "stale" if known.stale(law.id) else "held"
 
 
 def _reason(law: LawLine, reports: Sequence[RunReport]) -> str:
     """Why no shard says anything of a law."""
-    said = [line.reason for report in reports for line in report.laws if line.id == law.id and line.reason]
-    return "; ".join(dict.fromkeys(said)) or "no case was judged"
+    lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
+    said = [line.reason or "" for line in lines if line.cases or not law.cases]
+    return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
 
 
-def _entry(lines: Sequence[ExpectationLine], laws: Sequence[LawLine]) -> Entry:
+def _entry(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> Entry:
     """One expectation in all shards, with what all of them counted."""
     first = lines[0]
     matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
     if not matched and any(line.masked for line in lines):
-        matched = _estimated(first.law, max(line.masked for line in lines), laws)
+        matched = _estimated(lines, reports)
     where, _, number = first.where.rpartition(":")
     return Entry(
         law=first.law,
@@ -230,9 +228,14 @@ def _entry(lines: Sequence[ExpectationLine], laws: Sequence[LawLine]) -> Entry:
     )
 
 
-def _estimated(pattern: str, masked: float, laws: Sequence[LawLine]) -> Counter[str]:
-    """How many cases an entry matches, where reports give no more than the largest share of a law's."""
-    return Counter({law.id: round(masked * (law.cases + law.skipped_expected)) for law in laws if matches(pattern, law.id)})
+def _estimated(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> Counter[str]:
+    """How many cases an entry matches by law, where reports give no more than the largest share of a law's."""
+    found: dict[str, float] = {}
+    for line, report in zip(lines, reports, strict=True):
+        for law in report.laws:
+            if matches(line.law, law.id):
+                found[law.id] = found.get(law.id, 0.0) + line.masked * (law.cases + law.skipped_expected)
+    return Counter({law_id: round(count) for law_id, count in found.items()})
 
 
 def _expectation(entry: Entry, line: ExpectationLine, known: Expectations, too_wide: dict[Entry, str]) -> ExpectationLine:
@@ -346,5 +349,9 @@ def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectatio
     stale = bool(known.too_wide()) or any(known.stale(law.id) for law in whole.laws)
     if any(found.law not in advisory for found in whole.new()) or (whole.strict and stale):
         return 1
-    unfinished = missing or any(report.exit in (None, 3) or report.stopped_by == BROKEN for report in reports)
-    return 3 if unfinished else 0
+    return 3 if missing or any(map(_broke, reports)) else 0
+
+
+def _broke(report: RunReport) -> bool:
+    """Whether a run was not finished. One that broke before anything was judged ends with 2, as does one that has nothing to judge."""
+    return report.exit in (None, 3) or (report.exit == 2 and report.stopped_by not in (None, "budget"))

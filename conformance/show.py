@@ -18,17 +18,23 @@ TALLEST = 48
 
 def show(shape: str, mesh: str, placements: str) -> str:
     """The layout of a tensor, as several lines. Raises :class:`UsageError` for what has no meaning."""
+    layout = parsed(shape, mesh, placements)
+    return "\n".join([*heading(layout), "", *_table(layout), "", *remarks(layout), *_picture(layout)]).rstrip()
+
+
+def parsed(shape: str, mesh: str, placements: str) -> Layout:
+    """The layout that the texts mean. Raises :class:`UsageError` where they mean none, or one too large to list."""
     try:
         sizes, table, placed = parse_shape(shape), Mesh.parse(mesh), parse_placements(placements)
         if table.size * max(sum(sizes), 1) > LARGEST:
             raise UsageError(f"shape {shape} on mesh {mesh}: too large to show, every index is listed")
-        layout = Layout(sizes, table, placed)
+        return Layout(sizes, table, placed)
     except (NotationError, LayoutError) as error:
         raise UsageError(str(error)) from None
-    return "\n".join([*_heading(layout), "", *_table(layout), "", *_remarks(layout), *_picture(layout)]).rstrip()
 
 
-def _heading(layout: Layout) -> list[str]:
+def heading(layout: Layout) -> list[str]:
+    """The layout in words: one line for the whole, one for each mesh dim."""
     mesh = layout.mesh
     lines = [f"tensor {format_shape(layout.shape)}, mesh {mesh}, placements {format_placements(layout.placements)}"]
     for dim, (size, placement) in enumerate(zip(mesh.shape, layout.placements, strict=True)):
@@ -56,7 +62,8 @@ def _table(layout: Layout) -> list[str]:
     return aligned(rows)
 
 
-def _remarks(layout: Layout) -> list[str]:
+def remarks(layout: Layout) -> list[str]:
+    """What is not plain to see: empty ranks, replicas, uneven and scattered shards. A blank line follows them."""
     mesh, lines = layout.mesh, []
     held: dict[tuple[tuple[int, ...], ...], list[Coord]] = {}
     for coord in mesh.coords():

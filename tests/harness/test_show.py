@@ -1,11 +1,16 @@
-"""Who holds what, as text."""
+"""Who holds what, as text and as a picture."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from xml.etree import ElementTree
+
 import pytest
 
+from conformance import cli
 from conformance.errors import UsageError
 from conformance.show import indices, show
+from conformance.show_svg import show_svg
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import parse_shape
@@ -98,3 +103,74 @@ def test_long_runs_are_cut_short() -> None:
     assert indices((0, 1, 2, 9)) == "0 1 2 9"
     assert indices(()) == "-"
     assert indices(range(0, 1000, 2)).endswith("(500 in all)")
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def held(shape: str, mesh: str, placements: str) -> list[str]:
+    """What is written into the cells of a picture, row by row."""
+    root = ElementTree.fromstring(show_svg(shape, mesh, placements))
+    return [(label.text or "").strip() for label in root.iter(f"{SVG}text") if label.find(f"{SVG}title") is not None]
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "placements", "cells"),
+    [
+        ("7", "2x3", "S(0),_S(0,2)", "0 1 0 1 3 4 3"),
+        ("5", "4", "S(0)", "0 0 1 1 2"),
+        ("2x3", "2", "R", "0,1 0,1 0,1 0,1 0,1 0,1"),
+        ("3x2", "2x2", "S(0),P(sum)", "0,1 0,1 0,1 0,1 2,3 2,3"),
+        ("4", "2x2@0,2,1,3", "R,S(0)", "0,1 0,1 2,3 2,3"),
+        ("4x1", "2@3,1", "S(0)", "3 3 1 1"),
+        ("()", "2", "R", "0,1"),
+        ("0x3", "2", "S(0)", ""),
+        ("2x1x2", "2", "S(0)", "0 0 1 1"),
+        ("1000x40", "2x4", "S(0),S(1)", "0 1 2 3 4 5 6 7"),
+        ("2", "10", "R", "10 ranks 10 ranks"),
+    ],
+)
+def test_a_picture_says_who_holds_what(shape: str, mesh: str, placements: str, cells: str) -> None:
+    assert " ".join(held(shape, mesh, placements)) == cells
+
+
+def test_a_picture_has_a_colour_and_a_line_for_each_rank() -> None:
+    root = ElementTree.fromstring(show_svg("5x2", "4@3,1,2,0", "S(0)"))
+    lines = [label.text or "" for label in root.iter(f"{SVG}text")]
+    assert "rank 0 at (3) holds 0x2, nothing" in lines
+    assert "rank 3 at (0) holds 2x2 from (0, 0)" in lines
+    assert "uneven: the local shapes differ" in lines
+    fills = [rect.get("fill") for rect in root.iter(f"{SVG}rect") if rect.get("fill", "").startswith("#") and rect.get("fill") != "#ffffff"]
+    assert len(set(fills[:4])) == 4, "the legend"
+    assert fills[4:] == [fills[3]] * 4 + [fills[1]] * 4 + [fills[2]] * 2
+    title = root.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == "tensor 5x2, mesh 4@3,1,2,0, placements S(0)"
+
+
+def test_a_replica_shows_in_the_colour_of_every_rank() -> None:
+    root = ElementTree.fromstring(show_svg("1", "2", "R"))
+    stripes = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill", "").startswith("#")][3:]
+    assert len({stripe.get("fill") for stripe in stripes}) == 2
+    assert len({stripe.get("x") for stripe in stripes}) == 2
+
+
+def test_what_is_too_much_for_a_picture_is_cut_or_refused() -> None:
+    with pytest.raises(UsageError, match="want at most 64"):
+        show_svg("5", "100", "R")
+    assert "slices, 24 of them drawn" in show_svg("9x5x1x1", "2", "S(3)")
+    assert "runs along dim 0, 48 of them drawn" in show_svg("300x1", "2", "_S(0,100)")
+    with pytest.raises(UsageError, match="it has 2 dims"):
+        show_svg("5x6", "2", "S(9)")
+
+
+def test_a_picture_goes_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["show", "5x6", "--mesh", "2x3", "--place", "_S(0,2),S(1)"]
+    assert cli.main([*asked, "--svg"]) == 0
+    printed = capsys.readouterr().out
+    assert cli.main([*asked, "--svg", "-o", str(tmp_path / "x.svg")]) == 0
+    assert (tmp_path / "x.svg").read_text() == printed == show_svg("5x6", "2x3", "_S(0,2),S(1)")
+    assert cli.main([*asked, "-o", str(tmp_path / "x.txt")]) == 0
+    assert (tmp_path / "x.txt").read_text() == show("5x6", "2x3", "_S(0,2),S(1)") + "\n"
+    assert cli.main([*asked, "--svg", "-o", str(tmp_path / "no" / "x.svg")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
