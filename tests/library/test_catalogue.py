@@ -12,8 +12,8 @@ import pytest
 
 from conformance import laws
 from conformance.errors import UsageError
+from tests.library.surroundings import HOME
 
-ROOT = Path(__file__).parents[2]
 LAW = """
 from hypothesis import strategies as st
 from conformance import Case, Law
@@ -37,7 +37,7 @@ def offer(folder: Path, text: str, *, entry: str = "mylib = mylib", expectations
 
 
 def shardlaw(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *HOME])}
     env.pop("SHARDLAW_LAWS", None)
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "conformance", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
@@ -111,7 +111,7 @@ def test_known_findings_come_with_the_laws(tmp_path: Path) -> None:
     code = "from conformance import expectations, laws; from conformance.target import Target\n"
     code += "loaded = expectations.load(expectations.layers('2.13.0', Target()), list(laws.catalogue().values()), '2.13.0')\n"
     code += "print([entry.reason for entry in loaded.entries if entry.law == 'mylib.two'])"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *HOME])}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['we know']\n", "")
 
@@ -126,7 +126,7 @@ def test_a_file_of_known_findings_that_is_not_there_is_one_line(tmp_path: Path) 
 
 def test_importing_the_package_and_the_plugin_loads_nothing_heavy() -> None:
     code = "import sys, conformance, conformance.plugin; print(sorted({'torch', 'hypothesis', 'numpy', 'strategies'} & set(sys.modules)))"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(HOME)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 

@@ -1,0 +1,72 @@
+"""What the plugin says before any rank is started: no such target, markers that mean nothing, tests that a target cannot serve."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.library.surroundings import HOME, PLUGIN
+
+CONFIG = """
+[target.mine]
+backend = "gloo"
+cannot = ["all_to_all"]
+"""
+TESTS = """
+import sys
+import pytest
+@pytest.mark.shardlaw(needs=["all_to_all"])
+def test_needs(world): raise AssertionError
+@pytest.mark.shardlaw(needs=["all_to_al"])
+def test_unknown_need(world): pass
+@pytest.mark.shardlaw(worlds=4)
+def test_unknown_word(world): pass
+@pytest.mark.shardlaw(world=0)
+def test_no_ranks(world): pass
+@pytest.mark.shardlaw(world=3)
+def test_size(world): assert (world.ranks, world.target.name) == (3, "mine")
+def test_default(world): assert world.ranks == 2
+"""
+
+
+def pytest_in(folder: Path, *arguments: str, tests: str = TESTS) -> subprocess.CompletedProcess[str]:
+    (folder / "shardlaw.toml").write_text(CONFIG)
+    (folder / "test_it.py").write_text(tests)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SHARDLAW_"))}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", *arguments],
+        cwd=folder, env={**env, "PYTHONPATH": os.pathsep.join(HOME)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_markers_are_read_and_their_mistakes_named(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "-rs", "--shardlaw-target", "mine")
+    assert "shardlaw: target mine" in done.stdout
+    assert "target mine declares that it cannot do all_to_all" in done.stdout
+    assert "@pytest.mark.shardlaw: needs: unknown 'all_to_al' (nearest: all_to_all" in done.stdout
+    assert "@pytest.mark.shardlaw: unknown 'worlds' (nearest: world)" in done.stdout
+    assert "@pytest.mark.shardlaw: a world of 0 ranks: want a whole number from 1 to 64" in done.stdout
+    assert "2 passed, 1 skipped, 3 errors" in done.stdout
+
+
+def test_a_target_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "--shardlaw-target", "mien")
+    assert (done.returncode, done.stderr.strip()) == (4, "ERROR: shardlaw: no target is called 'mien' (nearest: mine)")
+
+
+def test_the_ini_names_the_target_too(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nshardlaw_target = mine\n")
+    done = pytest_in(tmp_path, "-k", "size")
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_session_without_ranks_loads_nothing(tmp_path: Path) -> None:
+    tests = "import sys\ndef test_it(): assert not {'torch', 'conformance.api', 'strategies'} & set(sys.modules)\n"
+    done = pytest_in(tmp_path, "-p", "no:hypothesispytest", tests=tests)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_the_marker_is_registered(tmp_path: Path) -> None:
+    assert "@pytest.mark.shardlaw(world=N, needs=[...]): of the ranks" in pytest_in(tmp_path, "--markers").stdout
