@@ -23,8 +23,8 @@ from conformance.report.run_report import ExpectationLine, FindingLine, LawLine,
 from conformance.report.writer import check_folder, clear, write_report
 from conformance.selection import matches
 
-# of a law's counts, those that are no sums over shards
-SAME_IN_ALL = ("combinations",)
+# of a law's counts those that are no sums over shards: every shard comes upon all cases of the enumerator
+SAME_IN_ALL = ("swept", "combinations")
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
 def _law(lines: Sequence[LawLine]) -> LawLine:
     """One law in all shards: its counts; what follows from them comes later."""
     counts = {
-        field.name: sum(getattr(line, field.name) for line in lines)
+        field.name: (max if field.name in SAME_IN_ALL else sum)(getattr(line, field.name) for line in lines)
         for field in msgspec.structs.fields(LawLine)
-        if field.type is int and field.name not in SAME_IN_ALL
+        if field.type is int
     }
     features: Counter[str] = sum((Counter(line.features) for line in lines), Counter())
     seconds = round(sum(line.seconds for line in lines), 2)
