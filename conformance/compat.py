@@ -49,6 +49,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "DTensorSpec": ("read shard orders", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
     "ShardOrderEntry": ("write shard orders", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
     "is_rng_supported_mesh": ("ask for random DTensors", ("torch.distributed.tensor._random:is_rng_supported_mesh",)),
+    "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
     "OffsetBasedRNGTracker": (
         "ask where the random numbers of a shard start",
         ("torch.distributed.tensor._random:OffsetBasedRNGTracker",),
@@ -73,7 +74,6 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
     "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
     "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
-    "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
     "sharded_tensor": ("make sharded tensors", ("torch.distributed._shard.sharded_tensor:",)),
     "ShardMetadata": ("describe shards", ("torch.distributed._shard.metadata:ShardMetadata",)),
     "TensorProperties": (
@@ -96,6 +96,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_shards_and_global_metadata",),
     ),
     "ShardedTensorMetadata": ("describe sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensorMetadata",)),
+    "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
     "local_shape_and_offset_at": (
         "ask for the local shape and offset at a coordinate",
         ("torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",),
@@ -120,10 +121,20 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "share out what several ranks hold",
         ("torch.distributed.checkpoint._dedup_save_plans:dedup_save_plans",),
     ),
+    "fsspec_writer": ("write checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter",)),
+    "fsspec_reader": ("read checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",)),
+    "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
+    "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
     "flatten_state_dict": ("flatten a state", ("torch.distributed.checkpoint._nested_dict:flatten_state_dict",)),
     "unflatten_state_dict": ("put a state together again", ("torch.distributed.checkpoint._nested_dict:unflatten_state_dict",)),
     "dynamo": ("load beforehand what the first DTensor of a process loads", ("torch._dynamo:",)),
     "functional": ("call functional collectives", ("torch.distributed._functional_collectives:",)),
+    "op_db": ("read samples of ops", ("torch.testing._internal.common_methods_invocations:op_db",)),
+    "op_dispatcher": ("ask which ops can be sharded", ("torch.distributed.tensor:DTensor._op_dispatcher",)),
+    "has_decomposition": (
+        "ask which ops are sharded by their decomposition",
+        ("torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",),
+    ),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
 }
 

@@ -167,6 +167,24 @@ LINES: dict[str, dict[str, str]] = {
         "alias": "one tensor under two keys",
         "other-state": "loaded into another state than the one that was saved",
         "storage-option": "an option of the writer or the planner",
+        "saved-with:*": "an option of the writer or the planner, by name",
+        "storage:*": "a storage other than the target's, by name",
+        "storage-calls": "the calls that a planner and a storage get",
+        "checkpoint-id": "a checkpoint that is named in the call",
+        "no-collectives": "a save in which every rank writes for itself",
+        "fails:*": "a call to a planner or a storage that fails, by name",
+        "error:*": "what a call fails with, other than an ordinary error",
+        "fails-on-follower": "a call that fails on one rank, not the leading one",
+        "fails-on-several": "a call that fails on more ranks than one",
+        "fails-in-thread": "a call that fails in a thread of the storage",
+        "fails-after-plan": "a save that fails while it writes, or later",
+        "first-save-fails": "a first save that fails",
+        "plan-cache": "plans that are kept from one save to the next",
+        "staged:*": "a value of a kind that a save in the background must copy, by name",
+        "stager:*": "what copies the state of a save in the background",
+        "only-inner-flattened": "a planner that flattens sharded tensors within one another, and no states",
+        "integers": "a tensor of whole numbers or bools, where floats are the rule",
+        "damaged-file:*": "a checkpoint whose files were damaged, by how",
         "async-save": "saved in the background",
         "saved-twice": "several saves, one after the other",
         "other-paths": "a leaf whose path is another in the next save, with nothing else changed for some rank",
@@ -215,6 +233,17 @@ LINES: dict[str, dict[str, str]] = {
         "parallel-loss": "a loss of logits whose classes are sharded",
         "ignored-label": "a label that is no class, and is not to count",
         "label-dims": "labels of two dims or more beside the samples",
+        "clipped": "gradients that are clipped",
+        "norm:*": "a norm of this order",
+        "optimizer:*": "an optimizer, by name",
+        "local-map": "a function that is mapped over local tensors",
+        "uneven-local": "local tensors of different shapes that a function is mapped over",
+        "implicit-replication": "plain tensors that count as replicas",
+        "recomputed": "activations that are computed again in the backward pass",
+        "recompute:*": "which activations are computed again, and how",
+        "training": "a model in train mode",
+        "compiled": "a function that is compiled",
+        "init:*": "a function that initialises a parameter, by name",
         "tiny-shards": "three shards or more, none of more than two elements",
     },
     "outcomes": {
@@ -226,10 +255,12 @@ LINES: dict[str, dict[str, str]] = {
 FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
 PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
 
+# fields of a checkpoint that are options of its writer or its planner
+SAVE_OPTIONS = ("threads", "files", "dedup", "sync", "ahead", "format", "nested", "inner")
 # what a field means by being there
 OF_FIELD = {
     **dict.fromkeys(("slice", "flatten", "of", "groups", "sizes"), "mesh-view"),
-    **dict.fromkeys(("threads", "files", "dedup"), "storage-option"),
+    **dict.fromkeys(SAVE_OPTIONS, "storage-option"),
     **dict.fromkeys(("declared", "grads"), "grad-placements"),
     "async": "async-save",
     "attempt": "must-refuse",
@@ -307,6 +338,8 @@ def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[s
         found.update(of_operands(specs.values()))
         found |= of_steps(case.get("steps"))
     found |= {OF_FIELD[name] for name, value in fields if name in OF_FIELD and value != "none"}
+    if chapter == "roundtrip":
+        found |= {f"saved-with:{name}" for name, _ in fields if name in SAVE_OPTIONS}
     for name, feature in (("dtype", f"dtype:{case.get('dtype', '')}"), ("memory", f"memory:{case.get('memory', '')}")):
         if name in case and feature in FEATURES:
             found |= {feature, "noncontiguous"} if name == "memory" else {feature}

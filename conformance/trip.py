@@ -11,7 +11,10 @@ Fields of a case, beside those that every reader knows:
 ``world.save``, ``world.load``  how many ranks take part, where the meshes do not name them all
 ``held``, ``cut``   what holds the shards at the save and how they are cut, as in :mod:`conformance.holders`
 ``held.load``, ``cut.load``  the same for what is loaded into
-``threads``, ``files``, ``dedup``  options of the save: threads of a writer, one file a ``rank`` or an ``item``, ``lowest`` or ``balanced``
+``threads``, ``files``  options of the writer: its threads, one file a ``rank`` or an ``item``
+``sync``, ``ahead``, ``format``  whether it syncs files (``1``), how many bytes it copies ahead, the format that it writes
+``dedup``           which of several ranks that hold the same writes it: the ``lowest``, or ``balanced``
+``nested``, ``inner``  ``kept``: the planner does not flatten states, or sharded tensors within one another
 
 The destination is poisoned: every element and every other value of it differs from what must arrive.
 """
@@ -21,16 +24,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.tensor import DTensor
 
 from conformance.case import Case
-from conformance.here import Here, read_placements
+from conformance.here import Here, Rejected, read_placements
 from conformance.holders import Piece, hold, pieces
 from conformance.holders import judge as judge_pieces
 from conformance.target import storage
@@ -44,6 +48,7 @@ from reference.tensors import DTYPES, TensorSpec, lay_out
 
 dcp: Any = torch.distributed.checkpoint
 POISON, OTHER_POISON = 113, 114
+KEPT = {"nested": "flatten_state_dict", "inner": "flatten_sharded_tensors"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class End:
 
 @dataclass(frozen=True)
 class Trip:
-    """What a case says: both ends, how many ranks each has, and the options of the save."""
+    """What a case says: both ends, how many ranks each has, and the options of the save; ``reading`` are those of the load's planner."""
 
     save: End
     load: End
@@ -77,6 +82,7 @@ class Trip:
     values: dict[str, torch.Tensor]
     writer: dict[str, Any]
     planner: dict[str, Any]
+    reading: dict[str, Any] = field(default_factory=dict)
 
     def due(self, end: End, name: str) -> torch.Tensor:
         """The global tensor that an end holds: the saved one, in the dtype of that end."""
@@ -138,10 +144,17 @@ def read_trip(case: Case) -> Trip:
         writer["thread_count"] = case.integer("threads")
     if "files" in case:
         writer["single_file_per_rank"] = case.get("files") == "rank"
+    if "sync" in case:
+        writer["sync_files"] = case.integer("sync") == 1
+    if "ahead" in case:
+        writer["per_thread_copy_ahead"] = case.integer("ahead")
+    if "format" in case:
+        writer["serialization_format"] = SerializationFormat(case.get("format"))
+    reading = {option: False for name, option in KEPT.items() if case.get(name, "") == "kept"}
     planner = {"dedup_save_to_lowest_rank": case.get("dedup") == "lowest"} if "dedup" in case else {}
     save = End(state, mesh, saved, case.get("held", ""), case.get("cut", ""))
     load = End(into, mesh_load, loaded, case.get("held.load", ""), case.get("cut.load", ""))
-    return Trip(save, load, worlds(case), values, writer, planner)
+    return Trip(save, load, worlds(case), values, writer, {**planner, **reading}, reading)
 
 
 def worlds(case: Case) -> tuple[int, int]:
@@ -206,20 +219,35 @@ def destination(trip: Trip, here: Here) -> State:
     return build(end, lambda name: placed(here, end, name, trip.due(end, name), poison))
 
 
-def save(trip: Trip, here: Here, state: State | None = None, *, folder: str = "", planner: Any = None, **how: Any) -> Any:
+def writer_of(trip: Trip, here: Here, folder: str = "", **options: Any) -> Any:
+    """The writer of the target's storage with the options of the case; a case whose options it does not take means nothing there."""
+    try:
+        return storage.writer(here.target, folder or here.folder(), **trip.writer, **options)
+    except storage.NoSuchOption as error:
+        raise Rejected(str(error)) from None
+
+
+def reader_of(here: Here, folder: str = "") -> Any:
+    """The reader of the target's storage."""
+    return storage.reader(here.target, folder or here.folder())
+
+
+def save(
+    trip: Trip, here: Here, state: State | None = None, *, folder: str = "", planner: Any = None, writer: Any = None, **how: Any
+) -> Any:
     """Save ``state`` (default: the source of the trip) as the case asks; returns the metadata. ``how`` goes to torch's ``save``."""
     state = source(trip, here) if state is None else state
     if planner is None and trip.planner:
         planner = dcp.DefaultSavePlanner(**trip.planner)
-    writer = storage.writer(here.target, folder or here.folder(), **trip.writer)
+    writer = writer or writer_of(trip, here, folder)
     with told_plainly():
         return dcp.save(state, storage_writer=writer, planner=planner, **how)
 
 
-def load(here: Here, state: State, *, folder: str = "", planner: Any = None, **how: Any) -> State:
+def load(here: Here, state: State, *, folder: str = "", planner: Any = None, reader: Any = None, **how: Any) -> State:
     """Load into ``state`` and return it. ``how`` goes to torch's ``load``."""
     with told_plainly():
-        dcp.load(state, storage_reader=storage.reader(here.target, folder or here.folder()), planner=planner, **how)
+        dcp.load(state, storage_reader=reader or reader_of(here, folder), planner=planner, **how)
     return state
 
 
@@ -231,7 +259,8 @@ def round_trip(case: Case, here: Here) -> None:
         save(trip, here, state)
         judge(trip, here, state, end=trip.save, check="source")
     else:
-        judge(trip, here, load(here, destination(trip, here)))
+        planner = dcp.DefaultLoadPlanner(**trip.reading) if trip.reading else None
+        judge(trip, here, load(here, destination(trip, here), planner=planner))
 
 
 def judge(

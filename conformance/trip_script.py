@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from conformance.case import Case
@@ -48,6 +49,7 @@ IMPORTS = {
     "Partial": "from torch.distributed.tensor import Partial",
     "LocalShardsWrapper": "from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper",
     "st": "import torch.distributed._shard.sharded_tensor as st",
+    "SerializationFormat": "from torch.distributed.checkpoint.filesystem import SerializationFormat",
     "_StridedShard": "from torch.distributed.tensor.placement_types import _StridedShard",
 }
 
@@ -84,24 +86,29 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-def save_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "", how: str = "") -> list[str]:
-    """The statements that save one end (default: the save); ``how`` are further arguments of the call."""
+def save_lines(
+    trip: Trip, *, end: End | None = None, folder: str = "folder", planner: str = "", how: str = "", writer: str = ""
+) -> list[str]:
+    """The statements that save one end (default: the save); ``how`` are further arguments of the call, ``writer`` is another one."""
     end = end or trip.save
     planner = planner or (f"dcp.DefaultSavePlanner({_options(trip.planner)})" if trip.planner else "")
     chosen = f", planner={planner}" if planner else ""
     lines = [*mesh_lines(end), f"state = {state_text(trip, end, trip.worlds[0])}"]
-    return [*lines, f"dcp.save(state, storage_writer={writer_text(trip, folder)}{chosen}{how})"]
+    return [*lines, f"dcp.save(state, storage_writer={writer or writer_text(trip, folder)}{chosen}{how})"]
 
 
-def load_lines(trip: Trip, *, end: End | None = None, folder: str = "folder", spoil: str = "+ 1", how: str = "") -> list[str]:
+def load_lines(
+    trip: Trip, *, end: End | None = None, folder: str = "folder", spoil: str = "+ 1", how: str = "", reader: str = ""
+) -> list[str]:
     """The statements that load into one end (default: the load) and compare every leaf with what was saved."""
     end = end or trip.load
+    how += f", planner=dcp.DefaultLoadPlanner({_options(trip.reading)})" if trip.reading else ""
     state = state_text(trip, replace(end, state=spoiled(end.state)), trip.worlds[1], spoil=spoil)
     expected, got = compared(trip, end, end.state, trip.worlds[1])
     return [
         *mesh_lines(end),
         f"state = {state}",
-        f"dcp.load(state, storage_reader=dcp.FileSystemReader({folder}){how})",
+        f"dcp.load(state, storage_reader={reader or f'dcp.FileSystemReader({folder})'}{how})",
         f"return {expected}, {got}",
     ]
 
@@ -119,7 +126,7 @@ def writer_text(trip: Trip, folder: str = "folder", *, cached: bool = False) -> 
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return ", ".join(f"{key}={str(value) if isinstance(value, Enum) else repr(value)}" for key, value in options.items())
 
 
 def state_text(trip: Trip, end: End, world: int, *, spoil: str = "", make: Callable[[str], str] | None = None) -> str:

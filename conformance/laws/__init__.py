@@ -69,7 +69,13 @@ MODULES = (
     "module.prepare",
     "module.sharded",
     "plan.save",
+    "sharded_tensor.specs",
     "roundtrip.reshard",
+    "roundtrip.protocol",
+    "roundtrip.faults",
+    "roundtrip.damage",
+    "roundtrip.options",
+    "roundtrip.staged",
 )
 
 
@@ -77,7 +83,6 @@ MODULES = (
 UNLISTED = ("conformance.spmd", "conformance.probe")
 
 
-    "sharded_tensor.specs",
 @cache
 def offered() -> dict[str, str]:
     """The modules of laws that installed packages name, each with where it is named. Raises :class:`UsageError`."""

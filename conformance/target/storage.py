@@ -1,14 +1,17 @@
 """The checkpoint storage of a target: which writer and reader stand behind its name, so that no law has to know.
 
-A storage is a pair of classes, a ``StorageWriter`` and a ``StorageReader``, whose first argument says where the checkpoint lies.
+A storage is a pair of classes, a ``StorageWriter`` and a ``StorageReader``, whose argument ``path``, or else the first one, says where the
+checkpoint lies.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +26,18 @@ if TYPE_CHECKING:
 class Storage:
     """``writer`` and ``reader`` are ``module:Class``; ``options`` are the writer's, before those that a case asks for.
 
-    ``files``: whether a checkpoint is a folder of files whose extents its metadata names.
+    ``files``: whether a checkpoint is a folder of files whose extents its metadata names. ``reader_options`` are the reader's.
     """
 
     writer: str
     reader: str
     options: Mapping[str, Any] = field(default_factory=dict)
     files: bool = False
+    reader_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NoSuchOption(Exception):
+    """A writer does not take an option that a case asks for."""
 
 
 # Syncing every file costs more than all the rest of a small checkpoint and says nothing about its content.
@@ -57,23 +65,45 @@ class Extent:
 def storage(target: Target) -> Storage:
     """The storage that a target names. Raises ``KeyError``, which names those that there are."""
     if target.writer:
-        return Storage(target.writer, target.reader, dict(target.options))
+        return Storage(target.writer, target.reader, dict(target.options), reader_options=dict(target.reader_options))
     if target.storage not in STORAGES:
         raise KeyError(f"storage {target.storage!r} is none of {', '.join(STORAGES)}")
     return STORAGES[target.storage]
 
 
 def writer(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageWriter:
-    """A writer of the target's storage for the checkpoint in ``folder``; ``options`` are keyword arguments of its class."""
+    """A writer of the target's storage for the checkpoint in ``folder``; ``options`` are keyword arguments of its class.
+
+    Raises :class:`NoSuchOption` for an option that the class does not name.
+    """
     found = storage(target)
+    made = _load(found.writer)
+    for name in options:
+        if name not in _parameters(made):
+            raise NoSuchOption(f"the storage {target.storage} takes no option {name}")
     given = {name: value for name, value in found.options.items() if name != "path"}
-    return _load(found.writer)(_place(found, folder), **{**given, **options})  # type: ignore[no-any-return]
+    return _made(made, _place(found, folder), {**given, **options})  # type: ignore[no-any-return]
 
 
-def reader(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageReader:
+def reader(target: Target, folder: str | os.PathLike[str]) -> StorageReader:
     """A reader of the target's storage for the checkpoint in ``folder``."""
     found = storage(target)
-    return _load(found.reader)(_place(found, folder), **options)  # type: ignore[no-any-return]
+    return _made(_load(found.reader), _place(found, folder), found.reader_options)  # type: ignore[no-any-return]
+
+
+def place(target: Target, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """What the target's storage calls the checkpoint in ``folder``: its ``checkpoint_id``."""
+    return _place(storage(target), folder)
+
+
+def _made(made: Any, place: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:
+    """A writer or a reader: its place is its argument ``path``, wherever that stands, or else its first one."""
+    return made(path=place, **options) if "path" in _parameters(made) else made(place, **options)
+
+
+@cache
+def _parameters(made: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(made).parameters)
 
 
 def extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) -> list[Extent] | None:

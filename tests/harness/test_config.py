@@ -132,6 +132,7 @@ def test_environment_and_options_of_a_built_in_target_are_added_to(tmp_path: Pat
         ("target = 3\n", "want tables, such as target.NAME"),
         ("[storage.x]\nwriter = 'a:B'\n", "[storage.x]: want a reader"),
         ("[storage.x]\nwriter = 'a:B'\nreader = 'b'\n", "reader = 'b': want module:name"),
+        ("[storage.x]\nwriter = 'a:B'\nreader = 'a:B'\nreader_options = 1\n", "reader_options: want a table"),
         ("[storage.filesystem]\nwriter = 'a:B'\nreader = 'a:B'\n", "is built in"),
         ("[target.x\n", "shardlaw.toml: Expected"),
     ],

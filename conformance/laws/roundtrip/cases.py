@@ -23,6 +23,8 @@ from strategies import dtypes, exact_meshes, placements, shapes
 # fields that make a case harder: a smaller case may do without
 DISPENSABLE = ("memory", "dtype", "threads", "files", "dedup", "seed", "world.save", "world.load")
 NAMES = "xabc"
+NEEDS = ("checkpoint", "object_collectives")
+IN_FILES = (*NEEDS, "checkpoint_files")
 
 
 def law_of(name: str, *, holds: str, texts: Sequence[str], check: Callable[[Case, Here], None] = round_trip, **fields: Any) -> Law:
@@ -33,10 +35,7 @@ def law_of(name: str, *, holds: str, texts: Sequence[str], check: Callable[[Case
         check=check,
         control=f"{law} {holds}",
         sweep=listed(law, *texts),
-        narrow=narrow,
-        needs=("checkpoint", "object_collectives"),
-        smallest=1,
-        **{"script": round_trip_script, **fields},
+        **{"narrow": narrow, "needs": NEEDS, "smallest": 1, "script": round_trip_script, **fields},
     )
 
 

@@ -106,6 +106,19 @@ def check_caching(case: Case, here: Here) -> None:
         t.judge(one, here, t.load(here, t.destination(one, here), folder=folder), check=f"loaded {order[: at + 1]}")
 
 
+def check_again(case: Case, here: Here) -> None:
+    """In one world, each save over the last one is what the next load gets, whatever its layout and its way."""
+    trip = t.read_trip(case)
+    ends, values = {"a": trip.save, "b": trip.load}, trip.values
+    order = case.get("order")
+    for at, (which, way) in enumerate(zip(order, case.get("ways", "c" * len(order)), strict=True)):
+        one = replace(trip, save=ends[which], load=ends[which], values=values)
+        how: dict[str, Any] = {"use_collectives": False} if way == "a" else {}
+        t.save(one, here, **how)
+        t.judge(one, here, t.load(here, t.destination(one, here)), check=f"save {at}")
+        values = {name: _other(full) for name, full in values.items()}
+
+
 def caching_script(case: Case) -> Script:
     trip = t.read_trip(case)
     return roundtrip_scripts.caching(case, {"a": trip.save, "b": trip.load}, case.get("order"))
@@ -118,25 +131,31 @@ def check_async(case: Case, here: Here) -> None:
         t.judge(trip, here, t.load(here, t.destination(trip, here)))
         return
     stager = case.get("async")
-    options = {"cache_staged_state_dict": True} if stager == "cached" else {}
-    writer = storage.writer(here.target, here.folder(), **trip.writer, **options)
-    own = DefaultStager(StagingOptions(False, False, False, False)) if stager == "stager" else None
+    options: dict[str, Any] = {"cache_staged_state_dict": True} if stager == "cached" else {}
+    writer = t.writer_of(trip, here, **options)
+    own = stager_of(case)
     state = t.source(trip, here)
     if stager == "cached":
         # the first of two saves through one cache: the second must not give its values
         older = t.Trip(trip.save, trip.save, trip.worlds, {n: _other(full) for n, full in trip.values.items()}, {}, {})
-        _finish(t.dcp.async_save(t.source(older, here), storage_writer=writer))
+        finish(t.dcp.async_save(t.source(older, here), storage_writer=writer))
     with t.told_plainly():
         pending = t.dcp.async_save(state, storage_writer=writer, async_stager=own)
         _scramble(state)
-        metadata = _finish(pending)
+        metadata = finish(pending)
     message = f"the save gave a {type(metadata).__name__}, must give its metadata"
     here.require(isinstance(metadata, Metadata), "wrong-metadata", "result", message)
     if own is not None:
         own.close()
 
 
-def _finish(pending: Any) -> Any:
+def stager_of(case: Case) -> Any:
+    """The stager that a case asks for; ``None`` where the writer stages."""
+    return DefaultStager(StagingOptions(False, False, False, False)) if case.get("async") == "stager" else None
+
+
+def finish(pending: Any) -> Any:
+    """What an asynchronous save gives in the end."""
     future: Future[Any] = pending if isinstance(pending, Future) else pending.upload_completion
     return future.result()
 
@@ -170,6 +189,15 @@ KEPT = (
     "mesh=3 mesh.load=2 x=7:S(0):int64 a=4:- to.x=S(0)",
     "mesh=1 x=5x2:S(0)",
 )
+AGAIN = (
+    "mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
+    "mesh=3 mesh.load=2 world.load=3 x=7:S(0) a=4x3:S(1):int64 to.x=S(0) to.a=R order=aba",
+    "mesh=2 x=6:S(0) a=4:- state={x:x,n:1} into={x:x,a:a,n:2} to.x=R order=abb threads=2",
+    "mesh=1 x=5:S(0) a=():R order=aab files=item",
+    "mesh=2 x=6:S(0) a=4:R order=aa ways=aa",
+    "mesh=2 x=6:S(0) a=4:R state={a:a,x:x} order=aa ways=ac",
+    "mesh=2 x=6:S(0) a=4:R state={a:a,x:x} order=aa ways=ca",
+)
 CACHING = (
     "mesh=2 x=6:S(0) a=5:S(0) state={x:x} into={x:x,a:a} order=abb",
     "mesh=2 x=6:S(0) to.x=R order=aab",
@@ -199,6 +227,18 @@ LAWS = (
         texts=OVERWRITE,
         sweeps=4,
         stages=overwrite_worlds,
+    ),
+    law_of(
+        "again",
+        clause="In one world, each save over the last one is what the next load gets, whatever its layout.",
+        source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
+        check=check_again,
+        script=roundtrip_scripts.again,
+        holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
+        planted="metadata_remembered",
+        texts=AGAIN,
+        sweeps=7,
+        features=lambda case: {"no-collectives"} if "a" in case.get("ways", "") else set(),
     ),
     law_of(
         "refuses[overwrite]",

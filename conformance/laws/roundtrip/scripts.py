@@ -164,6 +164,23 @@ def caching(case: Case, ends: dict[str, t.End], order: str) -> Script:
     return script(trip, [(case.world, lines)], imports=["import os"])
 
 
+def again(case: Case) -> Script:
+    """The last of the saves must be what is loaded."""
+    trip = t.read_trip(case)
+    ends, order = {"a": trip.save, "b": trip.load}, case.get("order")
+    lines: list[str] = []
+    for at, (which, way) in enumerate(zip(order, case.get("ways", "c" * len(order)), strict=True)):
+        how = ", use_collectives=False" if way == "a" else ""
+        one = replace(trip, save=ends[which], load=ends[which])
+        saved = save_lines(one, how=how)
+        if at < len(order) - 1:
+            saved[-2] = f"state = {state_text(one, ends[which], trip.worlds[0], spoil='+ 1')}"
+        lines += [line for line in saved if line not in lines or not line.startswith("mesh = ")]
+    last = replace(trip, save=ends[order[-1]], load=ends[order[-1]])
+    loaded = [line for line in load_lines(last) if not line.startswith("mesh = ")]
+    return script(trip, [(case.world, [*lines, *loaded])])
+
+
 def asynchronous(case: Case) -> Script:
     trip = t.read_trip(case)
     stager, names, world = case.get("async"), [*slots(trip.save.state)], trip.worlds[0]

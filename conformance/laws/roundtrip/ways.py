@@ -10,7 +10,7 @@ import torch
 from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
-from conformance.laws.roundtrip.cases import law_of
+from conformance.laws.roundtrip.cases import IN_FILES, law_of
 from conformance.report.reproducer import Script
 from conformance.target import storage
 from conformance.trip_script import compared, load_lines, save_lines, script
@@ -153,5 +153,6 @@ LAWS = (
         sweeps=4,
         stages=t.worlds,
         script=file_script,
+        needs=IN_FILES,
     ),
 )

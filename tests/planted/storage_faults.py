@@ -1,0 +1,137 @@
+"""Faults of checkpoint storage and of how saves and loads deal with failures, planted one at a time in the rank processes.
+
+Every function plants one fault when it is called, before the process group starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _consolidate_hf_safetensors, _fsspec_filesystem, default_planner, filesystem, utils
+from torch.distributed.checkpoint.planner import SavePlanner
+
+from tests.planted.hook import instead
+
+
+def planned_globally_on_every_rank() -> None:
+    """Every rank makes a global plan, of its own plan alone, before the leading one does."""
+
+    @instead(dcp.FileSystemWriter, "prepare_local_plan")
+    def fault(true: Any, self: Any, plan: Any) -> Any:
+        self.prepare_global_plan([plan])
+        return true(self, plan)
+
+
+def metadata_remembered() -> None:
+    """A reader goes by the metadata that it saw first at a place."""
+    seen: dict[str, Any] = {}
+
+    @instead(dcp.FileSystemReader, "read_metadata")
+    def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:
+        return seen.setdefault(str(self.path), true(self, *args, **options))
+
+
+def tensors_never_committed() -> None:
+    """A reader copies what it reads and does not say so."""
+
+    @instead(dcp.FileSystemReader, "read_data")
+    def fault(true: Any, self: Any, plan: Any, planner: Any) -> Any:
+        committed = planner.commit_tensor
+        planner.commit_tensor = lambda *args: None
+        try:
+            return true(self, plan, planner)
+        finally:
+            planner.commit_tensor = committed
+
+
+def metadata_written_late() -> None:
+    """The metadata are written by a thread that takes its time."""
+
+    @instead(dcp.FileSystemWriter, "finish")
+    def fault(true: Any, self: Any, metadata: Any, results: Any) -> None:
+        def write() -> None:
+            time.sleep(0.3)
+            true(self, metadata, results)
+
+        threading.Thread(target=write).start()
+
+
+def failures_of_followers_unheard() -> None:
+    """Only what fails on the leading rank counts."""
+
+    @instead(utils, "_get_failure_dict")
+    def fault(true: Any, results: list[Any]) -> dict[int, Any]:
+        return {rank: failure for rank, failure in true(results).items() if rank == 0}
+
+
+def data_written_in_planning() -> None:
+    """Data are written as soon as a rank has its local plan, whatever becomes of the save."""
+
+    @instead(dcp.FileSystemWriter, "prepare_local_plan")
+    def fault(true: Any, self: Any, plan: Any) -> Any:
+        made = true(self, plan)
+        if self._metadata_exists():
+            prefix = filesystem._StoragePrefix(f"__{self.rank}_")
+            self.write_data(dataclasses.replace(plan, storage_data=prefix), self.planner_in_use)
+        return made
+
+    @instead(default_planner.DefaultSavePlanner, "create_local_plan")
+    def noted(true: Any, self: Any) -> Any:
+        filesystem._FileSystemWriter.planner_in_use = self
+        return true(self)
+
+
+def kept_plan_of_a_failed_save() -> None:
+    """A plan is kept as soon as it is made, before it is known to serve."""
+
+    @instead(default_planner.DefaultSavePlanner, "create_local_plan")
+    def fault(true: Any, self: Any) -> Any:
+        plan = true(self)
+        if self._enable_plan_caching and plan.usable:
+            SavePlanner._cached_save_plan[self._cached_plans_key] = plan
+        return plan
+
+
+def missing_files_passed_over() -> None:
+    """A file that is not there, or cannot be read, is passed over."""
+
+    @instead(dcp.FileSystemReader, "read_data")
+    def fault(true: Any, self: Any, plan: Any, planner: Any) -> Any:
+        try:
+            return true(self, plan, planner)
+        except Exception:
+            return true(self, dataclasses.replace(plan, items=[]), planner)
+
+
+def nested_values_forgotten() -> None:
+    """A planner that does not flatten its state drops the dicts in it."""
+
+    @instead(default_planner.DefaultSavePlanner, "set_up_planner")
+    def fault(true: Any, self: Any, state_dict: Any, **options: Any) -> None:
+        if not self.flatten_state_dict:
+            state_dict = {name: None if isinstance(value, dict) else value for name, value in state_dict.items()}
+        true(self, state_dict, **options)
+
+
+def fsspec_forgets_the_end() -> None:
+    """A file that is written through fsspec lacks its last bytes."""
+
+    @instead(_fsspec_filesystem.FileSystem, "rename")
+    def fault(true: Any, self: Any, path: str, new_path: str) -> None:
+        with self.fs.open(path, "rb") as file:
+            content = file.read()
+        with self.fs.open(path, "wb") as file:
+            file.write(content[:-1])
+        true(self, path, new_path)
+
+
+def consolidated_from_the_first_offset() -> None:
+    """Whole tensors are put together from shards that all start at the beginning."""
+
+    @instead(_consolidate_hf_safetensors, "_write_sub_tensor_to_file_optimized")
+    def fault(true: Any, whole: Any, data: Any, size: int, shape: Any, offsets: Any, shard: Any) -> None:
+        true(whole, data, size, shape, [0] * len(offsets), shard)
