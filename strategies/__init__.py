@@ -13,8 +13,8 @@ They are ordinary strategies, for any test suite that uses sharded tensors; noth
 ``shapes``, ``dim_sizes``                          shapes of tensors, extents of one dim
 ``placements``                                     one placement for each dim of a mesh, from :mod:`reference.placement`
 ``layouts``                                        :class:`reference.layout.Layout`: a shape, a mesh, and placements that mean something
-``redistributions``, ``placement_pairs``,          two layouts of one tensor, on one mesh or (``reshards``) in two worlds
-``reshards``
+``redistributions``, ``reshards``                  two layouts of one tensor, on one mesh or (``reshards``) in two worlds
+``placement_pairs``                                no strategy: every pair of placements of a tensor, in a fixed order
 ``shards``                                         :class:`reference.shards.Shards`: tensors that are handed out in boxes of any size
 ``specs``, ``dtypes``                              :class:`reference.tensors.TensorSpec`: tensors with their elements, dtype and memory
 ``ops``                                            :class:`strategies.ops.Sample`: calls of ops on sharded tensors

@@ -27,15 +27,14 @@ def ops(
     ``steps``, such as ``mean(a,1)``, which ``conformance.program.Program.parse(steps).run({name: tensor})`` carries out on tensors of any
     kind and gives the value of every step.
 
-    Shrinks to the first of ``names`` (``mean`` where they are left out) on two ranks, everything replicated, with sizes of 2.
+    Shrinks to few tensors of few dims; for one name, to two ranks and everything replicated.
 
     Raises ``InvalidArgument`` where an option is wrong.
     """
-    known = ("mean", *(name for name in OPS if name != "mean"))
-    chosen = known if names is None else check_choices("names", names)
+    chosen = tuple(OPS) if names is None else check_choices("names", names)
     strange = [name for name in chosen if name not in OPS]
     if strange:
-        near = difflib.get_close_matches(str(strange[0]), known, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(str(strange[0]), OPS, n=3, cutoff=0.4)
         raise InvalidArgument(f"names: no op is called {strange[0]!r}" + (f" (nearest: {', '.join(near)})" if near else ""))
     check_count("world_size", world_size, 2)
     allowed = tuple(dtypes)
