@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance import stopping
+from conformance.compat import TorchMovedError
 from conformance.errors import UsageError
-from conformance.request import RunRequest
+from conformance.request import PROFILES, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,8 @@ class LawResult:
     rejected: int = 0
     refused: int = 0
     skipped_expected: int = 0
+    swept: int = 0
+    combinations: int = 0
     seconds: float = 0.0
     reason: str | None = None
     features: Counter[str] = field(default_factory=Counter)
@@ -152,6 +155,8 @@ class Run:
         missing = sorted(set(law.needs) & self.limits.cannot)
         if missing:
             return f"the target declares that it cannot do {', '.join(missing)}"
+        if PROFILES.index(law.profile) > PROFILES.index(self.request.profile):
+            return f"tried from profile {law.profile} on"
         if law.smallest > self.request.world_size:
             return f"needs {law.smallest} ranks, the largest world has {self.request.world_size}"
         if self.stopped_by:
@@ -180,6 +185,9 @@ class Run:
             except Enough:
                 if not tried.stop:
                     self.stopped_by = self.stopped_by or ("budget" if self._spent() else None)
+            except TorchMovedError as error:  # an enumerator that asks torch
+                result.reason = str(error)
+            result.swept, result.combinations = plan.swept, plan.combinations
             self.pool.flush()
         finally:
             self._note_expected(law, tried)
@@ -274,7 +282,9 @@ class Run:
             return "untested"
         if any(found.law == law.id for found in self.findings):
             return "expected"
-        return "held"
+        if result.reason is None and result.refused == result.cases:
+            result.reason = "unsupported: every case is refused, on every rank alike"
+        return "held" if result.reason is None else "untested"
 
     # Budget
 

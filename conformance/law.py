@@ -23,6 +23,7 @@ CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "r
             "sharded_tensor", "optimizer", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
 Refusal = Literal["never", "allowed"]
+Profile = Literal["smoke", "ci", "nightly"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class Law:
     ``needs``: capabilities (a target that declares one as missing leaves the law ``untested``). ``smallest``: the fewest ranks on
     which it says something. ``weight``: its share of a budget. ``draw``: a Hypothesis strategy of cases, of which a ``smoke``
     run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes. ``narrow``: a strategy of cases no larger
-    than a given one, to shrink what the sweep found. ``control``: the text of a case that must hold. ``planted``: the
-    name of a fault in ``tests/planted`` that the law must catch. ``refusal``: whether all ranks may refuse a case alike.
+    than a given one, to shrink what the sweep found. ``profile``: the smallest that tries it. ``control``: the text of a case that
+    must hold. ``planted``: the name of a fault in ``tests/planted`` that the law must catch. ``refusal``: whether all ranks may refuse a
+    case alike.
     ``stages``: world sizes, one after the other, for a law whose case runs in several worlds (``here.stage`` tells which).
     ``features``: features of a case beyond those that :mod:`conformance.features` reads from its fields.
     ``script``: the literal body of a reproducer. ``checks``: how many questions a case stands for, where that is more than one.
@@ -60,6 +62,7 @@ class Law:
     sweep: Callable[[Limits], Sequence[Case]] | None = None
     sweeps: int = 0
     narrow: Callable[[Case], SearchStrategy[Case]] | None = None
+    profile: Profile = "smoke"
     tier: Tier = "core"
     needs: tuple[str, ...] = ()
     smallest: int = 2

@@ -10,7 +10,7 @@ that tree, so a text can only call what the rules below name.
 ``torch.int64``                              a dtype
 ``mean(a,1,keepdim=True)``                   a function of ``torch``; where it has none, the tensor method of the first argument
 ``add_(a,2)``                                a name that ends in ``_`` is always the in-place method of the first argument
-``nn.functional.softmax(a,-1)``              a function of ``torch.nn.functional``, ``torch.linalg``, ``torch.special`` or ``torch.fft``
+``nn.functional.softmax(a,-1)``              a function of ``torch.nn.functional``, ``linalg``, ``special``, ``fft`` or ``masked``
 ``aten.mean.dim(a,[0])``                     an overload of ``torch.ops.aten``
 ``a.add_(2)``, ``a.T``                       a tensor method; the attributes ``T``, ``mT``, ``real`` and ``imag``
 ``getitem(a,(slice(0,2),None))``             ``a[0:2, None]``
@@ -40,7 +40,7 @@ from reference.placement import Partial, Placement, Replicate, Shard, StridedSha
 from reference.tensors import DTYPES
 
 ATTRIBUTES = ("T", "mT", "real", "imag")
-NAMESPACES = ("nn.functional", "linalg", "special", "fft")
+NAMESPACES = ("nn.functional", "linalg", "special", "fft", "masked")
 CONSTANTS = {"inf": math.inf, "nan": math.nan}
 FORBIDDEN_METHODS = ("apply_", "map_", "map2_", "numpy", "share_memory_", "register_hook", "data_ptr", "storage")
 

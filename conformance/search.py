@@ -9,6 +9,7 @@ fails, so that only shrink candidates reach a world. What the enumerator found i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,8 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
 class Plan:
     """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them.
 
-    ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon.
+    ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon, ``swept`` those of them that the enumerator gave, of
+    how many ``combinations`` (0 where it does not say).
     """
 
     law: Law
@@ -80,6 +82,8 @@ class Plan:
     sweeps: int
     draws: int
     shard: tuple[int, int] = (1, 1)
+    swept: int = field(default=0, init=False)
+    combinations: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
 
     @classmethod
@@ -103,8 +107,10 @@ class Plan:
 
         if self.law.sweep is not None and self.sweeps:
             cases = self.law.sweep(self.limits)
-            for at in range(min(self.sweeps, len(cases))):
-                offer(cases[at], False)
+            for case in itertools.islice(cases, self.sweeps):
+                self.swept += 1
+                offer(case, False)
+            self.combinations = getattr(cases, "combinations", 0)
         if self.law.draw is not None and self.draws:
             draw(self.law.draw(self.limits), self.seed, self.draws, lambda case: offer(case, True))
 

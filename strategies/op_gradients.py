@@ -6,7 +6,7 @@ Shards, replicas and pending sums alone: what other reductions mean for a gradie
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import overload
@@ -38,14 +38,18 @@ WITHOUT_GRADIENT = words(
     """signbit isnan isfinite isposinf logical_not bitwise_not floor_divide heaviside gcd lcm eq ne lt le gt ge logical_and logical_or
     logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift isclose type_as argmax argmin any all count_nonzero equal item
     histc argsort view.dtype setitem bucketize nn.functional.one_hot full_like new_zeros new_full detach zeros_like ones_like
-    empty_like nextafter"""
+    empty_like nextafter foreach.in-place.lists"""
 )
 # which element gets the gradient, or how it is computed, is not said for all inputs
 UNSETTLED = frozenset(["mode", "index_reduce", "linalg.det", "sgn"])
 # no result at all of an empty shard, which forward laws know: there is nothing to go back from
 NEVER_EMPTY = re.compile(r"amax|amin|max|min|pool|interpolate|batch_norm|inf$|foreach_norm|median|kthvalue")
 CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^eq\(|torch\.(int|bool)|vector_norm\(a,0[,)]")
-CONSTANT_ARGS = {"nn.functional.batch_norm": "uv", "nn.functional.nll_loss": "w", "nn.functional.cross_entropy": "w"}
+CONSTANT_ARGS = {
+    **dict.fromkeys(("nn.functional.batch_norm", "nn.functional.batch_norm.training", "nn.functional.instance_norm"), "uv"),
+    **dict.fromkeys(("nn.functional.nll_loss", "nn.functional.nll_loss.options"), "w"),
+    **dict.fromkeys(("nn.functional.cross_entropy", "nn.functional.cross_entropy.options"), "w"),
+}
 # equal elements share the gradient evenly, as the documentation of amax says; along a dim max and min choose one
 SHARED = re.compile(r"^(amax|amin|maximum|minimum)\(|^(max|min)\(a\)$")
 CHOSEN = re.compile(r"^(max|min)\(a,")
@@ -94,9 +98,11 @@ def has_result(op: Op, sample: Sample) -> bool:
 class GradientSweep(Sequence[Backward]):
     """Cases of one op in a fixed order: every variant in turn, each time on another board, in other placements."""
 
-    def __init__(self, op: Op, world_size: int = 4) -> None:
+    def __init__(self, op: Op, world_size: int = 4, leaves: Mapping[Variant, tuple[str, ...]] | None = None) -> None:
+        """``leaves`` are the operands that get gradients, by variant, for an op of no table."""
         self.op = op
-        self.variants = differentiable(op)
+        self.leaves = leaves if leaves is not None else {variant: _leaves(op, variant) for variant in differentiable(op)}
+        self.variants = tuple(self.leaves)
         self.boards = [board for board in BOARDS if max(board.mesh.ranks) < world_size and not (op.flat and board.mesh.ndim > 1)]
 
     def __len__(self) -> int:
@@ -120,7 +126,7 @@ class GradientSweep(Sequence[Backward]):
         if not has_result(self.op, sample):
             board = EVEN
             sample = _row(variant, board, turn + which, (at + turn) % 3, dtype)
-        names = _leaves(self.op, variant)
+        names = self.leaves[variant]
         alone = len(names) > 1 and at % 4 == 3
         return Backward(sample, names[at % len(names) :][:1] if alone else names, _arriving(board.mesh, (2 * at + turn) % 5))
 

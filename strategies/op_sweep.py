@@ -2,18 +2,21 @@
 
 :class:`Sweep` is a sequence of samples that is never built as a whole. It has two parts. The first, a few dozen samples, is chosen: every
 variant of the op with every shard of every argument and with a pending sum, then each other reduction, dtype, an empty and
-a zero-size shard, a table of ranks that does not ascend, nested shards, on meshes of one and two dims with even and
-uneven sizes. The second is the full product of variants, meshes, sizes, dtypes and placements, in a fixed order that
-strides through it, so that any stretch is a fair sample.
+a zero-size shard, a table of ranks that does not ascend, nested shards, on meshes of one to three dims with even and
+uneven sizes. The second goes through variants, meshes, sizes and dtypes, and for each of them through the placements of
+all arguments: every combination, or, where three and more arguments have too many, so many that every two placements of
+every two arguments meet. Its order is fixed: one sample of each of these blocks, then another of each, so that any stretch has
+of all of them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import overload
 
 from reference.mesh import Mesh
@@ -50,7 +53,10 @@ ZERO = _board("2", 0, 3, 2, 3)
 ZERO_LAST = _board("2", 3, 0, 2, 3)
 PLAINEST = _board("2", 2)
 PERMUTED = _board("2@1,0", 5, 4, 3, 2)
-BOARDS = (UNEVEN, EVEN, THREE, SQUARE, SMALL, SQUARE_EVEN, SHORT, ZERO, PERMUTED, ZERO_LAST)
+FLAT_CUBE = _board("2x2x1", 5, 6, 4, 2)
+THIN_CUBE = _board("1x2x2", 4, 5, 3, 2)
+CUBE = _board("2x2x2", 6, 9, 4, 2)
+BOARDS = (UNEVEN, EVEN, THREE, SQUARE, SMALL, SQUARE_EVEN, SHORT, ZERO, PERMUTED, ZERO_LAST, FLAT_CUBE, THIN_CUBE, CUBE)
 ROTATION = (UNEVEN, EVEN, UNEVEN, EVEN, THREE, EVEN, UNEVEN, SQUARE_EVEN, SMALL, EVEN, UNEVEN, SQUARE, EVEN)
 
 
@@ -66,7 +72,7 @@ class Sweep(Sequence[Sample]):
         return max(mesh.ranks) < world_size and not (self.op.flat and mesh.ndim > 1)
 
     def __len__(self) -> int:
-        return len(self.chosen) + self._total
+        return len(self.chosen) + sum(self._counts)
 
     @overload
     def __getitem__(self, at: int) -> Sample: ...
@@ -79,46 +85,91 @@ class Sweep(Sequence[Sample]):
             return [self[i] for i in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
             raise IndexError(at)
-        return self.chosen[at] if at < len(self.chosen) else self._decode((at - len(self.chosen)) * self._stride % self._total)
+        return self.chosen[at] if at < len(self.chosen) else self._decode(at - len(self.chosen))
+
+    @property
+    def combinations(self) -> int:
+        """How many samples there were, if every placement of every argument were combined with every other."""
+        return len(self.chosen) + sum(math.prod(map(len, choices)) for *_, choices in self._blocks)
 
     @cached_property
     def _blocks(self) -> tuple[tuple[int, Variant, Board, str, tuple[tuple[Placements, ...], ...]], ...]:
-        """For each variant, board and dtype: how many samples, and the choices of each argument."""
+        """For each variant, mesh, sizes and dtype: how many samples, and the choices of each argument."""
         blocks = []
+        met: set[tuple[Variant, Mesh, tuple[int, ...]]] = set()
         for variant, board in itertools.product(self.op.variants, self.boards):
+            key = (variant, board.mesh, tuple(board.of(variant).values()))
+            if key in met:
+                continue
+            met.add(key)
             for dtype in variant.dtypes:
                 choices = tuple(_choices(board.mesh.ndim, arg, dtype) for arg in variant.args)
-                blocks.append((math.prod(map(len, choices)), variant, board, dtype, choices))
+                blocks.append((rows(choices), variant, board, dtype, choices))
         return tuple(blocks)
 
     @cached_property
-    def _total(self) -> int:
-        return sum(count for count, *_ in self._blocks)
+    def _counts(self) -> list[int]:
+        """How many samples the blocks have, in ascending order."""
+        return sorted(count for count, *_ in self._blocks)
 
-    @cached_property
-    def _stride(self) -> int:
-        """About the golden part of the total, and coprime to it: multiples visit every index once, evenly spread."""
-        stride = max(1, round(self._total * 0.6180339887))
-        while math.gcd(stride, self._total) != 1:
-            stride += 1
-        return stride
+    def _before(self, turn: int) -> int:
+        """How many samples the turns before ``turn`` take: in each turn every block gives one, as long as it has any."""
+        return sum(min(count, turn) for count in self._counts)
 
     def _decode(self, index: int) -> Sample:
-        for count, variant, board, dtype, choices in self._blocks:
-            if index < count:
-                placed = {}
-                for arg, options in zip(variant.args, choices, strict=True):
-                    index, at = divmod(index, len(options))
-                    placed[arg.name] = options[at]
-                return variant.sample(board.mesh, board.of(variant), placed, dtype)
-            index -= count
-        raise IndexError(index)
+        turn = bisect_right(range(self._counts[-1]), index, key=self._before) - 1
+        left = [block for block in self._blocks if block[0] > turn]
+        count, variant, board, dtype, choices = left[(index - self._before(turn)) * _stride(len(left)) % len(left)]
+        placed = combined(choices, turn * _stride(count) % count)
+        names = (arg.name for arg in variant.args)
+        return variant.sample(board.mesh, board.of(variant), dict(zip(names, placed, strict=True)), dtype)
+
+
+@cache
+def _stride(total: int) -> int:
+    """About the golden part of a total, and coprime to it: multiples visit every index once, evenly spread."""
+    stride = max(1, round(total * 0.6180339887))
+    while math.gcd(stride, total) != 1:
+        stride += 1
+    return stride
+
+
+def rows(choices: Sequence[Sequence[Placements]]) -> int:
+    """How many combinations of ``choices``, one list for each argument, :func:`combined` goes through."""
+    full = math.prod(map(len, choices))
+    return full if len(choices) < 3 else min(full, _order(choices) ** 2)
+
+
+def combined(choices: Sequence[Sequence[Placements]], index: int) -> tuple[Placements, ...]:
+    """Combination ``index`` of :func:`rows`: all of them, or an orthogonal array of strength two.
+
+    The array is that of Bose and Bush: with a prime ``q`` no smaller than any list nor than the number of lists less one, row ``i*q+j``
+    has ``j`` in the first column and ``i+j*c mod q`` in column ``c`` of the others, so that every two columns meet in every pair.
+    """
+    if rows(choices) == math.prod(map(len, choices)):
+        found = []
+        for options in choices:
+            index, at = divmod(index, len(options))
+            found.append(options[at])
+        return tuple(found)
+    order = _order(choices)
+    i, j = divmod(index, order)
+    return tuple(options[(i + j * (c - 1) if c else j) % order % len(options)] for c, options in enumerate(choices))
+
+
+def _order(choices: Sequence[Sequence[Placements]]) -> int:
+    """The smallest prime that is large enough."""
+    order = max(2, len(choices) - 1, *map(len, choices))
+    while any(order % factor == 0 for factor in range(2, math.isqrt(order) + 1)):
+        order += 1
+    return order
 
 
 @lru_cache(maxsize=1024)
 def _choices(mesh_ndim: int, arg: Arg, dtype: str) -> tuple[Placements, ...]:
-    """All placements of one tensor; reductions are not mixed."""
-    singles = single_placements(arg, dtype, ALL_OPS if mesh_ndim == 1 else ("sum", "max"))
+    """All placements of one tensor; reductions are not mixed. On three mesh dims only sums are pending: with others DTensor may take
+    many seconds to plan a product of matrices."""
+    singles = single_placements(arg, dtype, (ALL_OPS, ("sum", "max"), ("sum",))[mesh_ndim - 1])
     return tuple(row for row in itertools.product(singles, repeat=mesh_ndim) if len({p.op for p in row if isinstance(p, Partial)}) < 2)
 
 
@@ -129,7 +180,7 @@ def _line(arg: Arg, dtype: str) -> list[Placement]:
     return [*shards, Replicate()] if arg.dtype else [*shards, *placements[len(shards) + 1 :]] or [Replicate()]
 
 
-def _row(variant: Variant, board: Board, r: int, shift: int, dtype: str = "") -> Sample:
+def row(variant: Variant, board: Board, r: int, shift: int, dtype: str = "") -> Sample:
     """Sample ``r`` of a variant: every argument at its ``r``-th placement, arguments ``shift`` apart."""
     chosen = dtype or variant.dtypes[0]
     placed = {}
@@ -151,7 +202,7 @@ def _placed(variant: Variant, board: Board, *placements: Placement, dtype: str =
 
 def plainest(op: Op) -> Sample:
     """The first variant of an op with sizes of 2, sharded on the first dim of every argument."""
-    return _row(op.variants[0], PLAINEST, 0, 0)
+    return row(op.variants[0], PLAINEST, 0, 0)
 
 
 @lru_cache(maxsize=1024)
@@ -177,7 +228,7 @@ def _rows(op: Op) -> Iterator[Sample]:
     for r in range(max(count)):
         for at, variant in enumerate(op.variants):
             if r < count[at]:
-                yield _row(variant, next(boards), r, (at + r) % 2)
+                yield row(variant, next(boards), r, (at + r) % 2)
 
 
 def _rest(op: Op) -> Iterator[Sample]:
@@ -188,7 +239,7 @@ def _rest(op: Op) -> Iterator[Sample]:
     if len(first.args) > 1:
         yield from _mixed(first)
     if op.square:
-        yield from (_row(variant, SQUARE_EVEN, r, 1) for r in (1, 0) for variant in op.variants)
+        yield from (row(variant, SQUARE_EVEN, r, 1) for r in (1, 0) for variant in op.variants)
     yield from _corners(op)
     yield _placed(first, UNEVEN, Replicate())
     if op.pairs:
@@ -199,12 +250,12 @@ def _choose_few(op: Op) -> Iterator[Sample]:
     """For one of many ops of a kind: the same, each thing once."""
     boards = itertools.cycle(ROTATION)
     first = op.variants[0]
-    yield _row(first, UNEVEN, 0, 0)
+    yield row(first, UNEVEN, 0, 0)
     yield from _reductions(op)
-    yield _row(first, SQUARE, 0, 0)
-    yield _row(first, EVEN, 1, 1)
+    yield row(first, SQUARE, 0, 0)
+    yield row(first, EVEN, 1, 1)
     for at, variant in enumerate(op.variants[1:]):
-        yield _row(variant, next(boards), at % 3, at % 2)
+        yield row(variant, next(boards), at % 3, at % 2)
     yield _placed(first, SHORT, Shard(1))
     for dtype in first.dtypes[1:2]:
         yield _placed(first, UNEVEN, Shard(0), dtype=dtype)
@@ -212,6 +263,7 @@ def _choose_few(op: Op) -> Iterator[Sample]:
     yield _placed(first, PERMUTED, Shard(0))
     yield _placed(first, UNEVEN, Replicate())
     yield _placed(first, ZERO, Shard(0))
+    yield from (row(first, board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not op.flat)
 
 
 def _reductions(op: Op) -> Iterator[Sample]:
@@ -239,6 +291,7 @@ def _corners(op: Op) -> Iterator[Sample]:
     yield _placed(next(cycle), SHORT, Shard(1))
     for dtype in op.variants[0].dtypes[1:3]:
         yield _placed(op.variants[0], EVEN, Partial("sum"), dtype=dtype)
+    yield from (row(next(cycle), board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not op.flat)
 
 
 def _pairs(op: Op) -> Iterator[Sample]:

@@ -35,11 +35,12 @@ Refuses = Literal["never", "pending", "any"]
 
 @dataclass(frozen=True)
 class Sample:
-    """Tensors on a mesh, and what to do with them."""
+    """Tensors on a mesh, and what to do with them. ``origin`` names the sample of OpInfo that it was made of, where there is one."""
 
     mesh: Mesh
     tensors: tuple[tuple[str, TensorSpec], ...]
     steps: str
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,14 @@ class Arg:
 
 @dataclass(frozen=True)
 class Variant:
-    """One call of an op. ``least`` holds the smallest size of a dim, where it is not 0."""
+    """One call of an op. ``least`` holds the smallest size of a dim, where it is not 0; ``origin`` names a sample of OpInfo."""
 
     args: tuple[Arg, ...]
     call: str
     dtypes: tuple[str, ...]
     fill: str = "distinct"
     least: tuple[tuple[str, int], ...] = ()
+    origin: str = ""
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
@@ -100,7 +102,7 @@ class Variant:
     def sample(self, mesh: Mesh, sizes: Mapping[str, int], placed: Mapping[str, Placements], dtype: str, memory: str = "plain") -> Sample:
         """The variant on real tensors: ``placed`` holds the placements of every argument."""
         tensors = tuple((arg.name, self.spec(arg, sizes, dtype, placed[arg.name], memory)) for arg in self.args)
-        return Sample(mesh, tensors, self.steps(sizes))
+        return Sample(mesh, tensors, self.steps(sizes), self.origin)
 
     def match(self, tensors: Mapping[str, TensorSpec], steps: str) -> Sizes | None:
         """The sizes with which this variant becomes ``steps`` on ``tensors``; ``None`` when it does not."""

@@ -63,6 +63,7 @@ MODULES = (
     "op.forward",
     "op.backward",
     "op.memory",
+    "op.samples",
     "random.numbers",
     "module.models",
     "module.styles",

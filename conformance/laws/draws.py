@@ -171,6 +171,11 @@ class Listed(Sequence[Case], Generic[Item]):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def combinations(self) -> int:
+        """How many cases there were if everything were combined with everything."""
+        return getattr(self._items, "combinations", len(self._items))
+
     @overload
     def __getitem__(self, at: int) -> Case: ...
 

@@ -35,8 +35,8 @@ UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": 
 
 # what a planted fault must break to be seen: most ops' results; the operands of those whose results stay where they are
 PLANTED = {"argmax": "local_indices_returned", "argmin": "local_indices_returned", "item": "item_doubled", "to": "pending_sums_cast"}
-CONVOLUTIONS = ("nn.functional.conv1d", "nn.functional.conv2d")
-REPLICATING = ("diagonal", "tril", "triu", "diag", "diag_embed", "rot90")
+CONVOLUTIONS = ("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv1d.options", "nn.functional.conv2d.options")
+REPLICATING = ("diagonal", "tril", "triu", "diag", "diag_embed", "rot90", "triangles")
 
 
 def planted(op: Op) -> str:
@@ -48,9 +48,9 @@ def planted(op: Op) -> str:
 
 
 def case_of(law: str, sample: Sample, seed: int = 0) -> Case:
-    """The case that a sample makes; seed 0 is not printed."""
+    """The case that a sample makes; seed 0 is not printed. ``sample`` names the one of OpInfo that it was made of."""
     tensors: dict[str, Any] = dict(sample.tensors)
-    return Case.of(law, mesh=sample.mesh, **tensors, steps=sample.steps, seed=seed or None)
+    return Case.of(law, mesh=sample.mesh, **tensors, steps=sample.steps, sample=sample.origin or None, seed=seed or None)
 
 
 def cases_of(law: str, samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:

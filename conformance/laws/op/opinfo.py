@@ -1,0 +1,350 @@
+"""Samples of torch's OpInfo database, read as variants of ops.
+
+A sample becomes a call in the notation of programs and the shapes of its tensors; its numbers and strings stand in the call. The
+values of its tensors do not matter: each is filled so that the plain op gives finite results that float32 and float64 agree on.
+Once it is read nothing of the database is needed to run the case again.
+
+The database is imported when the first op is asked for, in the driver alone: it takes seconds and some hundred MB. Which ops count
+is asked of DTensor: those of which every overload that runs has a strategy, a rule, a handler or a decomposition.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import string
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from conformance import compat
+from conformance.here import close
+from conformance.laws.op.check import leaves
+from conformance.program import Program
+from reference.notation import NotationError
+from reference.tensors import DTYPES
+from strategies.ops import Arg, Op, Variant
+
+FILLS = ("distinct", "small", "unit", "positive")
+SEEDS = range(4)
+# samples looked at, and taken, of one op
+LOOKED_AT = 30
+TAKEN = 10
+LARGEST = 800
+# of the largest element: float32 beside float64 on the same values
+AGREEMENT = {"float32": 1e-6, "complex64": 1e-6}
+
+UNINITIALISED = "what it returns is not initialised"
+OF_A_KIND = "its result is unique up to signs or the order of equal values only"
+EQUAL_INDICES = "where indices are equal, which value is kept is not said"
+LEFT_OUT = {
+    **dict.fromkeys(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"), UNINITIALISED),
+    **dict.fromkeys(("linalg.eig", "linalg.eigh", "linalg.svd", "linalg.qr", "svd", "qr", "geqrf", "lobpcg", "ormqr"), OF_A_KIND),
+    **dict.fromkeys(("svd_lowrank", "pca_lowrank", "linalg.householder_product", "linalg.eigvals", "mode"), OF_A_KIND),
+    **dict.fromkeys(("index_copy", "put", "_unsafe_masked_index_put_accumulate", "as_strided_scatter"), EQUAL_INDICES),
+    "nn.functional.scaled_dot_product_attention": "DTensor plans the first call for ten seconds; a table tries others",
+    **dict.fromkeys(("linalg.pinv", "pinverse", "linalg.matrix_rank"), "which singular values count as zero is a matter of rounding"),
+    "byte": "what a negative float becomes is undefined",
+    **dict.fromkeys(("as_strided", "as_strided_copy"), "it speaks of the memory of the plain tensor"),
+}
+
+
+class UnreadableError(Exception):
+    """An OpInfo, or one of its samples, of which no case can be made; the text says why."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was made of one OpInfo: variants, for each of those that have gradients the operands that get one, or why there is nothing."""
+
+    variants: tuple[Variant, ...] = ()
+    gradients: tuple[tuple[Variant, tuple[str, ...]], ...] = ()
+    reason: str = ""
+
+
+@cache
+def database() -> dict[str, Any]:
+    """The OpInfos by name, with variants behind a dot. Raises :class:`compat.TorchMovedError` where it cannot be imported."""
+    if importlib.util.find_spec("expecttest") is None:
+        raise compat.TorchMovedError("samples of OpInfo want the package expecttest: pip install expecttest")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        infos = compat.name("op_db")
+    return {name_of(info): info for info in infos}
+
+
+def name_of(info: Any) -> str:
+    """The name that users call, with the variant of the OpInfo."""
+    name = str(info.name).removeprefix("torch.")
+    return f"{name}.{info.variant_test_name}" if info.variant_test_name else name
+
+
+@cache
+def read(name: str) -> Reading:
+    """The samples of an OpInfo; of its in-place form where the name ends in ``.in-place``."""
+    in_place = name.endswith(".in-place")
+    info = database().get(name.removesuffix(".in-place"))
+    if info is None:
+        return Reading(reason="the installed torch has no such OpInfo")
+    if str(info.name) in LEFT_OUT:
+        return Reading(reason=LEFT_OUT[str(info.name)])
+    if in_place and info.inplace_variant is None:
+        return Reading(reason="it has no in-place form")
+    variants: dict[tuple[object, str], Variant] = {}
+    reasons: list[str] = []
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _one_thread():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        for origin, sample in _samples(info):
+            try:
+                variant = _variant(info, sample, origin, in_place)
+            except UnreadableError as error:
+                reasons.append(str(error))
+                continue
+            variants.setdefault((variant.args, variant.call), variant)
+            if len(variants) == TAKEN:
+                break
+        found = tuple(sorted(variants.values(), key=_plainness))
+        wanted = [(variant, _with_gradient(variant)) for variant in found if info.supports_autograd and not in_place]
+    reason = "" if found else max(dict.fromkeys(reasons), key=reasons.count, default="it has no samples")
+    return Reading(found, tuple((variant, names) for variant, names in wanted if names), reason)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small ops are many times faster without the threads that other processes leave no room for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def op_of(name: str, variants: Sequence[Variant]) -> Op:
+    """An op of these variants, of which refusals are not held against torch."""
+    return Op(name, tuple(variants), exact=False, light=True, refuses="any")
+
+
+def claimed(overload: Any) -> bool:
+    """Whether DTensor says that it knows what to do with an overload of aten, one way or another."""
+    propagator = compat.name("op_dispatcher").sharding_propagator
+    known = (propagator.op_strategy_funcs, propagator.op_single_dim_strategy_funcs, propagator.op_to_rules)
+    handled = compat.name("op_dispatcher")._custom_op_handlers
+    return any(overload in table for table in (*known, handled)) or bool(compat.name("has_decomposition")(overload))
+
+
+def _samples(info: Any) -> Iterator[tuple[str, Any]]:
+    supported = info.supported_dtypes("cpu")
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
+        if dtype in supported:
+            for at, sample in enumerate(itertools.islice(info.sample_inputs("cpu", dtype), LOOKED_AT)):
+                yield f"{str(dtype)[6:]}/{at}", sample
+            return
+
+
+def _plainness(variant: Variant) -> tuple[bool, bool, int]:
+    """Sorts what can be sharded, and has elements, to the front."""
+    shapes = [arg.shape({}) for arg in variant.args]
+    return not all(shapes), any(0 in shape or 1 in shape for shape in shapes), len(variant.call)
+
+
+@dataclass
+class _Reader:
+    """Puts a call into words, and names the tensors that it meets."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def text(self, value: Any) -> str:
+        match value:
+            case torch.Tensor():
+                return self._name(value)
+            case bool() | None:
+                return repr(value)
+            case int() | float():
+                return "-inf" if value == float("-inf") else repr(value)
+            case str() if not set(value) & set(" |{}'\\"):
+                return repr(value)
+            case torch.dtype() if str(value)[6:] in DTYPES:
+                return str(value)
+            case slice():
+                return f"slice({','.join(map(self.text, (value.start, value.stop, value.step)))})"
+            case tuple():
+                return f"({','.join(map(self.text, value))}{',' if len(value) == 1 else ''})"
+            case list():
+                return f"[{','.join(map(self.text, value))}]"
+        if value is Ellipsis:
+            return "..."
+        raise UnreadableError(f"an argument is a {type(value).__name__}")
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        for name, known in self.tensors.items():
+            if known is tensor:
+                return name
+        if tensor.layout is not torch.strided or str(tensor.dtype)[6:] not in DTYPES or tensor.numel() > LARGEST:
+            raise UnreadableError("a tensor is large, sparse or of a dtype that cases do not have")
+        name = string.ascii_lowercase[len(self.tensors) : len(self.tensors) + 1]
+        if not name:
+            raise UnreadableError("it takes too many tensors")
+        self.tensors[name] = tensor
+        return name
+
+
+def _variant(info: Any, sample: Any, origin: str, in_place: bool) -> Variant:
+    reader = _Reader({})
+    given = [reader.text(value) for value in (sample.input, *sample.args)]
+    given += [f"{key}={reader.text(value)}" for key, value in sample.kwargs.items()]
+    if not any(tensor.numel() for tensor in reader.tensors.values()):
+        raise UnreadableError("it takes no tensor")
+    if in_place and (sample.broadcasts_input or not isinstance(sample.input, torch.Tensor)):
+        raise UnreadableError("in place a result must fit into the operand")
+    call = f"a.{info.name}_({','.join(given[1:])})" if in_place else f"{str(info.name).removeprefix('torch.')}({','.join(given)})"
+    try:
+        program = Program.parse(call)
+    except NotationError:
+        raise UnreadableError("it is no function of torch, nor a tensor method") from None
+    _same_call(info, sample, program, reader.tensors, in_place)
+    args = tuple(_arg(name, tensor) for name, tensor in reader.tensors.items())
+    fill = next((fill for fill in FILLS if _settled(args, fill, program)), None)
+    if fill is None:
+        raise UnreadableError("no fill gives it finite values that float32 holds")
+    dtypes = ("float32",) if any(not arg.dtype for arg in args) else (args[0].dtype,)
+    return Variant(args, str(program), dtypes, fill, origin=origin)
+
+
+def _same_call(info: Any, sample: Any, program: Program, tensors: dict[str, torch.Tensor], in_place: bool) -> None:
+    """The program does with the tensors of a sample what the OpInfo does, and DTensor claims every overload that runs."""
+    mine, theirs = ({name: tensor.detach().clone() for name, tensor in tensors.items()} for _ in "ab")
+    named = {id(tensor): theirs[name] for name, tensor in tensors.items()}
+    given = _replaced((sample.input, sample.args, sample.kwargs), named)
+    try:
+        with _tracing() as trace:
+            got = program.run(mine)[-1]
+        want = (info.inplace_variant if in_place else info.op)(given[0], *given[1], **given[2])
+    except Exception as error:
+        raise UnreadableError(f"the plain call fails: {type(error).__name__}") from None
+    seeded = [str(func) for func in trace.overloads if torch.Tag.nondeterministic_seeded in func.tags]
+    if seeded:
+        raise UnreadableError("its result is random")
+    unclaimed = [str(func) for func in trace.overloads if not claimed(func)]
+    if unclaimed:
+        raise UnreadableError(f"not claimed: {unclaimed[0]}")
+    found, due = list(leaves(got)), list(leaves(want))
+    alike = len(found) == len(due) and all(_agree(one, other) for one, other in zip(found, due, strict=False))
+    if not alike or not any(isinstance(part, torch.Tensor) and part.layout is torch.strided for part in found):
+        raise UnreadableError("its result is no dense tensor, or not the same twice")
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other)
+    if one.layout is not torch.strided or str(one.dtype)[6:] not in DTYPES or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return close(one.detach(), other.detach(), {"float32": 1e-6})
+
+
+def _replaced(value: Any, named: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return named.get(id(value), value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, named) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_replaced(item, named) for item in value)
+    return value
+
+
+def _arg(name: str, tensor: torch.Tensor) -> Arg:
+    """The argument that a tensor is. Indices stay in the range that they have."""
+    dims = tuple(map(str, tensor.shape))
+    dtype = str(tensor.dtype)[6:]
+    if dtype == "float32":
+        return Arg(name, dims)
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    ranged = whole and tensor.numel() and tensor.min().item() >= 0
+    return Arg(name, dims, dtype, f"index{int(tensor.max().item()) + 1}" if ranged else "")
+
+
+def built(variant: Variant, seed: int, *, wide: bool = False) -> dict[str, torch.Tensor]:
+    """The dense tensors of a variant whose shapes are fixed; with ``wide`` the same values in the wider dtype."""
+    tensors = {}
+    for at, arg in enumerate(variant.args):
+        tensor = variant.spec(arg, {}, variant.dtypes[0]).build(seed * 64 + 7 * at + 1)
+        wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}.get(tensor.dtype, tensor.dtype)
+        tensors[arg.name] = tensor.to(wider) if wide else tensor
+    return tensors
+
+
+def _settled(args: tuple[Arg, ...], fill: str, program: Program) -> bool:
+    """Whether the plain op gives finite results under every seed, which more digits do not change."""
+    variant = Variant(args, "", ("float32",), fill)
+    with torch.no_grad():
+        try:
+            return all(_precise(program, variant, seed) for seed in SEEDS)
+        except Exception:
+            return False
+
+
+def _precise(program: Program, variant: Variant, seed: int) -> bool:
+    found = [part for part in leaves(program.run(built(variant, seed))[-1]) if isinstance(part, torch.Tensor)]
+    if not all(part.isfinite().all() for part in found):
+        return False
+    try:
+        wide = [part for part in leaves(program.run(built(variant, seed, wide=True))[-1]) if isinstance(part, torch.Tensor)]
+    except Exception:  # not every op has a kernel for the wider dtype
+        return True
+    return all(one.shape == other.shape and close(one, other.to(one.dtype), AGREEMENT) for one, other in zip(found, wide, strict=True))
+
+
+def _with_gradient(variant: Variant) -> tuple[str, ...]:
+    """The operands that get a gradient, where all of them are finite and agree with those of float64, under every seed."""
+    names: tuple[str, ...] = ()
+    for seed in SEEDS:
+        try:
+            grads, wide = (_gradients(variant, seed, wide=wide) for wide in (False, True))
+        except Exception:
+            return ()
+        names = tuple(grads)
+        if set(grads) != set(wide) or not all(_agree_on(grads[name], wide[name]) for name in names):
+            return ()
+    return names
+
+
+def _agree_on(grad: torch.Tensor, wide: torch.Tensor) -> bool:
+    return bool(grad.isfinite().all()) and close(grad, wide.to(grad.dtype), AGREEMENT)
+
+
+def _gradients(variant: Variant, seed: int, *, wide: bool) -> dict[str, torch.Tensor]:
+    tensors = built(variant, seed, wide=wide)
+    for tensor in tensors.values():
+        tensor.requires_grad_(tensor.is_floating_point())
+    parts = [part for part in leaves(Program.parse(variant.call).run(tensors)[-1]) if isinstance(part, torch.Tensor) and part.requires_grad]
+    torch.autograd.backward(parts, [(torch.arange(part.numel()).reshape(part.shape) % 5 - 2).to(part.dtype) for part in parts])
+    return {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
+
+
+def _tracing() -> Any:
+    return _trace()()
+
+
+@cache
+def _trace() -> Any:
+    mode = compat.name("TorchDispatchMode")
+
+    class Trace(mode):  # type: ignore[misc,valid-type]
+        """Notes the overloads that run on some tensor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.overloads: list[Any] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(isinstance(item, torch.Tensor) for item in leaves([list(args), list((kwargs or {}).values())])):
+                self.overloads.append(func)
+            return func(*args, **(kwargs or {}))
+
+    return Trace

@@ -1,0 +1,152 @@
+"""The laws of ops that come from OpInfo: what is read of a sample, what must hold does, and each sees its planted fault."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+from collections import defaultdict
+
+import pytest
+import torch
+
+from conformance.case import Case
+from conformance.compat import TorchMovedError
+from conformance.engine import LawResult, Run
+from conformance.features import features_of, known
+from conformance.law import Law, Limits
+from conformance.laws.op import opinfo
+from conformance.laws.op.check import leaves, operands, plain_of, program_of
+from conformance.laws.op.samples import LAWS, narrowed
+from conformance.program import Program
+from conformance.report.reproducer import reproducer
+from conformance.search import Plan, draw
+from conformance.target import Target
+from conformance.verdict import Verdict
+from conformance.world import Pool
+from strategies.op_catalogue import OPS
+from strategies.op_sweep import Sweep, combined, rows
+
+FORWARD = [law for law in LAWS if law.name == "op.forward"]
+BACKWARD = [law for law in LAWS if law.name == "op.backward"]
+SOME = [law for at, law in enumerate(LAWS) if at % 40 == 0]
+
+
+def judge(pool: Pool, work: list[tuple[Law, Case]]) -> dict[str, list[Verdict]]:
+    """Verdicts by law."""
+    said: dict[str, list[Verdict]] = defaultdict(list)
+    for law, case in work:
+        pool.feed(law, case, lambda verdict: said[verdict.case.law].append(verdict))
+    pool.flush()
+    return said
+
+
+def first_cases(law: Law, count: int) -> list[Case]:
+    """What a run tries first: the control alone, or else so many cases of the sweep."""
+    assert law.sweep is not None
+    return law.sweep(Limits())[:count] or [Case.parse(law.control)]
+
+
+def test_there_are_laws() -> None:
+    assert len(FORWARD) >= 300
+    assert len(BACKWARD) >= 180
+    assert not {law.variant for law in FORWARD} & set(OPS)
+
+
+@pytest.mark.timeout(240)
+def test_controls_hold() -> None:
+    with Pool(Target()) as pool:
+        said = judge(pool, [(law, Case.parse(law.control)) for law in LAWS])
+    assert [f"{law}: {seen[0].status} {seen[0].message}" for law, seen in said.items() if seen[0].status != "held"] == []
+    assert len(said) == len(LAWS)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", sorted({law.planted for law in FORWARD}))
+def test_planted_fault_is_caught(fault: str) -> None:
+    left = [law for law in FORWARD if law.planted == fault]
+    with Pool(Target(setup=f"tests.planted.op_faults:{fault}", timeout=5.0)) as pool:
+        for number in (0, 1, 6):
+            said = judge(pool, [(law, case) for law in left for case in first_cases(law, number)])
+            left = [law for law in left if all(verdict.status != "deviates" for verdict in said[law.id])]
+    assert [law.id for law in left] == []
+
+
+@pytest.mark.timeout(240)
+def test_planted_fault_of_gradients_is_caught() -> None:
+    with Pool(Target(setup="tests.planted.op_backward_faults:leaf_gradients_shifted", timeout=5.0)) as pool:
+        said = judge(pool, [(law, Case.parse(law.control)) for law in BACKWARD])
+    assert [law.id for law in BACKWARD if said[law.id][0].status != "deviates"] == []
+
+
+@pytest.mark.parametrize("law", SOME, ids=lambda law: law.id)
+def test_cases_of_samples_read_back_and_run_plain(law: Law) -> None:
+    assert law.sweep is not None
+    cases = law.sweep(Limits())[:12]
+    assert len({case.text for case in cases}) > 3
+    assert any("sample" in case for case in cases)
+    for case in cases:
+        assert Case.parse(case.text) == case
+        assert str(program_of(case)) == case.get("steps")
+        assert [feature for feature in features_of(case, law) if not known(feature)] == []
+        program_of(case).run(plain_of(operands(case)))
+    small = [case for case in cases if sum(x.full.numel() for x in operands(case).values()) <= 30]
+    for text in (reproducer(law, case) for case in small[:2]):
+        ast.parse(text)
+        assert "conformance" not in text
+
+
+def test_a_smoke_run_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opinfo, "read", lambda name: pytest.fail(f"samples of {name} are read"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    taken: list[Case] = []
+    for law in FORWARD[:40]:
+        Plan.of(law, Limits(), 1, "smoke").feed(lambda case, drawn: taken.append(case))
+    assert len(taken) == 40
+    opinfo.database.cache_clear()
+    with pytest.raises(TorchMovedError, match="expecttest"):
+        opinfo.database()
+
+
+def test_narrowed_cases_are_no_larger() -> None:
+    case = Case.parse("op.forward[addr] mesh=2x2 a=5x4:S(0),R b=5:S(0),R c=4:R,S(0) steps=addr(a,b,c)")
+    near: list[Case] = []
+    draw(narrowed(case), 1, 40, near.append)
+    assert all(max(small.tensor("b").shape) <= 5 and small.tensor("a").shape[0] == small.tensor("b").shape[0] for small in near)
+    assert len({small.text for small in near}) > 10
+
+
+def test_what_is_read_is_settled() -> None:
+    """Plain results of what is taken are finite and the same twice; what is random, left out or not claimed is not taken."""
+    for name in ("addr", "nn.functional.glu", "linalg.solve"):
+        found = opinfo.read(name)
+        assert found.variants
+        assert found.gradients
+        for variant in found.variants:
+            one, other = (list(leaves(Program.parse(variant.call).run(opinfo.built(variant, 3))[-1])) for _ in "ab")
+            assert all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+            assert all(value.isfinite().all() for value in one)
+    assert opinfo.read("bernoulli").reason == "its result is random"
+    assert opinfo.read("empty_like").reason == opinfo.UNINITIALISED
+    assert opinfo.read("nonzero").reason.startswith("not claimed: aten.nonzero")
+    assert opinfo.read("nonesuch").reason == "the installed torch has no such OpInfo"
+
+
+def test_every_two_placements_of_every_two_arguments_meet() -> None:
+    for sizes in ((2, 3), (4, 4, 4), (5, 9, 7, 2), (3,) * 6):
+        choices = [tuple(range(100 * at, 100 * at + size)) for at, size in enumerate(sizes)]
+        met = {pair for index in range(rows(choices)) for pair in itertools.combinations(combined(choices, index), 2)}  # type: ignore[arg-type]
+        due = {pair for one, other in itertools.combinations(choices, 2) for pair in itertools.product(one, other)}
+        assert met == due
+    sweep = Sweep(OPS["addcmul"])
+    assert len(sweep) < sweep.combinations
+
+
+def test_a_law_of_which_every_case_is_refused_does_not_hold() -> None:
+    run = Run.__new__(Run)
+    run.findings = []
+    refused, mixed = LawResult(LAWS[0], cases=3, refused=3), LawResult(LAWS[0], cases=3, refused=2)
+    assert run._outcome(LAWS[0], refused) == "untested"
+    assert refused.reason is not None
+    assert refused.reason.startswith("unsupported")
+    assert run._outcome(LAWS[0], mixed) == "held"
