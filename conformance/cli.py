@@ -180,7 +180,7 @@ def compare(
 
 @app.command()
 def merge(
-    reports: Annotated[list[Path], typer.Argument(metavar="REPORT ...", help="The reports of the shards of one run (--shard I/N).")],
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT", help="The reports of the shards of one run (--shard I/N).")],
     output: Annotated[Path, typer.Option("-o", metavar="DIR", help="Where the report of the whole goes.")] = Path("shardlaw-report"),
 ) -> int:
     """Make one report of the reports of shards; same exit codes as run."""

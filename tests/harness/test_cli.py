@@ -123,11 +123,12 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from conformance.cli import main; main(['--help']); main(['run', '--bogus']); main(['run', '--help']); "
         "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)']); "
+        "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)', '--svg']); main(['compare', '.', '.']); "
         "heavy = {'torch', 'hypothesis', 'pytest'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "replay", "repro", "laws", "show", "targets", "doctor"):
+    for command in ("run", "replay", "repro", "compare", "merge", "laws", "show", "targets", "doctor"):
         assert f"\n  {command} " in done.stdout
 
 

@@ -175,7 +175,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     one, two = shards(tmp_path, report([law("mesh.groups")]), report([law("mesh.groups")]))
     (tmp_path / "file").write_text("")
     for arguments, message in (
-        ([], "Missing argument 'REPORT ...'"),
+        ([], "Missing argument 'REPORT'"),
         ([one, str(tmp_path / "none")], "cannot be read"),
         ([one, one], f"{one}: is shard 1/2, and so is {one}: want each shard once"),
         ([one, two, "-o", two], "is one of the reports: want another folder"),
