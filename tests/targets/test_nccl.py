@@ -1,0 +1,59 @@
+"""What can be said of NCCL, and of devices, where there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conformance import cli
+from conformance.target import Target
+from conformance.target.builtin import BUILTIN, devices_needed
+from conformance.world import rank
+from conformance.world.launch import environment
+
+
+def test_a_failed_collective_ends_its_rank_and_the_driver_sees_a_hang_first() -> None:
+    target = BUILTIN["nccl"]
+    env = environment(target)
+    assert (env["TORCH_NCCL_ASYNC_ERROR_HANDLING"], env["TORCH_NCCL_BLOCKING_WAIT"]) == ("3", "0")
+    assert env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment(BUILTIN["gloo"])
+
+
+def test_ranks_of_nccl_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(current_device=lambda: 3))
+    assert rank.init_options(BUILTIN["nccl"]) == {"device_id": torch.device("cuda", 3)}
+    assert rank.init_options(BUILTIN["cuda-gloo"]) == {}
+    assert rank.init_options(BUILTIN["gloo"]) == {}
+
+
+def test_options_of_a_backend_are_made_by_its_own_function() -> None:
+    assert rank.init_options(Target(init_options=(("pg_options", "builtins:dict"),))) == {"pg_options": {}}
+
+
+def test_one_gpu_a_rank_or_one_for_all() -> None:
+    assert [devices_needed(BUILTIN[name], 4) for name in ("nccl", "cuda-gloo", "gloo")] == [4, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen", "needs"),
+    [
+        (["run", "--target", "nccl"], 0, "target nccl with 4 ranks needs 4 GPUs (one for each rank), 0 seen"),
+        (["run", "--target", "nccl"], 2, "needs 4 GPUs (one for each rank), 2 seen"),
+        (["run", "--target", "nccl", "--world-size", "1"], 0, "target nccl with 1 rank needs 1 GPU (one for each rank), 0 seen"),
+        (["run", "--target", "cuda-gloo"], 0, "target cuda-gloo with 4 ranks needs 1 GPU (shared by the ranks), 0 seen"),
+    ],
+)
+def test_too_few_gpus_end_a_run_with_one_line(
+    arguments: list[str], seen: int, needs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("conformance.target.builtin.devices_seen", lambda target: seen)
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("shardlaw: ")
+    assert told.err.count("\n") == 1
+    assert needs in told.err
+    assert f"--world-size {seen} fits" in told.err or not seen
