@@ -114,6 +114,7 @@ class Run:
         self.results: dict[str, LawResult] = {law.id: LawResult(law) for law in self.laws}
         self.findings: list[Finding] = []
         self.unconfirmed: list[Verdict] = []
+        self.stale: list[str] = []
         self.features: Counter[str] = Counter()
         self.judged = 0
         self.drawn = 0
@@ -300,6 +301,12 @@ class Run:
 
     # The end
 
+    def probe(self) -> None:
+        """Try on two ranks what the target declares that it cannot do."""
+        from conformance.probe import stale
+
+        self.stale = stale(self.pool, self.target) if self.judged and self.failure is None else []
+
     def exit_code(self) -> int:
         """2 when no case was judged, 1 for a new finding (or, with ``--strict``, a stale expectation), else 0."""
         advisory = {law.id for law in self.laws if law.tier == "advisory"}
@@ -379,6 +386,7 @@ def run(request: RunRequest) -> int:
             status = pytest.main(arguments, plugins=[Here()])
         if status == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
+        live.probe()
         if live.failure is not None:
             code = _failed(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):

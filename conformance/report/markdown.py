@@ -43,6 +43,8 @@ def markdown(report: RunReport, folder: Path) -> str:
         ]
     if report.warnings:
         lines += ["", "## Warnings", "", *(f"- {_flat(warning)}" for warning in report.warnings)]
+    if report.target.cannot:
+        lines += ["", "## Declared", "", *(f"- {_flat(line)}" for line in declared(report))]
     reasons = report.untested()
     if reasons or report.features_missing:
         lines += ["", "## Not reached", ""]
@@ -65,6 +67,15 @@ def headline(report: RunReport) -> str:
         parts = [found or "nothing new", f"{expected} expected" if expected else "", f"{stale} stale" if stale else ""]
         return ", ".join(filter(None, parts))
     return ", ".join(filter(None, [MEANING.get(report.exit, f"exit code {report.exit}"), found]))
+
+
+def declared(report: RunReport) -> list[str]:
+    """What the target says it cannot do: a line for each word, with the laws that it leaves untested, and whether it works all the same."""
+    lines = []
+    for word, laws in report.declared().items():
+        untested = some(laws, 3, "law untested" if len(laws) == 1 else "laws untested") if laws else "no law of this run needs it"
+        lines.append(f"cannot {word}: {untested}" + ("; stale: it works on two ranks" if word in report.target.stale else ""))
+    return lines
 
 
 def some(names: list[str], count: int, what: str) -> str:

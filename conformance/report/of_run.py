@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from conformance.engine import LawResult, Run
     from conformance.expectations import Entry
     from conformance.findings import Finding
+    from conformance.target import Target
     from conformance.verdict import Verdict
 
 Scripts = Mapping[str, tuple[str | None, str]]
@@ -49,8 +50,9 @@ def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = 
             python=platform.python_version(),
             storage=target.storage,
             cannot=list(target.cannot),
+            stale=list(run.stale),
         ),
-        laws=[_law_line(result) for result in results],
+        laws=[_law_line(result, target) for result in results],
         findings=findings,
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
         expectations=[_expectation_line(entry, run, id(entry) in too_wide) for entry in entries],
@@ -72,7 +74,7 @@ def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = 
     )
 
 
-def _law_line(result: LawResult) -> LawLine:
+def _law_line(result: LawResult, target: Target) -> LawLine:
     law = result.law
     return LawLine(
         id=law.id,
@@ -89,6 +91,7 @@ def _law_line(result: LawResult) -> LawLine:
         combinations=result.combinations,
         seconds=round(result.seconds, 2),
         reason=result.reason,
+        lacks=sorted(set(law.needs) & set(target.cannot)),
         features=dict(sorted(result.features.items())),
     )
 

@@ -31,7 +31,8 @@ MEANING = {
 
 class LawLine(msgspec.Struct, kw_only=True):
     """One law: ``cases`` were judged (``refused`` of them by every rank alike), which put ``checks`` questions; ``rejected`` ones meant
-    nothing. ``features`` counts the cases that reached each."""
+    nothing; ``swept`` came from the enumerator, which has ``combinations`` (0: not asked). ``features`` counts the cases that reached each.
+    ``lacks`` is what it needs of what the target declares that it cannot do."""
 
     id: str
     chapter: str
@@ -47,6 +48,7 @@ class LawLine(msgspec.Struct, kw_only=True):
     combinations: int = 0
     seconds: float = 0.0
     reason: str | None = None
+    lacks: list[str] = []
     features: dict[str, int] = {}
 
 
@@ -106,7 +108,7 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
 
 
 class TargetLine(msgspec.Struct, kw_only=True):
-    """What was validated, and with what."""
+    """What was validated, and with what. Of what it ``cannot`` do by its own account, two ranks did what is ``stale``."""
 
     name: str
     device: str
@@ -116,6 +118,7 @@ class TargetLine(msgspec.Struct, kw_only=True):
     python: str
     storage: str
     cannot: list[str] = []
+    stale: list[str] = []
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -168,6 +171,10 @@ class RunReport(msgspec.Struct, kw_only=True):
             chapter = found.setdefault(law.chapter, Counter())
             chapter.update({law.outcome: 1, "laws": 1, "cases": law.cases})
         return found
+
+    def declared(self) -> dict[str, list[str]]:
+        """For each word that the target declares as missing the laws that it leaves untested."""
+        return {word: [law.id for law in self.laws if word in law.lacks] for word in self.target.cannot}
 
     def untested(self) -> dict[str, list[str]]:
         """The laws that say nothing, by the reason why."""

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from conformance.report.github import tell
-from conformance.report.markdown import headline, some
+from conformance.report.markdown import declared, headline, some
 from conformance.report.of_run import report_of
 from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
 
@@ -144,6 +144,11 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
             out.print(f"  {some(report.features_missing, 16, 'features')}")
         if totals.skipped_expected:
             out.print(f"  {totals.skipped_expected} cases that would be an expected hang or crash")
+    if target.cannot:
+        out.print()
+        out.print("declared:")
+        for line in declared(report):
+            out.print(f"  {line}")
     stale = [entry for entry in report.expectations if entry.stale]
     for entry in stale:
         out.print(f"stale: {entry.where}: {entry.kind} of {entry.law} did not happen")
