@@ -140,10 +140,11 @@ def claimed(overload: Any) -> bool:
 
 
 def _samples(info: Any) -> Iterator[tuple[str, Any]]:
-    supported = info.supported_dtypes("cpu")
+    device = torch.get_default_device().type
+    supported = info.supported_dtypes(device)
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         if dtype in supported:
-            for at, sample in enumerate(itertools.islice(info.sample_inputs("cpu", dtype), LOOKED_AT)):
+            for at, sample in enumerate(itertools.islice(info.sample_inputs(device, dtype), LOOKED_AT)):
                 yield f"{str(dtype)[6:]}/{at}", sample
             return
 
