@@ -180,7 +180,7 @@ class Run:
 
         try:
             try:
-                for case in self.known.get(law.id, ()):
+                for case in self.known.get(law.id, [])[request.shard[0] - 1 :: request.shard[1]]:
                     self._feed(law, tried, case, False, 0)
                 plan.feed(take)
             except Enough:
