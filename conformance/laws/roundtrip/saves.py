@@ -106,6 +106,11 @@ def check_caching(case: Case, here: Here) -> None:
         t.judge(one, here, t.load(here, t.destination(one, here), folder=folder), check=f"loaded {order[: at + 1]}")
 
 
+def of_again(case: Case) -> set[str]:
+    ways = case.get("ways", "")
+    return ({"no-collectives"} if "a" in ways else set()) | ({"no-collectives-after"} if "ca" in ways else set())
+
+
 def check_again(case: Case, here: Here) -> None:
     """In one world, each save over the last one is what the next load gets, whatever its layout and its way."""
     trip = t.read_trip(case)
@@ -238,7 +243,7 @@ LAWS = (
         planted="metadata_remembered",
         texts=AGAIN,
         sweeps=7,
-        features=lambda case: {"no-collectives"} if "a" in case.get("ways", "") else set(),
+        features=of_again,
     ),
     law_of(
         "refuses[overwrite]",
