@@ -1,5 +1,6 @@
 """The tests' own laws and planted faults are modules of ``tests``, which ranks import too."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,6 +8,10 @@ from hypothesis import settings
 
 # behind everything else: where the project is installed, the installed one is tested
 sys.path.append(str(Path(__file__).parent.parent))
+
+# where these tests run in a workflow, what they run has nothing to say to it
+for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+    os.environ.pop(name, None)
 
 # how long an example takes says something of the machine, not of the code
 settings.register_profile("patient", deadline=None)
