@@ -126,6 +126,10 @@ class Worlds:
         __tracebackhide__ = True
         return self().run(function, *args, **options)
 
+    def judge(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> Outcome:
+        """:meth:`Ranks.judge` on the default number of ranks."""
+        return self().judge(function, *args, **options)
+
     def check(self, law: str | Law, case: str | Case | None = None, *, fresh: bool = False) -> Verdict:
         """Try one case of a law.
 

@@ -1,0 +1,52 @@
+"""docs/library.md: every file on the page is written down and every command on it is run, in its order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.library.surroundings import HOME, PLUGIN, ROOT
+
+PAGE = (ROOT / "docs" / "library.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+# how long an example takes says something of the machine, not of the page
+PATIENT = """from hypothesis import HealthCheck, settings
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+"""
+PROGRAMS = {"pytest": ["-m", "pytest", *PLUGIN, "-q", "-p", "no:cacheprovider"], "shardlaw": ["-m", "conformance"], "python": []}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "conftest.py").write_text(PATIENT)
+    for _, text in BLOCKS:
+        if name := re.match(r"# (\w+\.(py|toml))\n", text):
+            (folder / name[1]).write_text(text)
+    return folder
+
+
+def test_every_block_is_a_file_or_commands() -> None:
+    assert {language for language, _ in BLOCKS} == {"python", "toml", "sh"}
+    assert all(language == "sh" or re.match(r"# \w+\.(py|toml)\n", text) for language, text in BLOCKS)
+
+
+@pytest.mark.parametrize("command", [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()])
+def test_every_command_ends_well(command: str, folder: Path) -> None:
+    words = shlex.split(command)
+    given = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+    program, *arguments = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SHARDLAW_"))}
+    path = os.pathsep.join([str(folder), *HOME])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *PROGRAMS[program], *arguments],
+        cwd=folder, env={**env, **given, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
