@@ -16,6 +16,7 @@ import typer
 
 from conformance import __version__, stopping
 from conformance.errors import UsageError
+from conformance.torchrun import follows, seat
 
 app = typer.Typer(
     name="shardlaw",
@@ -47,7 +48,9 @@ def run(
     *,
     target: TargetName = "gloo",
     storage: Annotated[str | None, typer.Option(metavar="NAME", help="Checkpoint storage; default: the target's.")] = None,
-    world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the largest world.")] = 4,
+    world_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Ranks of the largest world; default: 4, or all that torchrun has launched.")
+    ] = None,
     profile: Annotated[Literal["smoke", "ci", "nightly"], typer.Option(help="How many cases each law tries.")] = "smoke",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Cut every law's list of cases short: 90s, 2m.")] = None,
     op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these.")] = None,
@@ -64,13 +67,14 @@ def run(
     list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,
 ) -> int:
     """Try the laws on a target; exit 1 when something new deviates."""
-    from conformance.request import RunRequest, parse_duration, parse_shard
+    from conformance.request import DEFAULT_WORLD, RunRequest, parse_duration, parse_shard
 
+    launched = seat()
     request = RunRequest(
         laws=tuple(laws or ()),
         target=target,
         storage=storage,
-        world_size=world_size,
+        world_size=world_size if world_size is not None else launched.size if launched else DEFAULT_WORLD,
         profile=profile,
         budget=None if budget is None else parse_duration(budget),
         ops=tuple(op or ()),
@@ -86,10 +90,16 @@ def run(
         exitfirst=exitfirst,
         list=list_,
     )
+    if launched and not request.list:
+        from conformance import torchrun
+
+        return torchrun.run(launched, request)
     if not request.list:
         from conformance.engine import run as run_laws
 
         return run_laws(request)
+    if follows():
+        return 0
     from conformance.laws import catalogue
     from conformance.selection import select
     from conformance.target.config import named_target, read_config, with_storage
@@ -275,5 +285,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def _refuse(message: str) -> int:
+    if follows():
+        return 0
     print("shardlaw:", " ".join(message.split()), file=sys.stderr)
     return 2

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conformance.findings import Finding
     from conformance.law import Law
     from conformance.verdict import Verdict
+    from conformance.world.keeper import Launch
 
 SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
 FINDINGS_A_LAW = 6
@@ -50,6 +51,7 @@ class LawResult:
     combinations: int = 0
     seconds: float = 0.0
     reason: str | None = None
+    rejection: str = ""
     features: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
 
@@ -70,17 +72,20 @@ class Run:
     """One run, from its request to its exit code. Made by :meth:`start`; :meth:`finish` and :meth:`close` end it."""
 
     @classmethod
-    def start(cls, request: RunRequest) -> Run:
-        """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`."""
+    def start(cls, request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> Run:
+        """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`. Where ``launch`` starts
+        the ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
         from conformance.report.writer import ReportWriter
         from conformance.target.config import find_target
 
-        target = find_target(request)
+        # it counts the devices of this machine
+        target = find_target(replace(request, world_size=ranks_here or request.world_size))
         writer = ReportWriter(request.report)
         from conformance.world import Pool, WorldError
+        from conformance.world.launch import ForkserverLauncher
 
         try:
-            pool = Pool(target, worlds=request.worlds)
+            pool = Pool(target, worlds=request.worlds, launch=launch or ForkserverLauncher)
         except WorldError as error:
             raise UsageError(str(error)) from None
         try:
@@ -141,9 +146,12 @@ class Run:
                 self._try(law, result, began)
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands
+                from conformance.world.launch import LostError
+
                 self.failure = error
-                self.stopped_by = "an error of the harness"
-                result.reason = "the run broke here"
+                self.stopped_by, result.reason = "an error of the harness", "the run broke here"
+                if isinstance(error, LostError):
+                    self.stopped_by, result.reason = "a lost host", f"the run broke here: {error}"
             result.seconds = time.monotonic() - began
             if self.failure is None:
                 result.outcome = self._outcome(law, result)
@@ -210,6 +218,7 @@ class Run:
         self.terminal.case()
         if verdict.status == "rejected":
             result.rejected += 1
+            result.rejection = verdict.message
             return
         result.cases += 1
         result.checks += law.checks(verdict.case) if law.checks else 1
@@ -279,7 +288,8 @@ class Run:
         if any(found.law == law.id and found.status == "new" for found in self.findings):
             return "deviates"
         if not result.cases:
-            result.reason = "no case was judged" if not result.skipped_expected else "every case is an expected hang or crash"
+            result.reason = "every case is an expected hang or crash" if result.skipped_expected else "no case was judged"
+            result.reason += f": {result.rejection}" if result.rejection else ""
             return "untested"
         if any(found.law == law.id for found in self.findings):
             return "expected"
@@ -336,11 +346,12 @@ def _failed(live: Run) -> int:
     import traceback
 
     from conformance.world import WorldError
+    from conformance.world.launch import LostError
 
     assert live.failure is not None
     if isinstance(live.failure, WorldError):
         print(f"shardlaw: {live.failure}", file=sys.stderr)
-        return 3 if live.judged else 2
+        return 3 if live.judged or isinstance(live.failure, LostError) else 2
     traceback.print_exception(live.failure)
     print(f"shardlaw: internal error: {type(live.failure).__name__}; this is a fault of shardlaw", file=sys.stderr)
     return 3
@@ -357,13 +368,14 @@ def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
     return found
 
 
-def run(request: RunRequest) -> int:
-    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged."""
+def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
+    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. For ``launch`` and
+    ``ranks_here`` see :meth:`Run.start`."""
     import pytest
 
     from conformance.plugin import RUN, law_files
 
-    live = Run.start(request)
+    live = Run.start(request, launch, ranks_here)
     code = 3
     try:
 

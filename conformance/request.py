@@ -10,6 +10,7 @@ from conformance.errors import UsageError, one_of
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
+DEFAULT_WORLD = 4  # ranks
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -24,7 +25,7 @@ class RunRequest:
     laws: tuple[str, ...] = ()
     target: str = "gloo"
     storage: str | None = None
-    world_size: int = 4
+    world_size: int = DEFAULT_WORLD
     profile: str = "smoke"
     budget: float | None = None
     ops: tuple[str, ...] = ()

@@ -1,0 +1,45 @@
+"""Agents on this machine, without torchrun: what a launch over many hosts comes down to."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conformance.target import Target
+from conformance.torchrun import agent_command
+from conformance.world import Pool
+from conformance.world.hub import Hub
+from conformance.world.wire import Orders
+
+SECONDS = 30
+
+
+@contextmanager
+def hub_of(size: int) -> Iterator[tuple[Hub, list["subprocess.Popen[bytes]"]]]:
+    """A hub and its agents; whatever is left of these at the end is killed."""
+    hub = Hub("127.0.0.1", size, loopback=True)
+    agents: list[subprocess.Popen[bytes]] = []
+    try:
+        agents += [start(hub, process) for process in range(size)]
+        yield hub, agents
+    finally:
+        hub.close()
+        for agent in agents:
+            try:
+                agent.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+
+
+def start(hub: Hub, process: int, token: bytes | None = None) -> "subprocess.Popen[bytes]":
+    """One agent, which may have been given another token than the hub's."""
+    command, descriptor = agent_command(Orders(*hub.address, token or hub.token, process, process, os.getpid(), True))
+    try:
+        return subprocess.Popen(command, pass_fds=[descriptor], stderr=subprocess.PIPE, process_group=0)
+    finally:
+        os.close(descriptor)
+
+
+def pool_of(hub: Hub, target: Target | None = None) -> Pool:
+    return Pool(target or Target(timeout=3), launch=hub.begin)

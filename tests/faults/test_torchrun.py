@@ -1,0 +1,160 @@
+"""Two agents of torchrun on one machine, two processes each: one driver, one report, and an end for all that is started."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conformance.errors import UsageError
+from conformance.torchrun import follows, seat
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).parents[2]
+LAUNCHED = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+@contextmanager
+def launched(report: Path, *arguments: str, processes: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Two agents of torchrun that run the same command."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "SHARDLAW_LAWS": ""}
+    agents: list[subprocess.Popen[str]] = []
+    try:
+        for node in range(2):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={processes}"]
+            command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "conformance", "run", *arguments, "--report", str(report)]
+            agents.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=report.parent, env=env)
+            )
+        yield agents
+    finally:
+        for agent in agents:
+            for process in below(agent):
+                process.kill()
+            agent.kill()
+            agent.wait()
+            if agent.stdout is not None:
+                agent.stdout.close()
+
+
+def below(agent: "subprocess.Popen[str]") -> list[psutil.Process]:
+    try:
+        return psutil.Process(agent.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def read(report: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((report / "report.json").read_text())
+    return found
+
+
+def wait_for_cases(report: Path, agents: list["subprocess.Popen[str]"]) -> None:
+    until = time.monotonic() + 120
+    while not ((report / "cases.txt").exists() and (report / "cases.txt").stat().st_size):
+        assert all(agent.poll() is None for agent in agents), [agent.communicate()[0] for agent in agents]
+        assert time.monotonic() < until, "no case was judged"
+        time.sleep(0.1)
+
+
+def test_run_over_two_agents_judges_what_a_run_on_one_machine_does(tmp_path: Path) -> None:
+    laws = ["redistribute.bystander", "redistribute.same", "collective.barrier"]
+    with launched(tmp_path / "far", *laws) as agents:
+        out = [agent.communicate(timeout=200)[0] for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], out
+    assert "redistribute.same" in out[0]
+    assert "shardlaw" not in out[1]
+    command = [sys.executable, "-m", "conformance", "run", *laws, "--report", str(tmp_path / "near")]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    far, near = read(tmp_path / "far"), read(tmp_path / "near")
+    assert (far["exit"], far["complete"], far["target"]["world_size"]) == (0, True, 4)
+    assert [found["id"] for found in far["findings"]] == [found["id"] for found in near["findings"]]
+    cases = [sorted((tmp_path / one / "cases.txt").read_text().splitlines()) for one in ("far", "near")]
+    assert cases[0] == cases[1]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_run_that_loses_an_agent(tmp_path: Path, lost: int) -> None:
+    report = tmp_path / "report"
+    with launched(report, "redistribute.same", "redistribute.local", "--profile", "nightly") as agents:
+        wait_for_cases(report, agents)
+        theirs = [process for agent in agents for process in below(agent)]
+        # of torchrun's own processes: a driver or supervisor each, an agent beside the driver, a server and a rank each
+        assert len(theirs) >= 2 * 2 * 3 + 1
+        agents[lost].send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(theirs, 30)
+        assert [process.cmdline() for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+        if lost == 1:
+            assert agents[0].wait(30) == 1  # torchrun's own code for whatever its process ended with
+    told = read(report)
+    assert (told["exit"], told["complete"], told["stopped_by"]) == (3, False, "a lost host")
+    assert "the run broke here: " in (report / "report.json").read_text()
+    assert (report / "report.md").exists()
+
+
+def test_findings_come_out_as_the_drivers_code(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    with launched(report, "redistribute.bystander", "--no-expect", processes=1) as agents:
+        assert agents[0].wait(200) == 1
+        assert agents[1].wait(60) == 0
+    told = read(report)
+    assert (told["exit"], told["target"]["world_size"]) == (1, 2)
+
+
+def test_request_that_is_refused_is_refused_once(tmp_path: Path) -> None:
+    with launched(tmp_path / "report", "redistribute.*", "--world-size", "9", processes=1) as agents:
+        out = agents[0].communicate(timeout=100)[0]
+        assert out.count("shardlaw: --world-size 9: torchrun has launched 2 processes") == 1
+        assert agents[1].wait(100) in (0, 1)
+
+
+def test_place_of_a_launched_process() -> None:
+    found = seat(LAUNCHED)
+    assert found is not None
+    assert (found.process, found.size, found.device, found.beside, found.hosted, found.loopback) == (3, 4, 1, 2, True, True)
+    assert seat({**LAUNCHED, "MASTER_ADDR": "10.0.0.1"}).loopback is False  # type: ignore[union-attr]
+    assert follows(LAUNCHED)
+    assert not follows({**LAUNCHED, "RANK": "0"})
+
+
+def test_shell_that_has_a_rank_by_accident_is_no_launch() -> None:
+    by_accident = {name: value for name, value in LAUNCHED.items() if name != "TORCHELASTIC_RUN_ID"}
+    assert seat(by_accident) is None
+    assert not follows(by_accident)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"RANK": "x"}, "RANK is x"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
+        ({"RANK": "4"}, "RANK is 4, WORLD_SIZE is 4"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not"),
+    ],
+)
+def test_place_that_makes_no_sense_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        seat({**LAUNCHED, **change})
