@@ -93,6 +93,14 @@ def draw_interleaved(limits: Limits) -> SearchStrategy[Case]:
     return drawn("collective.interleaved", limits, memories=False, works=False, min_dims=1, extra=calls)
 
 
+def sweep_interleaved(limits: Limits) -> list[Case]:
+    """Groups without a common rank, which few draws have."""
+    pairs = (("2", "2@2,3"), ("2@0,2", "2@3,1"), ("1@1", "2@2,0"))
+    calls = "a:all_reduce/b:all_gather/a:broadcast/b:reduce_scatter_single"
+    cases = [Case.of("collective.interleaved", mesh=one, mesh__b=other, x="3x2", calls=calls, wait="3.1.0.2") for one, other in pairs]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
 def script_flight(case: Case) -> Script:
     """The calls one after another, each started before any is waited for; their inputs are literal."""
     body: list[str] = []
@@ -177,6 +185,8 @@ LAWS = (
         features=features,
         control="collective.interleaved mesh=2 mesh.b=3 x=3 calls=a:all_reduce/b:all_reduce",
         planted="groups_are_mixed_up",
+        sweep=sweep_interleaved,
+        sweeps=3,
         draw=draw_interleaved,
         draws=60,
         needs=NEEDS,

@@ -293,6 +293,12 @@ def draw_offsets(limits: Limits) -> SearchStrategy[Case]:
     return draws.mostly(wide.filter(lambda case: "tiny-shards" not in features_offsets(case)), tiny, 10)
 
 
+def sweep_offsets(limits: Limits) -> list[Case]:
+    """Shards of one or two elements, which few draws have."""
+    cases = [Case.of("random.offsets", mesh=3, x="5:S(0)"), Case.of("random.offsets", mesh=4, x="2x4:S(1)")]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
 def features_offsets(case: Case) -> set[str]:
     layout = given(case).layout
     coords = list(layout.mesh.coords())
@@ -388,6 +394,8 @@ LAWS = (
         features=features_offsets,
         control="random.offsets mesh=2 x=5x6:S(0)",
         planted="offsets_round_down",
+        sweep=sweep_offsets,
+        sweeps=2,
         draw=draw_offsets,
         draws=40,
         weight=0.2,
