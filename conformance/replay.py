@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,17 +77,20 @@ def replay(what: str, target: str | None = None, times: int = 1, trace: bool = F
 
 def script_of(what: str) -> str:
     """The reproducer of a stored finding, or of a case by its text. Raises :class:`UsageError` where there is none."""
-    from conformance.report.reproducer import ScriptError, reproducer
+    from conformance.report.reproducer import Join, ScriptError, reproducer
+    from conformance.target.config import named_target, read_config
 
-    path = Path(what)
+    path, join = Path(what), Join()
     if path.is_file() or " " not in what:
         data = read_finding(path)
         law, case, kind, seen = law_of(data["case"].law, f"{path}: "), data["case"], data["kind"], str(data["target"].get("torch", ""))
+        with suppress(UsageError):  # a target that is not described here
+            join = Join.of(named_target(str(data["target"].get("name", "gloo")), read_config()))
     else:
         (one,) = _wanted(what)
         law, case, kind, seen = one.law, one.case, "", ""
     try:
-        return reproducer(law, case, kind, seen)
+        return reproducer(law, case, kind, seen, join)
     except (ScriptError, NotationError) as error:
         raise UsageError(f"{what}: no reproducer: {error}") from None
 

@@ -1,4 +1,4 @@
-"""A finding as a script that needs torch alone.
+"""A finding as a script that needs torch alone, and the backend that it is about.
 
 A law gives the literal part (:class:`Script`): what its ranks hold, call and expect. :func:`render` puts it into a file that starts its
 own gloo ranks, prints what each expected and got, exits 1 while the fault is there and 0 once it is gone. The file is short
@@ -19,6 +19,7 @@ from conformance.report.pasted import UnfitError, fitted
 if TYPE_CHECKING:
     from conformance.case import Case
     from conformance.law import Law
+    from conformance.target import Target
 
 MAX_LINES = 60
 MAX_COLUMNS = 110
@@ -33,7 +34,7 @@ def same(a, b):
 
 def serve(rank, world, stage):
     signal.alarm(SECONDS)  # kills a rank that does not answer
-    dist.init_process_group("gloo", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
+    dist.init_process_group("BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
     expected, got = stage(rank)
     wrong = not same(expected, got)
     print(f"rank {rank}: {'WRONG' if wrong else 'right'}\\n  expected {expected}\\n  got {got}", flush=True)
@@ -84,7 +85,30 @@ class Script:
     tolerance: float = 0.0
 
 
-def reproducer(law: Law, case: Case, kind: str = "", torch_version: str = "") -> str:
+@dataclass(frozen=True)
+class Join:
+    """How the ranks of a script join: the backend, the ``module:function`` that makes it known to torch, the environment that it wants."""
+
+    backend: str = "gloo"
+    setup: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, target: Target) -> Join:
+        """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
+        return cls(target.backend, target.setup, target.env) if target.device == "cpu" else cls()
+
+    @property
+    def module(self) -> str:
+        return self.setup.partition(":")[0]
+
+    def lines(self) -> list[str]:
+        """What every rank does before it joins."""
+        environment = [f"os.environ.update({dict(self.env)!r})"] if self.env else []
+        return environment + ([f"{self.setup.replace(':', '.')}()"] if self.setup else [])
+
+
+def reproducer(law: Law, case: Case, kind: str = "", torch_version: str = "", join: Join | None = None) -> str:
     """The script of a case, its history (``case.after``) included. Raises :class:`ScriptError`, which says why there is none."""
     from conformance.laws import find
 
@@ -102,18 +126,18 @@ def reproducer(law: Law, case: Case, kind: str = "", torch_version: str = "") ->
 
         torch_version = torch.__version__
     seen = f"Seen with torch {torch_version}{f' ({kind})' if kind else ''}. Exits 1 while the fault is there, 0 once it is gone."
-    return render(script, [law.clause, case.text, seen], before)
+    return render(script, [law.clause, case.text, seen], before, join or Join())
 
 
-def render(script: Script, header: Sequence[str], before: Sequence[Script] = ()) -> str:
+def render(script: Script, header: Sequence[str], before: Sequence[Script] = (), join: Join = Join()) -> str:
     """The whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they give.
 
     Raises :class:`ScriptError` rather than give a file that is too long, or that would not run.
     """
     try:
-        lines = _lines(script, header, before, pack=False)
+        lines = _lines(script, header, before, join, pack=False)
         if len(lines) > MAX_LINES:
-            lines = _lines(script, header, before, pack=True)
+            lines = _lines(script, header, before, join, pack=True)
     except UnfitError as error:
         raise ScriptError(str(error)) from None
     if len(lines) > MAX_LINES:
@@ -121,21 +145,23 @@ def render(script: Script, header: Sequence[str], before: Sequence[Script] = ())
     if len(lines) > MAX_LINES:
         raise ScriptError(f"the script has {len(lines)} lines, at most {MAX_LINES} make a reproducer")
     text = "\n".join(lines) + "\n"
-    _check(text)
+    _check(text, join.module)
     return text
 
 
-def _lines(script: Script, header: Sequence[str], before: Sequence[Script], *, pack: bool) -> list[str]:
+def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join: Join, *, pack: bool) -> list[str]:
     if any(len(earlier.stages) != 1 for earlier in before) or (before and len(script.stages) != 1):
         raise ScriptError("a history over several worlds has no reproducer")
 
     def block(statements: Sequence[str]) -> list[str]:
         return [f"    {line}" if line else line for line in fitted(statements, MAX_COLUMNS - 4, pack=pack)]
 
+    imports = {"import torch", "import torch.distributed as dist", *(line for part in (script, *before) for line in part.imports)}
+    imports |= ({f"import {join.module}"} if join.setup else set()) | ({"import os"} if join.env else set())
     lines = [
         *_docstring(header),
         f"import {'contextlib, ' if before else ''}multiprocessing, signal, sys, tempfile",
-        *_imports({"import torch", "import torch.distributed as dist", *(line for part in (script, *before) for line in part.imports)}),
+        *_imports(imports),
     ]
     if script.constants:
         lines += ["", *fitted(script.constants, MAX_COLUMNS, pack=pack)]
@@ -148,6 +174,8 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], *, p
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
     template = TEMPLATE.replace("TOLERANCE", f"{script.tolerance:g}").replace("SECONDS", str(LIMIT_SECONDS)).replace("STAGES", stages)
+    joining = "".join(f"    {line}\n" for line in fitted(join.lines(), MAX_COLUMNS - 4))
+    template = template.replace('    dist.init_process_group("BACKEND"', f'{joining}    dist.init_process_group("{join.backend}"')
     return [*lines, *template.rstrip().split("\n")]
 
 
@@ -178,8 +206,8 @@ def _imports(statements: Iterable[str]) -> list[str]:
     return sorted(plain) + fitted(short, MAX_COLUMNS)
 
 
-def _check(text: str) -> None:
-    """Hold a finished file against what a reproducer promises."""
+def _check(text: str, backend: str = "") -> None:
+    """Hold a finished file against what a reproducer promises; ``backend`` is the module of the backend that it is about."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
@@ -188,7 +216,7 @@ def _check(text: str) -> None:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in modules:
-            if module.partition(".")[0] not in {"torch", *sys.stdlib_module_names}:
+            if module.partition(".")[0] not in {"torch", backend.partition(".")[0], *sys.stdlib_module_names}:
                 raise ScriptError(f"imports {module}: only torch and the standard library may be imported")
         if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
             raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")

@@ -46,13 +46,13 @@ class ReportWriter:
     def finding(self, found: Finding, run: Run) -> None:
         """Write a finding and, where it is new, its script."""
         from conformance.laws import find
-        from conformance.report.reproducer import ScriptError, reproducer
+        from conformance.report.reproducer import Join, ScriptError, reproducer
 
         self._begin()
         script, note = None, found.note
         if found.status == "new":
             try:
-                text = reproducer(find(found.law), found.case, found.kind)
+                text = reproducer(find(found.law), found.case, found.kind, join=Join.of(run.target))
             except ScriptError as error:
                 note = "; ".join(filter(None, [note, f"no reproducer: {error}"]))
             else:

@@ -123,12 +123,20 @@ class Rank:
         if threading.active_count() <= self._threads:
             return
         until = time.monotonic() + LEAVE_SECONDS
-        while (left := list(filter(_is_busy, threading.enumerate()))) and time.monotonic() < until:
+        while (left := list(filter(self._is_left, threading.enumerate()))) and time.monotonic() < until:
             left[0].join(0.01)
         self._threads = threading.active_count()
         if left:
             self._spoilt = True
             raise LeftBehindError(f"a thread still runs: {left[0].name}")
+
+    def _is_left(self, thread: threading.Thread) -> bool:
+        """Whether a thread is the check's to end: not the main one, nor an executor's, which waits for work for as long as the process
+        lives, nor one that runs code of the backend's package."""
+        runs = getattr(thread, "_target", None)
+        package, _, _ = str(getattr(runs, "__module__", None) or type(thread).__module__).partition(".")
+        of_backend = bool(self.target.setup) and package == self.target.setup.partition(":")[0].partition(".")[0]
+        return not (thread is threading.main_thread() or runs is executors._worker or of_backend)
 
     def _restore(self) -> None:
         """Undo what a law may have changed for the whole process."""
@@ -225,11 +233,6 @@ def packed(batch: int, index: int, answer: Answer, output: str, ran: dict[str, i
         raised = describe(error)
         said = protocol.Said(batch, index, "raised", raised=(raised.error, raised.text, raised.stack), ran=ran)
         return said, protocol.frame(said)
-
-
-def _is_busy(thread: threading.Thread) -> bool:
-    """Whether a thread is neither the main one nor an executor's, which waits for work for as long as the process lives."""
-    return thread is not threading.main_thread() and getattr(thread, "_target", None) is not executors._worker
 
 
 def describe(error: BaseException) -> Raised:

@@ -13,7 +13,8 @@ from conformance.case import Case
 from conformance.law import Law
 from conformance.report import reproducer as template
 from conformance.report.pasted import UnfitError, fitted
-from conformance.report.reproducer import MAX_COLUMNS, MAX_LINES, Script, ScriptError, Stage, render, reproducer
+from conformance.report.reproducer import MAX_COLUMNS, MAX_LINES, Join, Script, ScriptError, Stage, render, reproducer
+from conformance.target import Target
 
 HEADER = ["A reduction adds what all ranks hold.", "collective.sum mesh=2 x=3", "Seen with torch 2.13.0."]
 ADD = ("x = torch.full((3,), float(rank))", "dist.all_reduce(x)")
@@ -212,3 +213,20 @@ def test_fitted_leaves_what_fits() -> None:
     assert fitted(lines, 40, pack=True) == ["WANT = {0: [1, 2]}", "x = 1  # why"]
     with pytest.raises(UnfitError, match="comment"):
         fitted(["x = [1, 2, 3]  # why this is so"], 20)
+
+
+def test_a_script_is_about_the_backend_of_its_target(tmp_path: Path) -> None:
+    join = Join.of(Target(backend="gloo", setup="torch.distributed:is_available", env=(("MINE", "a b"),)))
+    text = held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER, join=join))
+    assert "    os.environ.update({'MINE': 'a b'})\n    torch.distributed.is_available()\n    dist.init_process_group(\"gloo\"," in text
+    assert ran(text, tmp_path).returncode == 0
+
+
+def test_a_script_may_import_the_backend_and_no_other() -> None:
+    script = Script((Stage(1, ("return 1, 1",)),))
+    text = render(script, HEADER, join=Join.of(Target(backend="mine", setup="my_package.c10d:register")))
+    assert "import my_package.c10d\n" in text
+    assert '    my_package.c10d.register()\n    dist.init_process_group("mine",' in text
+    with pytest.raises(ScriptError, match="imports numpy"):
+        render(Script(script.stages, ("import numpy",)), HEADER, join=Join(setup="my_package:register"))
+    assert Join.of(Target(device="cuda", backend="nccl")) == Join()

@@ -334,8 +334,8 @@ def operation(opts: Any, tensors: Sequence[torch.Tensor]) -> Any:
     dtype = tensors[0].dtype
     inexact, complex_ = dtype.is_floating_point or dtype.is_complex, dtype.is_complex
     fits = {"any": True, "inexact": inexact, "exact": not inexact, "ordered": not complex_}
-    for op, (_, takes) in REDUCTIONS.items():
-        if op == opts.reduceOp and fits[takes]:
+    for op, (_, takes) in REDUCTIONS.items():  # a ReduceOp knows its kinds, these do not know it
+        if opts.reduceOp == op and fits[takes]:
             return op
     raise ValueError(f"pypost: no such reduction of {dtype}")
 
