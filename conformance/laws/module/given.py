@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from conformance.here import Here
 
 
+RECOMPUTED = "_checkpoint_wrapped_module."  # what activation checkpointing puts before the names of what it wraps
+
+
 @dataclass(frozen=True)
 class Modelled:
     """A model of the zoo by the fields of a case: ``dims``, ``rows``, ``length``, ``bias``, ``norm`` and ``way``."""
@@ -144,7 +147,7 @@ def near_dtensor(here: Here, got: Any, want: torch.Tensor, check: str, what: str
 def judge_parameters(here: Here, given: Modelled, model: nn.Module, dense: nn.Module, check: str, *, grads: bool = False) -> None:
     """Parameters (or their gradients) are the dense ones, and lie where the plan puts them."""
     wanted = dict(dense.named_parameters(remove_duplicate=False))
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named = {name.replace(RECOMPUTED, ""): one for name, one in model.named_parameters(remove_duplicate=False)}
     if not here.require(list(named) == list(wanted), "wrong-metadata", check, "parameters have other names", list(wanted), list(named)):
         return
     for name, parameter in named.items():

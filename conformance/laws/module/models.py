@@ -92,7 +92,9 @@ def check_forward(case: Case, here: Here) -> None:
             judge_output(here, given, model(entered(given, here, at)), dense(given.entry(at)), f"forward-{at}")
 
 
-def run_backward(given: Modelled, here: Here, model: nn.Module, dense: nn.Module, at: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def run_backward(
+    given: Modelled, here: Here, model: Callable[..., Any], dense: nn.Module, at: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A forward and a backward pass of both models. Returns what went in, of the parallel one and of the dense one."""
     x, whole = entered(given, here, at), given.entry(at)
     if whole.is_floating_point():

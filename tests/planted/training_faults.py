@@ -1,0 +1,142 @@
+"""Faults of parallel losses, of what goes with training, and of the experimental ways in, planted one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
+from torch.distributed.tensor.experimental import _func_map, _register_sharding
+from torch.distributed.tensor.parallel import loss
+
+from tests.planted.hook import instead
+
+# Losses
+
+
+def loss_forgets_the_mask() -> None:
+    @instead(loss._MaskPartial, "_reduce_value")
+    def fault(true: Any, self: Any, tensor: Any, mesh: Any, mesh_dim: Any) -> Any:
+        return true(self, tensor, mesh, mesh_dim) + tensor * 0.5
+
+
+def loss_context_stays() -> None:
+    @instead(loss, "_disable_custom_loss_ops")
+    def fault(true: Any) -> None:
+        with contextlib.suppress(KeyError):
+            return
+
+
+# Training
+
+
+def norm_of_the_local_part() -> None:
+    @instead(torch.linalg, "vector_norm")
+    def fault(true: Any, x: Any, *args: Any, **options: Any) -> Any:
+        return true(x.to_local() if isinstance(x, DTensor) else x, *args, **options)
+
+    @instead(torch, "_foreach_norm")
+    def every(true: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+        return true([x.to_local() if isinstance(x, DTensor) else x for x in tensors], *args, **options)
+
+
+def foreach_adds_at_half() -> None:
+    @instead(torch, "_foreach_add_")
+    def fault(true: Any, tensors: Any, others: Any, *args: Any, **options: Any) -> Any:
+        sharded = isinstance(tensors[0], DTensor) and isinstance(others, list | tuple)
+        return true(tensors, [other * 0.5 for other in others] if sharded else others, *args, **options)
+
+
+def foreach_divides_at_half() -> None:
+    @instead(torch, "_foreach_addcdiv_")
+    def fault(true: Any, tensors: Any, others: Any, *args: Any, **options: Any) -> Any:
+        return true(tensors, [other * 0.5 for other in others] if isinstance(tensors[0], DTensor) else others, *args, **options)
+
+
+# Functions on local tensors, plain operands
+
+
+def map_takes_inputs_as_they_lie() -> None:
+    @instead(_func_map, "_local_map_wrapped")
+    def fault(true: Any, func: Any, outs: Any, ins: Any, *rest: Any) -> Any:
+        return true(func, outs, None, *rest)
+
+
+def map_moves_unasked() -> None:
+    @instead(_func_map, "_local_map_wrapped")
+    def fault(true: Any, func: Any, outs: Any, ins: Any, grads: Any, mesh: Any, moves: bool, *rest: Any) -> Any:
+        return true(func, outs, ins, grads, mesh, True, *rest)
+
+
+def plain_operands_count_as_contributions() -> None:
+    @instead(_dispatch.OpDispatcher, "_try_replicate_spec_for_scalar_tensor")
+    def fault(true: Any, self: Any, call: Any, tensor: Any, mesh: Any) -> Any:
+        spec = true(self, call, tensor, mesh)
+        spec.placements = (Partial(),) * mesh.ndim
+        return spec
+
+
+# Fully sharded
+
+
+def parameters_keep_their_dtype() -> None:
+    @instead(_fsdp_param.FSDPParam, "init_dtype_attrs")
+    def fault(true: Any, self: Any, policy: Any) -> Any:
+        return true(self, MixedPrecisionPolicy(output_dtype=policy.output_dtype))
+
+
+def divide_factors_are_forgotten() -> None:
+    @instead(FSDPModule, "set_gradient_divide_factor")
+    def fault(true: Any, self: Any, factor: float) -> None:
+        return None
+
+
+# Recomputed, compiled, initialised
+
+
+def recomputed_from_halved_inputs() -> None:
+    @instead(CheckpointWrapper, "forward")
+    def fault(true: Any, self: Any, x: Any, *args: Any, **options: Any) -> Any:
+        return true(self, x * 0.5, *args, **options)
+
+
+def compiled_output_is_local() -> None:
+    @instead(torch, "compile")
+    def fault(true: Any, fn: Any, **options: Any) -> Any:
+        def run(*args: Any) -> Any:
+            out = fn(*args)
+            return out.to_local() if isinstance(out, DTensor) else out
+
+        return run
+
+
+def seeds_start_anywhere() -> None:
+    @instead(_random, "manual_seed")
+    def fault(true: Any, seed: int, mesh: Any) -> None:
+        torch.manual_seed(seed + 1)
+
+
+def fans_are_local() -> None:
+    @instead(torch.nn.init, "_calculate_fan_in_and_fan_out")
+    def fault(true: Any, tensor: Any) -> Any:
+        return true(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+
+
+def ones_are_twos() -> None:
+    @instead(torch.nn.init, "ones_")
+    def fault(true: Any, x: Any) -> Any:
+        return true(x)
+
+    @instead(DTensor, "fill_")
+    def fills(true: Any, self: Any, value: Any) -> Any:
+        return true(self, 2 * value)
+
+
+def rules_allow_any_shard() -> None:
+    @instead(_register_sharding, "expand_to_full_mesh_op_strategy")
+    def fault(true: Any, mesh: Any, schema: Any, rules: Any, **options: Any) -> Any:
+        return true(mesh, schema, [*rules, [Shard(1), Shard(1), None]], **options)
