@@ -190,9 +190,13 @@ class Rank:
     def _counts(self) -> dict[str, int]:
         """How many collectives each group has run; empty where the backend does not count."""
         try:
-            return {name: self._count(group) for name, group in self._live_groups()}
+            return {name: self._count_of(group) for name, group in self._live_groups()}
         except Exception:
             return {}
+
+    def _count_of(self, group: Any) -> int:
+        # asked of the group, not of its class: a backend in Python may have its own answer
+        return int(getattr(group, self._count.__name__)())
 
     def _output(self, since: int) -> str:
         """What this rank has printed after the first ``since`` bytes of its output, at most the last of it."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import reduce as fold
-from itertools import count
 from typing import Any
 
 import torch
@@ -109,7 +108,7 @@ class PostGroup(dist.ProcessGroup):
         self._store = options.store
         self._id = options.group_id
         self._seconds = options.timeout.total_seconds()
-        self._turn = count()
+        self._turn = 0
         self._messages: dict[tuple[int, int, int], int] = {}
         self._addresses: dict[int, str] = {}
         self._store.set(f"pypost/{self._position}", office().address)
@@ -137,6 +136,10 @@ class PostGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives this rank has begun: by it others see whether all members are in step."""
+        return self._turn
+
     def shutdown(self) -> None:
         """Nothing to end: lines belong to the process."""
 
@@ -153,7 +156,8 @@ class PostGroup(dist.ProcessGroup):
         for position in (*out, *rooms):
             if position not in self._everybody:
                 raise ValueError(f"pypost: the group has no member {position}, it has {len(self._everybody)}")
-        turn = next(self._turn)
+        turn = self._turn
+        self._turn += 1
         work = Mail(len(rooms), self._seconds, early=planted("lost-wait") and getattr(opts, "asyncOp", False))
         came: dict[int, bytes] = {}
         for position, x in out.items():
