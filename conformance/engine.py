@@ -58,8 +58,8 @@ class LawResult:
 
 @dataclass
 class _Pass:
-    """The first pass over one law: what deviated, by signature or by the entry that accounts for it. Of each signature the case that
-    was judged first is kept, of each entry the first in the order of the plan, which no timing changes."""
+    """The first pass over one law: what deviated, by signature or by the entry that accounts for it. Of each the case that comes first in
+    the plan is kept, whichever was judged first: no timing changes that."""
 
     result: LawResult
     memory: dict[Case, Verdict] = field(default_factory=dict)
@@ -236,7 +236,7 @@ class Run:
             if entry is not None:
                 if entry not in tried.expected or number < tried.expected[entry][1]:
                     tried.expected[entry] = verdict, number
-            elif verdict.signature not in tried.new:
+            elif verdict.signature not in tried.new or number < tried.new[verdict.signature][2]:
                 tried.new[verdict.signature] = (verdict, drawn, number)
                 tried.stop = tried.stop or self.request.exitfirst
 
@@ -259,7 +259,7 @@ class Run:
     def _confirm(self, law: Law, plan: Any, tried: _Pass) -> None:
         from conformance.findings import Confirmer
 
-        for verdict, drawn, number in list(tried.new.values())[:FINDINGS_A_LAW]:
+        for verdict, drawn, number in sorted(tried.new.values(), key=lambda new: new[2])[:FINDINGS_A_LAW]:
             began = time.monotonic()
             self.terminal.shrinking(law.id, verdict)
             seconds = min(10.0, self.shrinking)

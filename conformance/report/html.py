@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from conformance.features import FEATURES
-from conformance.report.markdown import headline
+from conformance.report.markdown import declared, headline
 from conformance.report.pictures import Told, told_by
 from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
 from conformance.report.templates import rendered
@@ -87,6 +87,7 @@ def html(report: RunReport, folder: Path) -> str:
         unconfirmed=unconfirmed,
         expected=expected,
         maps=_maps(report.laws),
+        declared=declared(report) if report.target.cannot else [],
         reasons=list(report.untested().items()),
         missing=[(name, FEATURES.get(name, "")) for name in report.features_missing],
     )

@@ -101,6 +101,11 @@ def test_a_page_of_nothing_is_a_page(tmp_path: Path) -> None:
     assert "Nothing: every law and every feature was reached." in seen.text
 
 
+def test_what_the_target_declares_is_said(tmp_path: Path) -> None:
+    laws = [law("collective.p2p", "untested", 0, reason="the target declares that it cannot do p2p", lacks=["p2p"])]
+    assert "cannot p2p: 1 law untested: collective.p2p" in page(tmp_path, report(laws, target={"cannot": ["p2p"]})).text
+
+
 def test_whatever_is_said_is_escaped(tmp_path: Path) -> None:
     found = finding(message=HOSTILE, note=HOSTILE, kind=HOSTILE, features=[HOSTILE])
     found.text = found.law = HOSTILE
