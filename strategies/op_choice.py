@@ -27,7 +27,7 @@ def ops(
     ``steps``, such as ``mean(a,1)``, which ``conformance.program.Program.parse(steps).run({name: tensor})`` carries out on tensors of any
     kind and gives the value of every step.
 
-    Shrinks to few tensors of few dims; for one name, to two ranks and everything replicated.
+    Shrinks to few tensors of few dims, and as :func:`~strategies.op_draws.op_samples` does.
 
     Raises ``InvalidArgument`` where an option is wrong.
     """
