@@ -18,7 +18,8 @@ from conformance.laws.roundtrip import fault_scripts
 from conformance.laws.roundtrip.cases import law_of
 from conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from conformance.target import storage
-from reference.checkpoint.state_dict import slots, spoiled
+from reference.checkpoint.state_dict import Slot, flatten, slots, spoiled
+from reference.placement import shard_dim
 
 DOCS = "torch.distributed.checkpoint docs"
 # what fails after the plan has been made; the rest of a save or load comes before
@@ -64,12 +65,47 @@ def must_fail(case: Case, here: Here, attempt: Callable[[], object], what: str) 
     return here.require(error.args[0] == step, "wrong-error", "step", "the exception names another step", step, str(error.args[0]))
 
 
+def reject_unless_called(case: Case, here: Here, end: t.End, *, at_least: int = 1) -> None:
+    """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item for sure."""
+    leaves = [leaf for _, leaf in flatten(end.state).values()]
+    tensors = [leaf.name for leaf in leaves if isinstance(leaf, Slot)]
+    for rank in failing_ranks(case, here.world):
+        parts = sum(_holds(end, name, rank) for name in tensors)
+        written = sum(_alone(end, name, rank) for name in tensors)
+        items = {
+            "resolve_data": written,
+            "load_bytes": len(leaves) - len(tensors),
+            "resolve_tensor": parts,
+            "commit_tensor": parts,
+        }
+        if items.get(case.get("at"), at_least) < at_least:
+            here.reject(f"rank {rank} has too few items for {case.get('at')} to fail")
+
+
+def _holds(end: t.End, name: str, rank: int) -> bool:
+    """Whether a rank holds elements of a tensor."""
+    layout = end.layout(name)
+    if layout is None:
+        return 0 not in end.specs[name].shape
+    coord = layout.mesh.coord(rank)
+    return coord is not None and 0 not in layout.local_shape(coord)
+
+
+def _alone(end: t.End, name: str, rank: int) -> bool:
+    """Whether a rank holds elements that no other one has, and so must write them."""
+    layout = end.layout(name)
+    if layout is None:
+        return end.mesh.size == 1 and _holds(end, name, rank)
+    return _holds(end, name, rank) and all(shard_dim(placement) is not None for placement in layout.placements)
+
+
 def check_failed_save(case: Case, here: Here) -> None:
     """All ranks learn that a save failed; nothing that can be loaded is left of it; the next save does its work."""
     trip = t.read_trip(case)
     if here.stage == 1:
         t.judge(trip, here, t.load(here, t.destination(trip, here)), check="afterwards")
         return
+    reject_unless_called(case, here, trip.save, at_least=trip.writer.get("thread_count", 1) if case.get("in", "") == "thread" else 1)
     given = spies(case, here, saves=True)
     how: dict[str, Any] = {"use_collectives": False} if case.get("how", "") == "alone" else {}
     if case.get("at") == "reset":
@@ -111,6 +147,7 @@ def check_failed_load(case: Case, here: Here) -> None:
     if here.stage == 0:
         t.save(trip, here)
         return
+    reject_unless_called(case, here, trip.load)
     state, given = t.destination(trip, here), spies(case, here, saves=False)
     how: dict[str, Any] = {"checkpoint_id": storage.place(here.target, here.folder())} if case.get("at") == "reset" else {}
     must_fail(case, here, lambda: t.load(here, state, **given, **how), "load")
