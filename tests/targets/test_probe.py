@@ -1,0 +1,72 @@
+"""What is asked of a target beside the laws, without any rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from conformance.laws import catalogue, find
+from conformance.probe import TRIES
+from conformance.target import Target
+from conformance.target.target import CAPABILITIES
+from conformance.world.rank import Rank
+
+
+def test_everything_that_can_be_declared_is_tried() -> None:
+    assert sorted(TRIES) == sorted(set(CAPABILITIES) - {"checkpoint_files"})
+
+
+def test_what_laws_need_can_be_declared() -> None:
+    assert {word for law in catalogue().values() for word in law.needs} <= set(CAPABILITIES)
+
+
+def test_the_law_that_probes_is_part_of_no_run() -> None:
+    assert find("doctor.call").id not in catalogue()
+
+
+class Counter:
+    """Counts the collectives of a group by itself, as a backend in Python may."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 7
+
+
+def rank_of(target: Target) -> Rank:
+    made = object.__new__(Rank)
+    made.target = target
+    return made
+
+
+def test_a_group_in_python_counts_for_itself() -> None:
+    import torch.distributed as dist
+
+    made = rank_of(Target())
+    made._count = dist.ProcessGroup._get_sequence_number_for_group
+    assert made._count_of(Counter()) == 7
+
+
+def waits_in_a_backend(until: threading.Event) -> None:
+    until.wait()
+
+
+@pytest.mark.parametrize(
+    ("runs", "setup", "left"),
+    [
+        (waits_in_a_backend, "", True),
+        (waits_in_a_backend, "other:register", True),
+        (waits_in_a_backend, f"{__name__}:register", False),
+        (lambda until: until.wait(), f"{__name__.partition('.')[0]}:register", False),
+    ],
+)
+def test_threads_of_a_backends_package_are_not_left_behind(runs: Callable[[threading.Event], None], setup: str, left: bool) -> None:
+    until = threading.Event()
+    thread = threading.Thread(target=runs, args=(until,), daemon=True)
+    thread.start()
+    try:
+        assert rank_of(Target(setup=setup))._is_left(thread) is left
+        assert not rank_of(Target(setup=setup))._is_left(threading.main_thread())
+    finally:
+        until.set()
+        thread.join()
