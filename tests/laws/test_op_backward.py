@@ -30,6 +30,7 @@ UNSUPPORTED = {
     *(f"op.backward[nn.functional.{name}]" for name in ("relu6", "softshrink", "hardtanh", "hardsigmoid", "hardswish", "hardshrink")),
     *(f"op.backward[nn.functional.{name}]" for name in ("logsigmoid", "avg_pool1d")),
     *(f"op.backward[{name}]" for name in ("cumprod", "cummax", "cummin", "select_scatter", "slice_scatter", "diagonal_scatter")),
+    "op.backward[cummax.ties]",
     *(f"op.out[{name}]" for name in ("cumsum", "cat", "stack")),
 }
 BY_FAULT: dict[str, list[Law]] = defaultdict(list)

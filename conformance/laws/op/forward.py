@@ -34,7 +34,10 @@ UNREFUSED = {"never": registered_everywhere, "pending": without_pending, "any": 
 
 
 # what a planted fault must break to be seen: most ops' results; the operands of those whose results stay where they are
-PLANTED = {"argmax": "local_indices_returned", "argmin": "local_indices_returned", "item": "item_doubled", "to": "pending_sums_cast"}
+PLANTED = {
+    **dict.fromkeys(("argmax", "argmin"), "local_indices_returned"),
+    **{"item": "item_doubled", "to": "pending_sums_cast", "median.ties": "operands_claimed_whole"},
+}
 CONVOLUTIONS = ("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv1d.options", "nn.functional.conv2d.options")
 REPLICATING = ("diagonal", "tril", "triu", "diag", "diag_embed", "rot90", "triangles")
 
