@@ -145,16 +145,20 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     module: str | None
     if not (ours or (asked and others_have_laws())):
         return None
-    with refusing():
+    from conformance.errors import UsageError
+    from conformance.laws import modules
+
+    try:
         if ours:
             module = ".".join(("conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
         else:
             module = law_files().get(file_path.resolve())
-        if module is None:
-            return None
-        from conformance.laws import modules
-
         return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
+    except UsageError as error:
+        # somebody's broken package must not keep anybody from their own tests; whoever asks for laws is told
+        if ours:
+            raise pytest.UsageError(f"shardlaw: {error}") from None
+        return None
 
 
 @cache
@@ -171,10 +175,13 @@ class LawFile(pytest.File):
         self.law_module = law_module
 
     def collect(self) -> Iterator[LawItem]:
-        with refusing():
-            from conformance.laws import laws_of
+        from conformance.errors import UsageError
+        from conformance.laws import laws_of
 
+        try:
             laws = laws_of(self.law_module)
+        except UsageError as error:
+            raise self.CollectError(f"shardlaw: {error}") from None
         for law in laws:
             yield LawItem.from_parent(self, name=law.id, law=law)
 

@@ -31,14 +31,13 @@ def test_default(world): assert world.ranks == 2
 """
 
 
-def pytest_in(folder: Path, *arguments: str, tests: str = TESTS) -> subprocess.CompletedProcess[str]:
+def pytest_in(folder: Path, *arguments: str, tests: str = TESTS, laws: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "shardlaw.toml").write_text(CONFIG)
     (folder / "test_it.py").write_text(tests)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SHARDLAW_"))}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", *arguments],
-        cwd=folder, env={**env, "PYTHONPATH": os.pathsep.join(HOME)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    env |= {"PYTHONPATH": os.pathsep.join([*HOME, str(folder)]), "SHARDLAW_LAWS": laws}
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 def test_markers_are_read_and_their_mistakes_named(tmp_path: Path) -> None:
@@ -66,6 +65,16 @@ def test_a_session_without_ranks_loads_nothing(tmp_path: Path) -> None:
     tests = "import sys\ndef test_it(): assert not {'torch', 'conformance.api', 'strategies'} & set(sys.modules)\n"
     done = pytest_in(tmp_path, "-p", "no:hypothesispytest", tests=tests)
     assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_broken_module_of_laws_keeps_nobody_from_their_own_tests(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("LAWS = 3\n")
+    plain = "def test_it(): pass\n"
+    assert "1 passed" in pytest_in(tmp_path, "test_it.py", tests=plain, laws="broken").stdout
+    assert "1 passed" in pytest_in(tmp_path, "test_it.py", tests=plain, laws="nowhere.broken").stdout
+    asked = pytest_in(tmp_path, "broken.py", tests=plain, laws="broken")
+    assert "shardlaw: SHARDLAW_LAWS: broken has LAWS = 3: want a list of Law" in asked.stdout
+    assert "Traceback" not in asked.stdout + asked.stderr
 
 
 def test_the_marker_is_registered(tmp_path: Path) -> None:
