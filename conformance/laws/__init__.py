@@ -81,6 +81,8 @@ MODULES = (
     "sharded_tensor.specs",
     "roundtrip.reshard",
     "roundtrip.protocol",
+    "optimizer.offsets",
+    "documents.example",
     "roundtrip.faults",
     "roundtrip.damage",
     "roundtrip.options",

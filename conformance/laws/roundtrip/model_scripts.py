@@ -130,3 +130,98 @@ def _held(trip: t.Trip, end: t.End, world: int) -> tuple[str, str]:
     for name in trip.values:
         got = got.replace(f"state[{name!r}]", f'm["{name}"].detach()')
     return expected, got
+
+
+def given_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...], *, optimizer: bool) -> Script:
+    """A whole state is handed out: of the model, or of its optimizer after one step."""
+    trip = t.read_trip(case)
+    names = list(trip.values)
+    broadcast = case.get("how") == "broadcast"
+    who = " if rank == 0 else {}" if broadcast else ""
+    how = f"StateDictOptions(full_state_dict=True{', broadcast_from_rank0=True' if broadcast else ''})"
+    expected, got = _held(trip, trip.save, trip.worlds[0])
+    lines = [*_made(trip, trip.save, "+ 1", "m")]
+    if not optimizer:
+        lines += [
+            f"whole = {{{', '.join(f'{name!r}: {name.upper()}' for name in names)}}}{who}",
+            f"set_model_state_dict(m, whole, options={how})",
+            f"return {expected}, {got}",
+        ]
+        return _stages(trip, [(trip.worlds[0], lines)], ("StateDictOptions", "set_model_state_dict"))
+    want, before = ([given[at % len(given)] for at in range(len(names))] for given in (rates, other_rates))
+    for name in names:
+        got = got.replace(f'm["{name}"].detach()', f'2 * opt.state[m["{name}"]]["exp_avg"]')
+    state = ", ".join(f"{n!r}: {{'step': torch.tensor(1.0), 'exp_avg': {n.upper()} / 2, 'exp_avg_sq': {n.upper()}}}" for n in names)
+    lines += [
+        f"opt = Adam([{{'params': [p], 'lr': r}} for p, r in zip(m.values(), {before})], betas=(0.5, 0.5), foreach=False)",
+        "rest = {k: v for k, v in opt.param_groups[0].items() if k not in ('params', 'lr')}",
+        f"groups = [{{'params': [n], 'lr': r, **rest}} for n, r in zip({names}, {want})]",
+        f"whole = {{'state': {{{state}}}, 'param_groups': groups}}{who}",
+        f"set_optimizer_state_dict(m, opt, whole, options={how})",
+        f'return {expected} + [{want}], {got} + [[g["lr"] for g in opt.param_groups]]',
+    ]
+    used = ("StateDictOptions", "set_optimizer_state_dict")
+    return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")
+
+
+def pending_lines(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...]) -> Script:
+    """The state of one optimizer is given to another, whose parameters have gradients."""
+    trip = t.read_trip(case)
+    count = len(trip.values)
+    option = {"each": "full_state_dict=True", "flat": "flatten_optimizer_state_dict=True"}.get(case.get("how", ""), "")
+    adam = "opt = Adam([{'params': [p], 'lr': r} for p, r in zip(m.values(), RATES)], betas=(0.5, 0.5), foreach=False)"
+    want, before = ([given[at % len(given)] for at in range(count)] for given in (rates, other_rates))
+    expected, got = _held(trip, trip.save, trip.worlds[0])
+    for name in trip.values:
+        got = got.replace(f'm["{name}"].detach()', f'2 * opt.state[m["{name}"]]["exp_avg"]')
+    lines = [
+        *_made(trip, trip.save, "* 1", "m"),
+        adam.replace("RATES", str(want)),
+        "for p in m.values(): p.grad = p.detach().clone()",
+        "opt.step()",
+        f"how = StateDictOptions({option})",
+        "state = get_optimizer_state_dict(m, opt, options=how)",
+        *_made(trip, trip.save, "* 1", "m")[-1:],
+        adam.replace("RATES", str(before)),
+        "for p in m.values(): p.grad = p.detach().clone()",
+        "set_optimizer_state_dict(m, opt, state, options=how)",
+        f'return {expected} + [{want}], {got} + [[g["lr"] for g in opt.param_groups]]',
+    ]
+    used = ("StateDictOptions", "get_optimizer_state_dict", "set_optimizer_state_dict")
+    return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")
+
+
+def asked(case: Case, optimizer: str) -> Script:
+    """Two optimizers make a step; one was asked for its state before. ``optimizer`` is the expression that makes one of ``m``."""
+    trip = t.read_trip(case)
+    body: list[str] = []
+    for name in ("mine", "other"):
+        body += [*_made(trip, trip.save, "* 1", "m")[len(body) > 0 :], f"{name}, kept_{name} = {optimizer}, m"]
+        body += ["get_optimizer_state_dict(m, mine)"] if name == "mine" else []
+        body += ["for p in m.values(): p.grad = p.detach().clone()", f"{name}.step()"]
+    names = list(trip.values)
+    whole = "[kept_{0}[k].detach().full_tensor() if hasattr(kept_{0}[k], 'full_tensor') else kept_{0}[k].detach() for k in " + f"{names}]"
+    body.append(f"return {whole.format('other')}, {whole.format('mine')}")
+    return _stages(trip, [(trip.worlds[0], body)], ("get_optimizer_state_dict",), "from torch.optim import SGD, Adagrad, Adam, RMSprop")
+
+
+def regrouped(case: Case, rates: tuple[float, ...]) -> Script:
+    """A flat state of parameters with these rates is loaded into one group of all of them."""
+    trip = t.read_trip(case)
+    given = [rates[at % len(rates)] for at in range(len(trip.values))]
+    wrong = len({*given}) > 1
+    lines = [
+        *_made(trip, trip.save, "* 1", "m"),
+        f"opt = Adam([{{'params': [p], 'lr': r}} for p, r in zip(m.values(), {given})], foreach=False)",
+        "how = StateDictOptions(flatten_optimizer_state_dict=True)",
+        "state = get_optimizer_state_dict(m, opt, options=how)",
+        "opt = Adam(m.parameters(), foreach=False)",
+        "try:",
+        "    set_optimizer_state_dict(m, opt, state, options=how)",
+        '    got = "accepted"',
+        "except RuntimeError:",
+        '    got = "refused"',
+        f'return "{"refused" if wrong else "accepted"}", got',
+    ]
+    used = ("StateDictOptions", "get_optimizer_state_dict", "set_optimizer_state_dict")
+    return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")

@@ -31,7 +31,7 @@ def law_of(name: str, *, holds: str, check: Callable[[Case, Here], None], **fiel
 
 
 @st.composite
-def shared(draw: st.DrawFn, limits: Limits, *, groups: bool = True) -> tuple[int, tuple[int, ...], dict[str, str]]:
+def shared(draw: st.DrawFn, limits: Limits, *, groups: bool = True) -> tuple[int, tuple[int, ...], dict[str, Any]]:
     """A world, the ranks that take part, and the field that names them where not all do."""
     world = draw(st.sampled_from([size for size in WORLDS if size <= limits.world_size] or [1]))
     if groups and world in GROUPS and draw(st.integers(0, 7)) == 7:
@@ -54,7 +54,7 @@ def made(law: str, limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
         make = draw(st.sampled_from(MAKES))
         x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make == "rand" else DTYPES)))
         apart = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
-        return Case.of(law, world=world, **more, x=x, spec=spec, make=make, size=apart)  # type: ignore[arg-type]
+        return Case.of(law, world=world, **more, x=x, spec=spec, make=make, size=apart)
 
     return case()
 
@@ -75,7 +75,7 @@ def placed(
     def case(draw: st.DrawFn) -> Case:
         world, ranks, more = draw(shared(limits))
         shape, spec = draw(_spec(draw(shapes(min_dims=1)), ranks, chunks=chunks, every=chunks))
-        fields: dict[str, object] = {"spec": spec}
+        fields: dict[str, Any] = {"spec": spec}
         if again and draw(st.integers(0, 7)) < 7:
             # chunks of different sizes do not get far on gloo: few, so that they do not hide the rest
             shape = tuple(-(-extent // world) * world for extent in shape)
@@ -87,10 +87,10 @@ def placed(
             how = draw(st.sampled_from(hows))
             fields["how"] = None if how == "plain" else how
         x = TensorSpec(shape, None, draw(dtypes(limits)))
-        return Case.of(law, world=world, **more, x=x, **fields, seed=draw(st.integers(0, 9)) or None)  # type: ignore[arg-type]
+        return Case.of(law, world=world, **more, x=x, **fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
 
 def _spec(shape: Shape, ranks: tuple[int, ...], *, chunks: bool, every: bool) -> SearchStrategy[tuple[Shape, Spec]]:
-    return chunk_specs(shape, ranks, every=every) if chunks else specs(shape, ranks)  # type: ignore[return-value]
+    return chunk_specs(shape, ranks, every=every) if chunks else specs(shape, ranks)

@@ -190,7 +190,7 @@ def trip_script(case: Case) -> Script:
         lines = [f"mesh = {mesh_text(end.layout.mesh)}"] if end.layout else []
         lines += [f"group = dist.new_group({ranks})", f"if rank not in {ranks}:", "    return None, None"] if with_group else []
         how = ", process_group=group" if with_group else ""
-        lines += _made(end, "spoiled(X)" if at else "X", how)
+        lines += made_lines(end, "spoiled(X)" if at else "X", how)
         if at == 0:
             threads = f", thread_count={case.get('threads')}" if "threads" in case else ""
             lines += [f'dcp.save({{"t": t}}, storage_writer=dcp.FileSystemWriter(folder{threads}){how})', "return None, None"]
@@ -209,7 +209,7 @@ def trip_script(case: Case) -> Script:
     return Script(tuple(stages), tuple(imports), (f"X = {tensor_text(g.values_of(case))}", f"spoiled = lambda x: {other}"))
 
 
-def _made(end: Held, full: str, how: str) -> list[str]:
+def made_lines(end: Held, full: str, how: str) -> list[str]:
     if end.spec is not None:
         table = scripts.held(end.parts, end.ranks)
         spoiled = "x" if full == "X" else "spoiled(x)"

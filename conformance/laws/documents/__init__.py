@@ -1,0 +1,1 @@
+"""What the documents' own examples left undone."""
