@@ -143,7 +143,7 @@ class Run:
             self.terminal.law(law.id)
             began = time.monotonic()
             try:
-                self._try(law, result, began)
+                self._try(law, result)
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands
                 from conformance.world.launch import LostError
@@ -168,17 +168,18 @@ class Run:
             return f"tried from profile {law.profile} on"
         if law.smallest > self.request.world_size:
             return f"needs {law.smallest} ranks, the largest world has {self.request.world_size}"
-        if self.stopped_by:
+        if self.stopped_by and not (self.stopped_by == "budget" and self._left() > 0):  # a law that was cut short ends no other
             return f"the run was ended before it, by {self.stopped_by}"
         return None
 
-    def _try(self, law: Law, result: LawResult, began: float) -> None:
+    def _try(self, law: Law, result: LawResult) -> None:
         from conformance.search import Enough, Plan
 
         request = self.request
         plan = Plan.of(law, self.limits, request.seed, request.profile, request.shard)
         tried = _Pass(result)
-        deadline = began + self._share(law) if request.budget else float("inf")
+        self.pool.muster()
+        deadline = time.monotonic() + self._share(law) if request.budget else float("inf")
 
         def take(case: Case, drawn: bool) -> None:
             stopping.check()
@@ -193,7 +194,7 @@ class Run:
                 plan.feed(take)
             except Enough:
                 if not tried.stop:
-                    self.stopped_by = self.stopped_by or ("budget" if self._spent() else None)
+                    self.stopped_by = self.stopped_by or ("budget" if request.budget else None)
             except TorchMovedError as error:  # an enumerator that asks torch
                 result.reason = str(error)
             result.swept, result.combinations = plan.swept, plan.combinations
@@ -299,15 +300,15 @@ class Run:
 
     # Budget
 
+    def _left(self) -> float:
+        """Seconds of the budget that are left."""
+        assert self.request.budget is not None
+        return max(0.0, self.request.budget - (time.monotonic() - self.clock))
+
     def _share(self, law: Law) -> float:
         """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
-        assert self.request.budget is not None
-        left = max(0.0, self.request.budget - (time.monotonic() - self.clock))
         at = self.laws.index(law)
-        return left * law.weight / sum(later.weight for later in self.laws[at:])
-
-    def _spent(self) -> bool:
-        return self.request.budget is not None
+        return self._left() * law.weight / sum(later.weight for later in self.laws[at:])
 
     # The end
 

@@ -48,6 +48,7 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
     from hypothesis import HealthCheck, Phase, Verbosity
 
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    raised: list[Exception] = []
 
     @hypothesis.settings(
         max_examples=count,
@@ -63,9 +64,20 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
     @hypothesis.seed(seed)
     @hypothesis.given(strategy)
     def drawn(case: Case) -> None:
-        take(case)
+        try:
+            take(case)
+        except Exception as error:
+            if shrink:
+                raise
+            raised.append(error)  # Hypothesis would try the case again, and call what does not repeat flaky
+            raise Enough from None
 
-    drawn()
+    try:
+        drawn()
+    except Enough:
+        if raised:
+            raise raised[0] from None
+        raise
 
 
 @dataclass

@@ -78,6 +78,10 @@ class Pool:
         elif time.monotonic() - self._turned > COALESCE_SECONDS / 2:
             self._turn(0.0)
 
+    def muster(self) -> None:
+        """Wait until every host can start ranks; on this machine they need not be waited for."""
+        _ = self._keeper.shares_files
+
     def poll(self) -> None:
         """Take in what ranks have said, hand out what waits for them, and call back; never waits."""
         self._turn(0.0, eager=True)

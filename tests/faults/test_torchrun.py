@@ -84,7 +84,7 @@ def test_run_over_two_agents_judges_what_a_run_on_one_machine_does(tmp_path: Pat
     with launched(tmp_path / "far", *laws) as agents:
         out = [agent.communicate(timeout=200)[0] for agent in agents]
         assert [agent.returncode for agent in agents] == [0, 0], out
-    assert "redistribute.same" in out[0]
+    assert "exit 0: nothing new" in out[0]
     assert "shardlaw" not in out[1]
     command = [sys.executable, "-m", "conformance", "run", *laws, "--report", str(tmp_path / "near")]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -116,7 +116,7 @@ def test_run_that_loses_an_agent(tmp_path: Path, lost: int) -> None:
 
 def test_findings_come_out_as_the_drivers_code(tmp_path: Path) -> None:
     report = tmp_path / "report"
-    with launched(report, "redistribute.bystander", "--no-expect", processes=1) as agents:
+    with launched(report, "collective.all-reduce", "--no-expect", processes=1) as agents:
         assert agents[0].wait(200) == 1
         assert agents[1].wait(60) == 0
     told = read(report)

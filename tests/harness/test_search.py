@@ -141,6 +141,19 @@ def test_one_seed_draws_one_list_and_two_seeds_draw_two() -> None:
     assert len(shared) < len(drawn(1)) / 2
 
 
+def test_what_breaks_a_drawing_once_comes_out_as_it_is() -> None:
+    taken: list[Case] = []
+
+    def take(case: Case) -> None:
+        taken.append(case)
+        if len(taken) == 3:
+            raise OSError("the ranks are gone")
+
+    with pytest.raises(OSError, match="the ranks are gone"):
+        draw(st.builds(lambda seed: Case.of("a.b", seed=seed), st.integers(0, 1000)), 1, 50, take)
+    assert len(taken) == 3
+
+
 def test_a_drawing_that_is_cut_short_is_a_prefix() -> None:
     whole: list[Case] = []
     draw(cases(Limits()), 5, 200, whole.append)
