@@ -134,8 +134,6 @@ foreach_maximum light refuses-any
     a=m,n b=k | _foreach_clamp_max([a,b],[a,b]) _foreach_minimum([a,b],[a,b]) _foreach_clamp_min([a,b],0.0) _foreach_maximum([a,b],2.0)
 foreach_pow light small refuses-any
     a=m,n b=k | _foreach_pow([a,b],2) _foreach_pow([a,b],[2.0,3.0]) _foreach_neg([a,b])
-foreach_addcdiv light positive inexact refuses-any
-    a=m,n b=k | _foreach_addcdiv([a,b],[a,b],[a,b],[1.0,2.0]) _foreach_addcdiv([a,b],[a,b],[a,b],2.0)
 foreach.lists light small refuses-any
     a=m,n b=m,n c=m,n d=m,n | _foreach_add([a,b],[c,d],alpha=2) _foreach_mul([a,b],[c,d]) _foreach_addcmul([a],[b],[c],2.0)
     a=m,n b=k c=() | _foreach_mul([a,b],c) _foreach_add([a,b],c)

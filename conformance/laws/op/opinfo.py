@@ -49,6 +49,7 @@ LEFT_OUT = {
     **dict.fromkeys(("index_copy", "put", "_unsafe_masked_index_put_accumulate", "as_strided_scatter"), EQUAL_INDICES),
     "nn.functional.scaled_dot_product_attention": "DTensor plans the first call for ten seconds; a table tries others",
     **dict.fromkeys(("linalg.pinv", "pinverse", "linalg.matrix_rank"), "which singular values count as zero is a matter of rounding"),
+    **dict.fromkeys(("new_ones", "masked.argmax", "masked.argmin"), "a table has it"),
     "tensordot": "on three mesh dims DTensor plans it for two minutes; mm and einsum have tables",
     "byte": "what a negative float becomes is undefined",
     **dict.fromkeys(("as_strided", "as_strided_copy"), "it speaks of the memory of the plain tensor"),
@@ -230,6 +231,8 @@ def _same_call(info: Any, sample: Any, program: Program, tensors: dict[str, torc
         want = (info.inplace_variant if in_place else info.op)(given[0], *given[1], **given[2])
     except Exception as error:
         raise UnreadableError(f"the plain call fails: {type(error).__name__}") from None
+    if not trace.overloads:
+        raise UnreadableError("no op runs: it returns its operand")
     seeded = [str(func) for func in trace.overloads if torch.Tag.nondeterministic_seeded in func.tags]
     if seeded:
         raise UnreadableError("its result is random")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from conformance.here import Here
 
 CONTROLS = Path(__file__).with_name("controls.txt")
+# of ops that the fault of most of them does not touch
+PLANTED = {"squeeze.multiple": "results_claimed_whole"}
 
 
 class Sampled(Sequence[Case]):
@@ -116,7 +118,7 @@ def _forward(control: Case) -> Law:
         source=DTENSOR,
         check=_check,
         control=control.text,
-        planted="operands_claimed_whole",
+        planted=PLANTED.get(name, "operands_claimed_whole"),
         sweep=lambda limits: Sampled(_on_two_dims(control, limits), lambda: read(limits)),
         sweeps=1,
         profile="ci" if name.endswith(".in-place") else "smoke",
