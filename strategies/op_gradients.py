@@ -44,7 +44,7 @@ WITHOUT_GRADIENT = words(
 UNSETTLED = frozenset(["mode", "index_reduce", "linalg.det", "sgn"])
 # no result at all of an empty shard, which forward laws know: there is nothing to go back from
 NEVER_EMPTY = re.compile(r"amax|amin|max|min|pool|interpolate|batch_norm|inf$|foreach_norm|median|kthvalue")
-CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^eq\(|torch\.(int|bool)|vector_norm\(a,0[,)]")
+CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^(eq|lt)\(|^_foreach_\w+\(\[a,b\],c\)|torch\.(int|bool)|vector_norm\(a,0[,)]")
 CONSTANT_ARGS = {
     **dict.fromkeys(("nn.functional.batch_norm", "nn.functional.batch_norm.training", "nn.functional.instance_norm"), "uv"),
     **dict.fromkeys(("nn.functional.nll_loss", "nn.functional.nll_loss.options"), "w"),
