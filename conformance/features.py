@@ -256,6 +256,8 @@ LINES: dict[str, dict[str, str]] = {
         "compiled": "a function that is compiled",
         "init:*": "a function that initialises a parameter, by name",
         "registered-rule": "an op whose rule a user registered",
+        "context-parallel": "buffers that are cut along a sequence for a while",
+        "sequence-first": "a sequence along the first dim, without a batch",
         "tiny-shards": "three shards or more, none of more than two elements",
     },
     "outcomes": {

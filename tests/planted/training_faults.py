@@ -11,7 +11,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
 from torch.distributed.tensor.experimental import _func_map, _register_sharding
-from torch.distributed.tensor.parallel import loss
+from torch.distributed.tensor.experimental._context_parallel import _attention as _cp
+from torch.distributed.tensor.parallel import input_reshard, loss
 
 from tests.planted.hook import instead
 
@@ -140,3 +141,27 @@ def rules_allow_any_shard() -> None:
     @instead(_register_sharding, "expand_to_full_mesh_op_strategy")
     def fault(true: Any, mesh: Any, schema: Any, rules: Any, **options: Any) -> Any:
         return true(mesh, schema, [*rules, [Shard(1), Shard(1), None]], **options)
+
+
+# Sequences that are cut up for a while
+
+
+def buffers_are_turned_round() -> None:
+    @instead(_cp, "_context_parallel_buffers")
+    def fault(true: Any, mesh: Any, buffers: Any, dims: Any, balancer: Any = None) -> Any:
+        return [shard.flip(dim) for shard, dim in zip(true(mesh, buffers, dims, balancer), dims, strict=True)]
+
+
+def kept_activations_are_halved() -> None:
+    @instead(input_reshard, "_unpack_hook_tp")
+    def fault(true: Any, mesh: Any, dim: int, x: Any) -> Any:
+        return true(mesh, dim, x) * 0.5
+
+
+# Writes
+
+
+def what_arrives_is_doubled() -> None:
+    @instead(torch.Tensor, "backward")
+    def fault(true: Any, self: Any, gradient: Any = None, *args: Any, **options: Any) -> Any:
+        return true(self, gradient * 2 if isinstance(gradient, DTensor) else gradient, *args, **options)

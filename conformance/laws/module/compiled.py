@@ -16,7 +16,7 @@ from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
 from conformance.laws.given import given
 from conformance.laws.module.given import Modelled, features, judge_parameters, near
-from conformance.laws.module.models import NEEDS, cases, run_backward
+from conformance.laws.module.models import NEEDS, cases, run_backward, script
 from conformance.report.reproducer import Script
 from reference.mesh import Mesh
 from reference.placement import Placement, Placements
@@ -152,6 +152,7 @@ LAWS = (
         clause="A compiled parallel model has the gradients of the dense one.",
         source=DOC,
         check=check_model,
+        script=script,
         features=lambda case: features(case) | {"compiled", "backward"},
         control="module.compiled-model mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
         planted="backward_counts_twice",

@@ -207,10 +207,9 @@ def script(case: Case) -> Script:
         f"mesh = {scripts.mesh(given.mesh, NAMES[: given.mesh.ndim] if sliced else ())}{sliced}",
         f"model = parallelize_module(copy.deepcopy(dense), mesh, {{{styles}}})",
         *(["model.out.weight = model.tok.weight"] if plan.tied else []),
-        f"out, want = model({_chunk('full', plan.entry)}), dense(full)",
+        *_called(case, _chunk("full", plan.entry)),
+        f"want{', out' if plan.wrapped else ''} = dense(full){', out.full_tensor()' if plan.wrapped else ''}",
     ]
-    if plan.wrapped:
-        body += ["out = out.full_tensor()"]
     leave = R() if plan.wrapped else plan.leave
     if name == "module.forward":
         body += [f"return {_chunk('want', leave)}.detach(), out.detach()"]
@@ -225,11 +224,34 @@ def script(case: Case) -> Script:
             told = ", ".join(f"{key}={value}" for key, value in options.items())
             many = case.get("foreach") == "yes"
             body += [f"for m in (dense, model): torch.optim.{kind.__name__}(m.parameters(), {told}, foreach={many}).step()"]
-        got = "p.grad" if name == "module.backward" else "p.detach()"
+        got = "p.detach()" if name == "module.step" else "p.grad"
         body += [f"return [{got} for p in dense.parameters()], [whole({got}) for p in model.parameters()]"]
     made = scripts.script(body, world=case.world, constants=constants)
-    needed = ("import copy", "from collections import OrderedDict", "from torch import nn")
+    needed = ["import copy", "from collections import OrderedDict", "from torch import nn"]
+    if "recompute" in case:
+        needed += [
+            f"import {WRAPPER} as wrapper" if "whole" not in case.get("recompute") else "from torch.utils.checkpoint import checkpoint"
+        ]
     return Script(made.stages, (*made.imports, *needed, module_plans.imports(list(plan.styles.values()))), made.constants, tolerance=1e-6)
+
+
+WRAPPER = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+
+
+def _called(case: Case, x: str) -> list[str]:
+    """The call of the parallel model: as it is, compiled, or with activations that are computed again."""
+    way = case.get("recompute", "")
+    if case.law == "module.compiled-model":
+        return [f'out = torch.compile(model, backend="{case.get("backend", "aot_eager")}")({x})']
+    if way.startswith("whole"):
+        floats = "" if ZOO[Modelled(case).kind].tokens is not None else ".clone().requires_grad_()"
+        return [f"out = checkpoint(model, {x}{floats}, use_reentrant={way == 'whole-reentrant'})"]
+    if way:
+        wrap = "wrapper.checkpoint_wrapper"
+        if way == "parts-reentrant":
+            wrap = f"lambda m: {wrap}(m, wrapper.CheckpointImpl.REENTRANT)"
+        return [f"wrapper.apply_activation_checkpointing(model, {wrap}, lambda m: isinstance(m, nn.Linear))", f"out = model({x})"]
+    return [f"out = model({x})"]
 
 
 def _chunk(name: str, at: Placement) -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
+from conformance import compat
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws.module.given import Modelled, features, judge_parameters, near
-from conformance.laws.module.models import NEEDS, cases, run_backward
+from conformance.laws.module.models import NEEDS, SCRIPTED, cases, run_backward, script
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -41,13 +41,15 @@ def recomputing(case: Case, kind: str, model: nn.Module) -> Callable[..., Any]:
     way = case.get("recompute")
     if way.startswith("whole"):
         return lambda x: checkpoint(model, x, use_reentrant=way == "whole-reentrant")
-    how = CheckpointImpl.REENTRANT if way == "parts-reentrant" else CheckpointImpl.NO_REENTRANT
+    wrappers = compat.name("activation_wrappers")
+    how = wrappers.CheckpointImpl.REENTRANT if way == "parts-reentrant" else wrappers.CheckpointImpl.NO_REENTRANT
     chosen = {id(part) for name, part in model.named_modules() if name.startswith(PARTS[kind]) and name.count(".") <= 1}
 
     def wrap(part: nn.Module) -> nn.Module:
-        return checkpoint_wrapper(part, how)
+        wrapped: nn.Module = wrappers.checkpoint_wrapper(part, how)
+        return wrapped
 
-    apply_activation_checkpointing(model, wrap, lambda part: isinstance(part, nn.Linear) if way == "each" else id(part) in chosen)
+    wrappers.apply_activation_checkpointing(model, wrap, lambda part: isinstance(part, nn.Linear) if way == "each" else id(part) in chosen)
     return model
 
 
@@ -92,9 +94,10 @@ CONTROLS = {
 LAWS = tuple(
     Law(
         id=f"module.recomputed[{kind}]",
-        clause="Activations that are computed again in the backward pass leave the outputs and gradients of a parallel model as they are.",
+        clause="Activations that are computed again in the backward pass leave the gradients of a parallel model as they are.",
         source="torch.utils.checkpoint docs; torch.distributed.algorithms, checkpoint_wrapper",
         check=check_recomputed,
+        script=script if kind in SCRIPTED else None,
         features=features_recomputed,
         control=f"module.recomputed[{kind}] {control} recompute=parts mode=eval",
         planted="recomputed_from_halved_inputs",
