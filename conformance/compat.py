@@ -52,9 +52,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "activation_wrappers": (
         "wrap modules whose activations are computed again",
         ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:",),
+    ),
     "context_parallel_unshard": (
         "put buffers together within a context",
         ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),
+    ),
     "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
     "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
     "OffsetBasedRNGTracker": (
