@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 from conformance.case import Case
 from conformance.laws.scripts import mesh as mesh_text
@@ -109,3 +111,60 @@ def offsets(case: Case) -> Script:
         "from torch.distributed.checkpoint.optimizer import _ReaderWithOffset",
     ]
     return scripts.told(case, lines, imports=used)
+
+
+Rates = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def state(case: Case, grads: Mapping[str, torch.Tensor], worlds: Sequence[int], rates: Rates) -> Script:
+    """One step of Adam on a model of these gradients, saved, and loaded into an optimizer with other rates; then the averages."""
+    unused, frozen = case.get("unused", ""), case.get("frozen", "")
+    told = {"flatten_optimizer_state_dict=True": case.get("flat", "no") == "yes", "cpu_offload=True": "offload" in case}
+    given = [text for text, holds in told.items() if holds]
+    names = [name for name in grads if name not in (unused, frozen)]
+    way, way_load = case.get("way"), case.get("way.load", case.get("way"))
+    first = [
+        *_model(case, way, rates[0]),
+        f"for k in {names}: net[k].grad = distribute_tensor(G[k], net[k].device_mesh, [Shard(0)])" if way == "line" else "net().backward()",
+        "opt.step()",
+        f'dcp.save({{"o": sd.get_optimizer_state_dict(net, opt{_options(given)})}}, checkpoint_id=folder)',
+        "return None, None",
+    ]
+    second = [
+        *_model(case, way_load, rates[1]),
+        f'state = {{"o": sd.get_optimizer_state_dict(net, opt{_options(given)})}}',
+        *([f'state["o"]["state"].pop("{unused}")'] if unused and not given else []),
+        "dcp.load(state, checkpoint_id=folder)",
+        f'sd.set_optimizer_state_dict(net, opt, state["o"]{_options([*given, "strict=False"] if unused else given)})',
+        'got = sd.get_optimizer_state_dict(net, opt, options=sd.StateDictOptions(full_state_dict=True))["state"]',
+        f'return [G[k] / 2 for k in {names}], [got[k]["exp_avg"] for k in {names}]',
+    ]
+    parts = "[list(net.parameters())]" if case.get("groups", "each") == "one" else "net.parameters()"
+    constants = [
+        f"G = {{{', '.join(f'{name!r}: {tensor_text(full)}' for name, full in grads.items())}}}",
+        "class Net(torch.nn.ParameterDict):",
+        f"    forward = lambda self: sum((self[k] * G[k]).sum() for k in {names})",
+        f"adam = lambda net, rates: torch.optim.Adam([dict(params=p, lr=r) for p, r in zip({parts}, rates)], betas=(0.5, 0.5))",
+    ]
+    text = "\n".join((*first, *second))
+    imports = [DCP, "import torch.distributed.checkpoint.state_dict as sd"]
+    imports += ["from torch.distributed.tensor import Shard, distribute_tensor"] if "distribute_tensor" in text else []
+    sharding = [name for name in ("FullyShardedDataParallel", "fully_shard") if name in text]
+    imports += [f"from torch.distributed.fsdp import {', '.join(sharding)}"] if sharding else []
+    return Script((Stage(worlds[0], tuple(first)), Stage(worlds[1], tuple(second))), tuple(imports), tuple(constants))
+
+
+def _options(given: Sequence[str]) -> str:
+    return f", options=sd.StateDictOptions({', '.join(given)})" if given else ""
+
+
+def _model(case: Case, way: str, rates: tuple[float, ...]) -> list[str]:
+    placed = 'distribute_tensor(0 * g, dist.init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])'
+    frozen = f", requires_grad=k != {case.get('frozen')!r}" if "frozen" in case else ""
+    made = {
+        "line": [],
+        "fsdp": ["fully_shard(net)"],
+        "fsdp1": ['net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)'],
+    }
+    parameters = f"torch.nn.Parameter({placed if way == 'line' else '0 * g'}{frozen})"
+    return [f"net = Net({{k: {parameters} for k, g in G.items()}})", *made[way], f"opt = adam(net, {rates})"]

@@ -22,9 +22,8 @@ from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Law, Limits
-from conformance.laws.scripts import tensor as tensor_text
+from conformance.laws.optimizer import scripts
 from conformance.laws.sharded_tensor import given as g
-from conformance.report.reproducer import Script, Stage
 from conformance.target import storage
 from reference.layout import Layout
 from reference.mesh import Mesh
@@ -120,9 +119,9 @@ def stepped(case: Case, here: Here, way: str) -> tuple[Any, torch.optim.Optimize
     model = model_of(case, here, way)
     optimizer = optimizer_of(case, model, RATES)
     if way == "line":
-        for name, grad in model.grads.items():
-            parameter = dict(model.named_parameters())[PATHS[name]]
-            parameter.grad = here.dtensor(grad.cpu(), layout_of(here, grad))
+        for name in model.grads:
+            grad, parameter = values(case)[name], dict(model.named_parameters())[PATHS[name]]
+            parameter.grad = here.dtensor(grad, layout_of(here, grad))
     else:
         model().backward()
     optimizer.step()
@@ -196,76 +195,6 @@ def check_state(case: Case, here: Here) -> None:
             options = options_of(case, strict=False)
         set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options)
     judge(case, here, way, model, optimizer, "loaded")
-
-
-def state_script(case: Case) -> Script:
-    grads = values(case)
-    unused, frozen = case.get("unused", ""), case.get("frozen", "")
-    told = {"flatten_optimizer_state_dict=True": case.get("flat", "no") == "yes", "cpu_offload=True": "offload" in case}
-    options = ", ".join(text for text, given in told.items() if given)
-    first, second = ([*_made(case, way), *rest] for way, rest in (
-        (case.get("way"), [
-            f"opt = adam(net, {RATES})",
-            *_step(case.get("way")),
-            "opt.step()",
-            f'dcp.save({{"o": get_optimizer_state_dict(net, opt, options=StateDictOptions({options}))}}, checkpoint_id=folder)',
-            "return None, None",
-        ]),
-        (case.get("way.load", case.get("way")), [
-            f"opt = adam(net, {OTHER_RATES})",
-            f"how = StateDictOptions({options})",
-            'state = {"o": get_optimizer_state_dict(net, opt, options=how)}',
-            *([f'state["o"]["state"].pop("{unused}")'] if unused and not options else []),
-            "dcp.load(state, checkpoint_id=folder)",
-            *(["how.strict = False"] if unused else []),
-            'set_optimizer_state_dict(net, opt, state["o"], options=how)',
-            'got = get_optimizer_state_dict(net, opt, options=StateDictOptions(full_state_dict=True))["state"]',
-            f"names = {[name for name in grads if name not in (unused, frozen)]}",
-            'return [G[k] / 2 for k in names], [got[k]["exp_avg"] for k in names]',
-        ]),
-    ))  # fmt: skip
-    parts = "[list(net.parameters())]" if case.get("groups", "each") == "one" else "net.parameters()"
-    constants = [
-        f"G = {{{', '.join(f'{name!r}: {tensor_text(full)}' for name, full in grads.items())}}}",
-        "class Net(torch.nn.ParameterDict):",
-        "    def forward(self):",
-        f"        return sum((p * G[k]).sum() for k, p in self.items() if k not in {(unused, frozen)})",
-        f"adam = lambda net, rates: torch.optim.Adam([dict(params=p, lr=r) for p, r in zip({parts}, rates)], betas=(0.5, 0.5))",
-    ]
-    imports = [
-        "import torch.distributed.checkpoint as dcp",
-        "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict",
-    ]
-    text = "\n".join((*first, *second))
-    if "distribute_tensor" in text:
-        imports += [
-            "from torch.distributed.device_mesh import init_device_mesh",
-            "from torch.distributed.tensor import Shard, distribute_tensor",
-        ]
-    if "fully_shard" in text:
-        imports.append("from torch.distributed.fsdp import fully_shard")
-    if "FullyShardedDataParallel" in text:
-        imports.append("from torch.distributed.fsdp import FullyShardedDataParallel")
-    save, load = worlds(case)
-    return Script((Stage(save, tuple(first)), Stage(load, tuple(second))), tuple(imports), tuple(constants))
-
-
-def _made(case: Case, way: str) -> list[str]:
-    frozen = case.get("frozen", "")
-    lines = ['mesh = init_device_mesh("cpu", (dist.get_world_size(),))'] if way == "line" else []
-    zeros = "distribute_tensor(0 * g, mesh, [Shard(0)])" if way == "line" else "0 * g"
-    lines.append(f"net = Net({{k: torch.nn.Parameter({zeros}, requires_grad=k != {frozen!r}) for k, g in G.items()}})")
-    made = {
-        "fsdp": ["fully_shard(net)"],
-        "fsdp1": ['net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)'],
-    }
-    return lines + made.get(way, [])
-
-
-def _step(way: str) -> list[str]:
-    if way != "line":
-        return ["net().backward()"]
-    return ["for k, p in net.items():", "    p.grad = distribute_tensor(G[k], mesh, [Shard(0)])"]
 
 
 def features(case: Case) -> set[str]:
@@ -344,6 +273,6 @@ LAWS = (
         stages=worlds,
         weight=2.0,
         features=features,
-        script=state_script,
+        script=lambda case: scripts.state(case, values(case), worlds(case), (RATES, OTHER_RATES)),
     ),
 )

@@ -60,7 +60,8 @@ def widened(full: torch.Tensor) -> torch.Tensor:
 def device_of(here: Here, rank: int) -> str:
     """The device of a rank, as placements name it."""
     kind = here.target.device
-    return kind if kind == "cpu" else f"{kind}:{rank % torch.get_device_module(kind).device_count()}"
+    numbered = torch.empty(0, device=kind).device.index is not None
+    return f"{kind}:{rank % torch.get_device_module(kind).device_count()}" if numbered else kind
 
 
 def to_torch(here: Here, spec: Spec) -> Any:
