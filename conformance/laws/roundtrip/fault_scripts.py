@@ -55,6 +55,7 @@ def _attempt(case: Case, trip: t.Trip, state: str, *, saves: bool) -> list[str]:
     verb, kind = ("save", "storage_writer") if saves else ("load", "storage_reader")
     how = ", checkpoint_id=folder" if case.get("at") == "reset" else ""
     how += ", use_collectives=False" if case.get("how", "") == "alone" else ""
+    call, done = ("dcp.async_save", ".result()") if case.get("how", "") == "async" else (f"dcp.{verb}", "")
     planner = f"dcp.Default{verb.title()}Planner()"
     made = writer_text(trip) if saves else "dcp.FileSystemReader(folder)"
     return [
@@ -62,7 +63,7 @@ def _attempt(case: Case, trip: t.Trip, state: str, *, saves: bool) -> list[str]:
         *_break(case, _ranks(case, trip.worlds[0 if saves else 1]), saves=saves),
         "failed = None",
         "try:",
-        f"    dcp.{verb}({state}, {kind}=storage, planner=planner{how})",
+        f"    {call}({state}, {kind}=storage, planner=planner{how}){done}",
         "except CheckpointException as error:",
         "    failed = sorted(error.failures)",
     ]

@@ -16,6 +16,7 @@ from conformance.case import Case
 from conformance.here import Here
 from conformance.laws.roundtrip import fault_scripts
 from conformance.laws.roundtrip.cases import law_of
+from conformance.laws.roundtrip.saves import finish
 from conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from conformance.target import storage
 from reference.checkpoint.state_dict import Slot, flatten, slots, spoiled
@@ -110,7 +111,16 @@ def check_failed_save(case: Case, here: Here) -> None:
     how: dict[str, Any] = {"use_collectives": False} if case.get("how", "") == "alone" else {}
     if case.get("at") == "reset":
         how["checkpoint_id"] = storage.place(here.target, here.folder())
-    if must_fail(case, here, lambda: t.save(trip, here, **given, **how), "save"):
+
+    def attempt() -> None:
+        if case.get("how", "") != "async":
+            t.save(trip, here, **given, **how)
+            return
+        pending = t.dcp.async_save(t.source(trip, here), storage_writer=given["writer"], planner=given["planner"])
+        with t.told_plainly():
+            finish(pending)
+
+    if must_fail(case, here, attempt, "save"):
         state = t.destination(replace(trip, load=trip.save), here)
         here.refused(lambda: t.load(here, state), "leftover", "a load of what a failed save left", errors=(t.CheckpointFailed,))
     t.save(trip, here)
@@ -191,8 +201,8 @@ def of_fault(case: Case) -> set[str]:
         found.add(f"error:{case.get('error')}")
     if case.get("in", "") == "thread":
         found.add("fails-in-thread")
-    if case.get("how", "") == "alone":
-        found.add("no-collectives")
+    if "how" in case:
+        found.add("no-collectives" if case.get("how") == "alone" else "async-save")
     if "fails" in case:
         found |= {"plan-cache", "first-save-fails"} if case.get("fails") == "0" else {"plan-cache"}
     return found
@@ -223,6 +233,8 @@ FAILED_SAVES = (
     f"{TWO} at=resolve_data ranks=0 files=item",
     "mesh=1 mesh.load=2 x=5:S(0) a=4:- at=write_data ranks=0",
     "mesh=2x2 mesh.load=1 x=4x4:S(0),S(1) a=4:R,R to.x=R to.a=R at=prepare_local_plan ranks=1,3",
+    f"{TWO} at=write_data ranks=1 how=async",
+    f"{THREE} at=finish ranks=0 how=async",
     "mesh=2 x=5:S(0) a=3:S(0) threads=2 at=resolve_data ranks=1 in=thread",
     "mesh=2 x=5:S(0) a=3:R at=write_data ranks=1 error=wide",
     "mesh=2 x=5:S(0) a=3:R at=reset ranks=1",

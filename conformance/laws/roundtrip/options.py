@@ -24,8 +24,8 @@ def check_fsspec(case: Case, here: Here) -> None:
     """Through fsspec a checkpoint is what it is in files, whether the storage is made by hand or found by the name of the place."""
     _want(here, "fsspec")
     trip = t.read_trip(case)
-    memory = case.get("through") == "memory"
-    place = f"memory://{uuid.uuid4().hex}" if memory else f"file://{here.folder()}/through"
+    memory, plain = case.get("through") == "memory", case.get("through") == "folder"
+    place = f"memory://{uuid.uuid4().hex}" if memory else f"{'' if plain else 'file://'}{here.folder()}/through"
     named = {"checkpoint_id": place} if "id" in case else {}
     if here.stage == 0:
         writer = None if named else compat.name("fsspec_writer")(place, **{"sync_files": False, **trip.writer})
@@ -45,7 +45,8 @@ def fsspec_worlds(case: Case) -> tuple[int, ...]:
 
 def fsspec_script(case: Case) -> Script:
     trip, memory = t.read_trip(case), case.get("through") == "memory"
-    place = '"memory://shared"' if memory else 'f"file://{folder}/through"'
+    prefix = "" if case.get("through") == "folder" else "file://"
+    place = '"memory://shared"' if memory else f'f"{prefix}{{folder}}/through"'
     options = ", ".join(f"{key}={value!r}" for key, value in {"sync_files": False, **trip.writer}.items())
     saving = save_lines(trip, writer=f"FsspecWriter({place}, {options})")
     loading = load_lines(trip, reader=f"FsspecReader({place})")
@@ -144,6 +145,7 @@ FSSPEC = (
     'mesh=1 x=5x3:S(0) a=():R:float64 state={x:x,l:[a,(1,2)],b:b"ab"} through=memory',
     "mesh=1 x=5x2:S(0) a=4:-:int32 to.a=S(0) through=memory id=found",
     "mesh=2 x=0x3:S(0) a=2x2:S(1) b=9:R through=files files=item sync=1",
+    "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R to.x=S(1) state={x:x,a:a,n:1} through=folder id=found",
 )
 SAFETENSORS = (
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):bfloat16 b=4:R to.x=S(1) to.a=R to.b=S(0) hf=shards",
@@ -189,7 +191,7 @@ LAWS = (
     ),
     law_of(
         "fsspec",
-        clause="A checkpoint through fsspec, in local files or in memory, by hand or by the name of its place, loads as it was saved.",
+        clause="A checkpoint through fsspec, in files or in memory, by hand or found by the name of its place, loads as it was saved.",
         source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter, FsspecReader",
         check=check_fsspec,
         script=fsspec_script,
