@@ -322,12 +322,13 @@ def check_implicit(case: Case, here: Here) -> None:
 
 
 def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, outside=False, least=2)
+    on = draws.meshes(limits, outside=False, tables=False, least=2)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         mesh, call = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(BESIDE)))
-        shape = draw(shapes(min_dims=2, max_dims=2, min_size=1))
+        # what is written into may be refused where a dim of size 1 would be broadcast
+        shape = draw(shapes(min_dims=2, max_dims=2, min_size=2 if call == "in-place" else 1))
         kinds = ("R", "S") if call == "in-place" else ("R", "S", "S", "P")
         at = draw(placements(mesh, 2, kinds=kinds))
         other = draw(st.sampled_from([shape, shape, (1, shape[1])])) if call not in ("cat", "lerp") else shape
