@@ -1,0 +1,174 @@
+"""Back ends that somebody else wrote, run by configuration alone: the example package, torch's group that does nothing, one with gaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "pypost"
+
+GAPPY = """
+import torch.distributed as dist
+from pypost.group import PostGroup
+
+class Gappy(PostGroup):
+    def alltoall(self, *arguments):
+        raise NotImplementedError("gappy: no all_to_all")
+
+    all_to_all_single = alltoall_base = alltoall
+
+def register():
+    dist.Backend.register_backend("gappy", lambda options, more: Gappy(options), extended_api=True, devices=["cpu"])
+"""
+GAPPY_CONFIG = """
+[target.silent]
+backend = "gappy"
+setup = "gappy:register"
+
+[target.frank]
+backend = "gappy"
+setup = "gappy:register"
+cannot = ["all_to_all", "gather", "object_collectives"]
+"""
+FAKE_CONFIG = """
+[target.fake]
+backend = "fake"
+setup = "torch.testing._internal.distributed.fake_pg:FakeStore"
+"""
+
+
+@dataclass
+class User:
+    """Somebody with ``lib`` on the path and a shell in ``folder``."""
+
+    lib: Path
+    folder: Path
+
+    def shardlaw(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(filter(None, [str(self.lib), str(ROOT), os.environ.get("PYTHONPATH")]))
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "conformance", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path, **env},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "shardlaw-report" / "report.json").read_text())
+        return found
+
+    def outcomes(self) -> dict[str, str]:
+        return {law["id"]: law["outcome"] for law in self.report()["laws"]}
+
+
+@pytest.fixture(scope="module")
+def lib(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which ``pypost`` is installed: by pip, or as it lies where there is no pip."""
+    made = tmp_path_factory.mktemp("installed")
+    source = made / "source"
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
+    done = subprocess.run([*pip, str(made / "lib"), str(source)], capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        shutil.copytree(source / "pypost", made / "lib" / "pypost")
+    (made / "lib" / "gappy.py").write_text(GAPPY)
+    return made / "lib"
+
+
+@pytest.fixture
+def user(lib: Path, tmp_path: Path) -> User:
+    shutil.copy(EXAMPLE / "shardlaw.toml", tmp_path)
+    return User(lib, tmp_path)
+
+
+def test_the_config_of_the_example_is_short() -> None:
+    assert len((EXAMPLE / "shardlaw.toml").read_text().strip().splitlines()) <= 6
+
+
+def test_the_example_holds(user: User) -> None:
+    laws = "collective.all-reduce", "collective.all-gather", "collective.reduce-scatter", "collective.new-group", "redistribute.local"
+    done = user.shardlaw("run", "--target", "pypost", *laws)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(user.outcomes().values()) <= {"held", "expected"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "finds", "holds"),
+    [
+        ("wrong-reduction", "collective.all-reduce", "collective.all-gather"),
+        ("swapped-ranks", "collective.all-gather", "collective.all-reduce"),
+        ("dropped-last", "collective.reduce-scatter", "collective.all-reduce"),
+        ("lost-wait", "collective.async", "collective.new-group"),
+        ("group-order", "collective.new-group", "collective.all-reduce"),
+    ],
+)
+def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, user: User) -> None:
+    done = user.shardlaw("run", "--target", "pypost", finds, holds, "--budget", "20s", PYPOST_FAULT=fault)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert user.outcomes() == {finds: "deviates", holds: "held"}
+
+
+def test_the_group_that_does_nothing_is_told_to_do_nothing(user: User) -> None:
+    (user.folder / "shardlaw.toml").write_text(FAKE_CONFIG)
+    laws = "collective.all-reduce", "collective.broadcast", "redistribute.local", "mesh.coordinates"
+    done = user.shardlaw("run", "--target", "fake", *laws, "--budget", "20s")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    found = user.outcomes()
+    assert [found[law] for law in laws] == ["deviates", "deviates", "deviates", "held"]
+
+
+def test_a_gap_that_is_not_declared_is_a_finding(user: User) -> None:
+    (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
+    done = user.shardlaw("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "20s")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert user.outcomes() == {"collective.all-to-all": "deviates", "collective.gather": "held"}
+    assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence"}
+    assert "gappy: no all_to_all" in done.stdout
+
+
+def test_what_is_declared_is_counted_and_what_works_all_the_same_is_stale(user: User) -> None:
+    (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
+    laws = "collective.all-to-all", "collective.functional[permute_tensor]", "collective.gather", "collective.broadcast"
+    done = user.shardlaw("run", "--target", "frank", *laws)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = user.report()
+    outcomes = [(law["id"], law["outcome"], law["reason"]) for law in report["laws"]]
+    assert sorted(outcomes) == [
+        ("collective.all-to-all", "untested", "the target declares that it cannot do all_to_all"),
+        ("collective.broadcast", "held", None),
+        ("collective.functional[permute_tensor]", "untested", "the target declares that it cannot do all_to_all"),
+        ("collective.gather", "untested", "the target declares that it cannot do gather"),
+    ]
+    assert report["target"]["stale"] == ["gather", "object_collectives"]
+    for line in (
+        "cannot all_to_all: 2 laws untested: collective.all-to-all, collective.functional[permute_tensor]",
+        "cannot gather: 1 law untested: collective.gather; stale: it works on two ranks",
+        "cannot object_collectives: no law of this run needs it; stale: it works on two ranks",
+    ):
+        assert f"  {line}\n" in done.stdout
+    assert "cannot all\\_to\\_all: 2 laws untested" in (user.folder / "shardlaw-report" / "report.md").read_text()
+
+
+def test_probing_tells_gaps_and_what_is_stale(user: User) -> None:
+    (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
+    done = user.shardlaw("targets", "--probe")
+    assert done.returncode == 0, done.stdout + done.stderr
+    silent, frank = done.stdout.split("silent: ")[1].split("frank: ")
+    assert "all_to_all          undeclared: raised: every rank raised NotImplementedError: gappy: no all_to_all" in silent
+    assert 'cannot = ["all_to_all"]' in silent
+    assert "all_to_all          declared missing\n" in frank
+    assert "gather              stale: declared missing, but it works" in frank
+    assert "reduce              works" in frank
