@@ -21,7 +21,7 @@ nn.functional.conv2d.options small light flat refuses-any
 
 ATTENTION = read_ops("""
 # the kernel for four dims is left out: the first call takes DTensor ten seconds of planning, which a busy machine takes for a hang
-nn.functional.scaled_dot_product_attention.math small light inexact no-zeros refuses-any
+nn.functional.scaled_dot_product_attention.math small light inexact no-zeros refuses-any shallow
     a=m,n,k b=m,n,k c=m,n,k m>=1 n>=1 k>=1 | nn.functional.scaled_dot_product_attention(a,b,c)
         | nn.functional.scaled_dot_product_attention(a,b,c,is_causal=True) nn.functional.scaled_dot_product_attention(a,b,c,scale=0.5)
     a=m,n,k b=m,q,k c=m,q,k m>=1 n>=1 k>=1 q>=1 | nn.functional.scaled_dot_product_attention(a,b,c)
@@ -30,7 +30,7 @@ nn.functional.scaled_dot_product_attention.math small light inexact no-zeros ref
 """)
 
 EINSUM = read_ops("""
-einsum.several small light no-zeros refuses-any
+einsum.several small light no-zeros refuses-any shallow
     a=m,k b=k,n c=n,p | einsum('ij,jk,kl->il',a,b,c)
     a=p,m,k b=p,k,n   | einsum('bij,bjk->bik',a,b) einsum('bij,bjk->ik',a,b) einsum('...ij,...jk->...ik',a,b)
     a=m,m             | einsum('ii->i',a) einsum('ii->',a)

@@ -210,7 +210,7 @@ mm pairs small float32,int64,bfloat16
     a=m,n float32   | mm(a,t(a))
 bmm small
     a=p,m,k b=p,k,n | bmm(a,b)
-matmul small no-zeros refuses-any
+matmul small no-zeros refuses-any shallow
     a=m,k b=k,n     | matmul(a,b)
     a=m,k b=k       | matmul(a,b)
     a=k b=k         | matmul(a,b)
@@ -226,7 +226,7 @@ addmm small inexact
 baddbmm small inexact
     c=p,m,n a=p,m,k b=p,k,n | baddbmm(c,a,b) baddbmm(c,a,b,beta=2,alpha=3)
     c=n a=p,m,k b=p,k,n     | baddbmm(c,a,b)
-nn.functional.linear small inexact no-zeros refuses-any
+nn.functional.linear small inexact no-zeros refuses-any shallow
     a=m,k w=n,k b=n   | nn.functional.linear(a,w,b)
     a=m,k w=n,k       | nn.functional.linear(a,w)
     a=p,m,k w=n,k b=n | nn.functional.linear(a,w,b)
@@ -238,7 +238,7 @@ vdot small light refuses-any
     a=k b=k           | vdot(a,b)
 outer small no-zeros
     a=m b=n           | outer(a,b)
-einsum small no-zeros refuses-any
+einsum small no-zeros refuses-any shallow
     a=m,k b=k,n       | einsum('ik,kj->ij',a,b) einsum('ik,kj->ji',a,b)
     a=p,m,k b=p,n,k   | einsum('pmk,pnk->pmn',a,b)
     a=m,n             | einsum('mn->nm',a) einsum('mn->n',a)

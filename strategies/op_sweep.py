@@ -69,7 +69,7 @@ class Sweep(Sequence[Sample]):
         self.chosen = tuple(sample for sample in _chosen(op) if self._fits(sample.mesh, world_size))
 
     def _fits(self, mesh: Mesh, world_size: int) -> bool:
-        return max(mesh.ranks) < world_size and not (self.op.flat and mesh.ndim > 1)
+        return max(mesh.ranks) < world_size and not (self.op.flat and mesh.ndim > 1) and not (self.op.shallow and mesh.ndim > 2)
 
     def __len__(self) -> int:
         return len(self.chosen) + sum(self._counts)
@@ -263,7 +263,7 @@ def _choose_few(op: Op) -> Iterator[Sample]:
     yield _placed(first, PERMUTED, Shard(0))
     yield _placed(first, UNEVEN, Replicate())
     yield _placed(first, ZERO, Shard(0))
-    yield from (row(first, board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not op.flat)
+    yield from (row(first, board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not (op.flat or op.shallow))
 
 
 def _reductions(op: Op) -> Iterator[Sample]:
@@ -291,7 +291,7 @@ def _corners(op: Op) -> Iterator[Sample]:
     yield _placed(next(cycle), SHORT, Shard(1))
     for dtype in op.variants[0].dtypes[1:3]:
         yield _placed(op.variants[0], EVEN, Partial("sum"), dtype=dtype)
-    yield from (row(next(cycle), board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not op.flat)
+    yield from (row(next(cycle), board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not (op.flat or op.shallow))
 
 
 def _pairs(op: Op) -> Iterator[Sample]:

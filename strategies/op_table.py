@@ -7,9 +7,9 @@ An op is a line with its name and what is said of it, and below it, indented, th
         a=m,n n>=1  | mm(a,t(a))
 
 Words after the name: a fill (``small``), dtypes (``floats``, ``numbers``, ``any``, ``integers``, or names joined by commas), ``inexact``,
-``pairs``, ``light``, ``no-zeros``, ``flat``, ``square``, ``refuses-pending``, ``refuses-any``; and two that write calls themselves:
-``unary`` (the op of a tensor of two dims and of a 0-d one) and ``binary`` (of two tensors alike, broadcast either way, 0-d, the same
-one twice).
+``pairs``, ``light``, ``no-zeros``, ``flat``, ``shallow``, ``square``, ``refuses-pending``, ``refuses-any``; and two that write calls
+themselves: ``unary`` (the op of a tensor of two dims and of a 0-d one) and ``binary`` (of two tensors alike, broadcast either way, 0-d,
+the same one twice).
 Words between arguments and ``|``: a smallest size (``n>=1``), a fill or dtypes other than the op's. Calls hold no spaces; a line that
 starts with ``|`` holds further ones on the same arguments. ``#`` starts a comment line.
 """
@@ -23,7 +23,7 @@ from reference.tensors import DTYPES, FILLS
 from strategies.ops import ANY, FLOATS, INTEGERS, NUMBERS, Arg, Op, Refuses, Variant
 
 CLASSES = {"floats": FLOATS, "numbers": NUMBERS, "any": ANY, "integers": INTEGERS}
-FLAGS = ("inexact", "pairs", "light", "no-zeros", "flat", "square", "refuses-pending", "refuses-any", "unary", "binary")
+FLAGS = ("inexact", "pairs", "light", "no-zeros", "flat", "shallow", "square", "refuses-pending", "refuses-any", "unary", "binary")
 BINARY = ("a=m,n b=m,n", "a=m,n b=n", "a=m,1 b=1,n", "a=n b=m,n", "a=m,n b=()")
 
 
@@ -86,6 +86,7 @@ def _op(head: str, lines: Sequence[str]) -> Op:
         light="light" in flags or "unary" in flags,
         zeros="no-zeros" not in flags,
         flat="flat" in flags,
+        shallow="shallow" in flags,
         square="square" in flags,
         refuses=refuses,
     )

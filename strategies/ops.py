@@ -135,7 +135,7 @@ class Op:
 
     ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
     being tried in pairs. ``light``: one of many ops of a kind, for which a few samples are enough. ``zeros``: it is tried on tensors
-    without elements. ``flat``: only on meshes of one dim;
+    without elements. ``flat``: only on meshes of one dim; ``shallow``: of one or two, since DTensor may plan it for many seconds on three;
     ``square``: every variant on meshes of two dims as well. ``refuses``: when torch may refuse it, other than for a zero-size or strided
     tensor: ``never``; with ``pending``
     reductions, as an in-place op may whose result would have to be placed otherwise; or in ``any`` layout, where it documents or
@@ -149,6 +149,7 @@ class Op:
     light: bool = False
     zeros: bool = True
     flat: bool = False
+    shallow: bool = False
     square: bool = False
     refuses: Refuses = "never"
     source: str = ""

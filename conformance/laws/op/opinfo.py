@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 import string
 import warnings
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ TAKEN = 10
 LARGEST = 800
 # of the largest element: float32 beside float64 on the same values
 AGREEMENT = {"float32": 1e-6, "complex64": 1e-6}
+
+PRODUCTS = re.compile(r"matmul|multi_dot|inner|attention|linear|bilinear|vecdot|matrix_power")
 
 UNINITIALISED = "what it returns is not initialised"
 OF_A_KIND = "its result is unique up to signs or the order of equal values only"
@@ -130,7 +133,7 @@ def _one_thread() -> Iterator[None]:
 
 def op_of(name: str, variants: Sequence[Variant]) -> Op:
     """An op of these variants, of which refusals are not held against torch."""
-    return Op(name, tuple(variants), exact=False, light=True, refuses="any")
+    return Op(name, tuple(variants), exact=False, light=True, refuses="any", shallow=bool(PRODUCTS.search(name)))
 
 
 def claimed(overload: Any) -> bool:
