@@ -76,6 +76,14 @@ def check_compiled(case: Case, here: Here) -> None:
         forget()
 
 
+def sweep_compiled(limits: Limits) -> list[Case]:
+    """Each function on even shards. ``backend=inductor`` is for cases by hand: making machine code may take longer than a case may."""
+    law, x = "module.compiled", TensorSpec((4, 4), (S(0),), "float64", "small")
+    cases = [Case.of(law, mesh="2", x=x, fn=fn) for fn in PROGRAMS]
+    cases += [Case.of(law, mesh="2", x=x, fn=fn, grads=1) for fn in ("pointwise", "product")]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
 def draw_compiled(limits: Limits) -> SearchStrategy[Case]:
     on = [mesh for mesh in map(Mesh.parse, ("2", "2", "3", "2x2")) if mesh.size <= limits.world_size]
 
@@ -143,7 +151,9 @@ LAWS = (
         control="module.compiled mesh=2 x=4x4:S(0):float64:small fn=pointwise",
         planted="compiled_output_is_local",
         draw=draw_compiled,
-        draws=6,
+        draws=4,
+        sweep=sweep_compiled,
+        sweeps=1,
         needs=NEEDS,
         weight=0.2,
     ),
@@ -157,7 +167,7 @@ LAWS = (
         control="module.compiled-model mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
         planted="backward_counts_twice",
         draw=draw_model,
-        draws=2,
+        draws=1,
         needs=NEEDS,
         weight=0.2,
     ),

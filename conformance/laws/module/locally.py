@@ -335,7 +335,11 @@ def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
         x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(other, None, "float64", "small")
         return Case.of("module.implicit-replication", mesh=mesh, x=x, w=w, call=call, seed=draw(draws.seeds()))
 
-    return case()
+    def written(case: Case) -> bool:
+        """What is written into may be refused where a rank holds nothing of it."""
+        return case.get("call") != "in-place" or not given(case).layout.empty_coords()
+
+    return case().filter(written)
 
 
 def sweep_implicit(limits: Limits) -> list[Case]:
