@@ -23,8 +23,8 @@ from strategies.op_catalogue import OPS
 KINDS = ("forward", "backward", "in-place", "2-D mesh", "uneven", "Partial")
 HEAD = """# What DTensor does with ops
 
-Written by `python -m benchmarks.op_table`, from {reports} of `shardlaw run {laws} --profile {profile}{shards}` on torch {torch},
-world size {world}: {cases} cases, {seconds:.0f} s.
+Written by `python -m benchmarks.op_table REPORT ...` from {reports} of `op.forward` and `op.backward` under profile {profile}{early}:
+{cases} cases, torch {torch}, world size {world}.
 
 Each cell counts cases: held / deviates / refused. A case deviates where its result is not that of the plain op, where ranks do
 different things, or where it raises without speaking of sharding; all of these are known, an entry of
@@ -81,14 +81,12 @@ def cell(counts: Counter[str]) -> str:
 def head(reports: list[RunReport]) -> Iterator[str]:
     first = reports[0]
     yield HEAD.format(
-        reports="the report" if len(reports) == 1 else f"{len(reports)} reports",
-        laws="'op.forward' 'op.backward'",
+        reports="one report" if len(reports) == 1 else f"{len(reports)} reports",
         profile=first.profile,
-        shards=f" --shard I/{first.shard.partition('/')[2]}" if first.shard != "1/1" else "",
+        early="" if all(report.complete for report in reports) else " (of runs that were ended early)",
         torch=first.target.torch,
         world=first.target.world_size,
         cases=sum(report.totals.cases for report in reports),
-        seconds=sum(report.seconds for report in reports),
     )
 
 

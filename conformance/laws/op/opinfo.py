@@ -42,6 +42,7 @@ AGREEMENT = {"float32": 1e-6, "complex64": 1e-6}
 
 PRODUCTS = re.compile(r"matmul|multi_dot|inner|attention|linear|bilinear|vecdot|matrix_power")
 
+RETURNED = "where it is not random it mostly returns its operand"
 UNINITIALISED = "what it returns is not initialised"
 OF_A_KIND = "its result is unique up to signs or the order of equal values only"
 EQUAL_INDICES = "where indices are equal, which value is kept is not said"
@@ -52,6 +53,8 @@ LEFT_OUT = {
     **dict.fromkeys(("index_copy", "put", "_unsafe_masked_index_put_accumulate", "as_strided_scatter"), EQUAL_INDICES),
     "nn.functional.scaled_dot_product_attention": "DTensor plans the first call for ten seconds; a table tries others",
     **dict.fromkeys(("linalg.pinv", "pinverse", "linalg.matrix_rank"), "which singular values count as zero is a matter of rounding"),
+    **dict.fromkeys(("nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d"), RETURNED),
+    **dict.fromkeys(("nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "atleast_1d"), RETURNED),
     **dict.fromkeys(("new_ones", "masked.argmax", "masked.argmin"), "a table has it"),
     "tensordot": "on three mesh dims DTensor plans it for two minutes; mm and einsum have tables",
     "byte": "what a negative float becomes is undefined",
