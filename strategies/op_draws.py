@@ -85,7 +85,8 @@ def no_larger(op: Op, sample: Sample) -> SearchStrategy[Sample] | None:
     variant, sizes = found
     least = dict(variant.least)
     ranges = {
-        name: [size for size in SIZES if least.get(name, 0) <= size <= max(size_now, 1)] or [size_now] for name, size_now in sizes.items()
+        name: [size for size in SIZES if max(least.get(name, 0), not op.zeros) <= size <= max(size_now, 1)] or [size_now]
+        for name, size_now in sizes.items()
     }
     meshes = list(dict.fromkeys([Mesh.of(2), *([Mesh.of(2, 2)] if sample.mesh.ndim > 1 else []), sample.mesh]))
     main = next((specs[arg.name].dtype for arg in variant.args if not arg.dtype), variant.dtypes[0])
