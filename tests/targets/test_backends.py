@@ -89,7 +89,8 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def user(lib: Path, tmp_path: Path) -> User:
-    shutil.copy(EXAMPLE / "shardlaw.toml", tmp_path)
+    for name in ("shardlaw.toml", "expect.toml"):
+        shutil.copy(EXAMPLE / name, tmp_path)
     return User(lib, tmp_path)
 
 
