@@ -42,7 +42,7 @@ def replay(what: str, target: str | None = None, times: int = 1, trace: bool = F
 
     1 when any case deviates, unless it is stored as expected and does what it did; 0 when all hold. Raises :class:`UsageError`.
     """
-    from conformance.target.config import check_target, named_target, read_config
+    from conformance.target.config import check_target, named_target, read_config, with_storage
     from conformance.world import Pool, WorldError
 
     if times < 1:
@@ -53,7 +53,7 @@ def replay(what: str, target: str | None = None, times: int = 1, trace: bool = F
     for one in wanted:
         name = target or one.target or "gloo"
         try:
-            targets[name] = named_target(name, config)
+            targets[name] = with_storage(named_target(name, config), None, config)
         except UsageError as error:
             raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
         check_target(targets[name], max(one.case.world, one.law.smallest))

@@ -220,9 +220,15 @@ def destination(trip: Trip, here: Here) -> State:
 
 
 def writer_of(trip: Trip, here: Here, folder: str = "", **options: Any) -> Any:
-    """The writer of the target's storage with the options of the case; a case whose options it does not take means nothing there."""
+    """The writer of the target's storage with the options of the case; see :func:`reject_options`."""
+    reject_options(here, {**trip.writer, **options})
+    return storage.writer(here.target, folder or here.folder(), **trip.writer, **options)
+
+
+def reject_options(here: Here, options: Iterable[str]) -> None:
+    """Give up a case with options that the target's writer does not take. Ranks that take no part must ask too."""
     try:
-        return storage.writer(here.target, folder or here.folder(), **trip.writer, **options)
+        storage.want_options(here.target, options)
     except storage.NoSuchOption as error:
         raise Rejected(str(error)) from None
 

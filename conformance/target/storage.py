@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -78,11 +78,16 @@ def writer(target: Target, folder: str | os.PathLike[str], **options: Any) -> St
     """
     found = storage(target)
     made = _load(found.writer)
-    for name in options:
-        if name not in _parameters(made):
-            raise NoSuchOption(f"the storage {target.storage} takes no option {name}")
+    want_options(target, options)
     given = {name: value for name, value in found.options.items() if name != "path"}
     return _made(made, _place(found, folder), {**given, **options})  # type: ignore[no-any-return]
+
+
+def want_options(target: Target, names: Iterable[str]) -> None:
+    """Raises :class:`NoSuchOption` for the first of ``names`` that the target's writer does not take."""
+    for name in names:
+        if name not in _parameters(_load(storage(target).writer)):
+            raise NoSuchOption(f"the storage {target.storage} takes no option {name}")
 
 
 def reader(target: Target, folder: str | os.PathLike[str]) -> StorageReader:

@@ -29,6 +29,7 @@ def check_save_protocol(case: Case, here: Here) -> None:
     if here.stage == 1:
         t.judge(trip, here, t.load(here, t.destination(trip, here)))
         return
+    t.reject_options(here, trip.writer)
     group, leads, members = _group(case, here, trip.save)
     if members is None:
         return

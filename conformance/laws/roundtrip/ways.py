@@ -23,6 +23,7 @@ def check_group(case: Case, here: Here) -> None:
     """The ranks of a process group save, and those of another load: the others take no part."""
     trip = t.read_trip(case)
     end = trip.load if here.stage else trip.save
+    t.reject_options(here, trip.writer)
     mesh = here.mesh(end.mesh)
     if here.coord(end.mesh) is None:
         return
