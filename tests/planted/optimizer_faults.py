@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed import _state_dict_utils
-from torch.distributed.checkpoint import optimizer, state_dict
+from torch.distributed.checkpoint import _sharded_tensor_utils, optimizer, state_dict
 
 from tests.planted.hook import instead
 
@@ -67,3 +67,8 @@ def whole_tensors_in_reverse() -> None:
     @instead(_state_dict_utils, "distribute_tensor")
     def fault(true: Any, tensor: torch.Tensor, *args: Any) -> Any:
         return true(tensor.flip(0), *args)
+
+
+def nested_offsets_not_added() -> None:
+    """The chunk of a part is taken for one of the whole."""
+    _sharded_tensor_utils._element_wise_add = lambda outer, inner: list(inner)

@@ -170,7 +170,7 @@ LAWS = (
         clause="The example's models, by columns, partly replicated or on a sub-mesh, are the same once saved and loaded, also crosswise.",
         source="torch.distributed._tensor.examples.checkpoint_example: checkpoint save/load models with DTensor parameters",
         check=check_checkpoint,
-        control="roundtrip.example world=4 way=partly way.load=submesh",
+        control="roundtrip.example world=4 way=tensor way.load=submesh",
         planted="overlap_offset_lost",
         sweep=_sweep,
         sweeps=15,

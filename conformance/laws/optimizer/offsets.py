@@ -229,6 +229,24 @@ def check_loaded(case: Case, here: Here) -> None:
     g.judge(here, held["exp_avg"], full[part.slices()], shared(part, members(case, here.rank)), check="loaded", what="the average")
 
 
+def check_nested(case: Case, here: Here) -> None:
+    """A parameter in two steps is loaded as the chunk of the part that this rank holds, where that lies in what was saved."""
+    full, part = g.values_of(case), part_of(case)
+    if here.stage == 0:
+        end = trips.held(case, "save")
+        if here.rank in end.ranks:
+            with g.without_warnings(), t.told_plainly():
+                t.dcp.save({"w": trips.put(here, end, full, None)}, storage_writer=storage.writer(here.target, here.folder()))
+        return
+    group = group_of(case, here)
+    with g.without_warnings(), t.told_plainly():
+        outer = nested(case, here, t.poison(full), group)
+        (shard,) = outer.local_shards()
+        t.dcp.load({"w": outer}, storage_reader=storage.reader(here.target, here.folder()))
+        ranks = members(case, here.rank)
+        g.judge(here, shard.tensor, full[part.slices()], shared(part, ranks), check="loaded", what="the part")
+
+
 def features(case: Case) -> set[str]:
     """Features of what the ranks hold when they have loaded."""
     part, ranks = part_of(case), members(case)
@@ -345,6 +363,19 @@ LAWS = (
         stages=trips.worlds,
         features=features,
         script=lambda case: scripts.loaded(case, members),
+    ),
+    law_of(
+        "nested",
+        clause="A parameter of which each rank holds a part, itself in chunks over a group, is loaded from whatever was saved of it.",
+        source="torch.distributed.checkpoint docs, DefaultLoadPlanner: flatten_sharded_tensors",
+        check=check_nested,
+        holds="world=2 x=4x6 part=0:4,2:6 save=S(0)@2",
+        planted="nested_offsets_not_added",
+        draw=lambda limits: _cases("optimizer.nested", limits, saved=True, part=True, groups=True),
+        draws=20,
+        needs=("checkpoint", "object_collectives"),
+        stages=trips.worlds,
+        features=features,
     ),
     *optimizer_state.LAWS,
     *optimizer_whole.LAWS,

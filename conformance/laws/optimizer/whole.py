@@ -215,7 +215,7 @@ LAWS = (
         clause="A state is taken over whether or not the parameters have gradients.",
         source=f"{DOCS}, set_optimizer_state_dict: loads the optimizers state_dict",
         check=check_pending,
-        control="optimizer.pending mesh=2 x=4x2:S(0):float32:small",
+        control="optimizer.pending mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small",
         planted="rates_of_the_last_group",
         draw=lambda limits: _drawn(
             "optimizer.pending", limits, ("plain", "plain", "plain", "plain", "flat", "each"), floats=True, plain=True
