@@ -177,9 +177,7 @@ def _drawn(
 
 def _regrouped(limits: Limits) -> SearchStrategy[Case]:
     drawn = _drawn("optimizer.regrouped", limits, (), floats=True, plain=True, least=2)
-    return st.tuples(drawn, st.sampled_from(("equal", "equal", "equal", "equal", "equal", "differ"))).map(
-        lambda pair: pair[0].with_fields(rates=pair[1])
-    )
+    return st.tuples(drawn, st.sampled_from(("equal",) * 9 + ("differ",))).map(lambda pair: pair[0].with_fields(rates=pair[1]))
 
 
 # those that count their steps seldom: being asked is one of them
@@ -251,7 +249,7 @@ LAWS = (
         planted="rates_lost_when_flat",
         draw=_regrouped,
         script=lambda case: regrouped(case, m.RATES if case.get("rates") == "differ" else (0.5,)),
-        draws=12,
+        draws=20,
         features=lambda case: {"flat-state", *({"must-refuse", "rates-differ"} if case.get("rates") == "differ" else ())},
         **COMMON,
     ),
