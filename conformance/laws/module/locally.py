@@ -375,7 +375,7 @@ LAWS = (
         control="module.local-map mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=inner checked=moved grads=1",
         planted="map_takes_inputs_as_they_lie",
         draw=draw_map,
-        draws=45,
+        draws=36,
         sweep=sweep_map,
         sweeps=2,
         needs=NEEDS,

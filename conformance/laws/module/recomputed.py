@@ -102,7 +102,7 @@ LAWS = tuple(
         control=f"module.recomputed[{kind}] {control} recompute=parts mode=eval",
         planted="recomputed_from_halved_inputs",
         draw=draw_recomputed(kind),
-        draws=3 if kind == "transformer" else 6,
+        draws=2 if kind == "transformer" else 5,
         needs=NEEDS,
         weight=0.1,
     )
