@@ -271,7 +271,8 @@ foreach_norm small inexact
 foreach_sqrt light positive inexact
     a=m,n b=k | _foreach_sqrt([a,b]) _foreach_neg([a,b]) _foreach_abs([a,b])
 foreach_exp light small inexact
-    a=m,n b=k | _foreach_exp([a,b]) _foreach_reciprocal([a,b]) _foreach_sign([a,b])
+    a=m,n b=k | _foreach_exp([a,b]) _foreach_sign([a,b])
+    a=m,n b=k positive | _foreach_reciprocal([a,b])
 foreach_addcmul light small
     a=m,n b=k | _foreach_addcmul([a,b],[a,b],[a,b],2)
 foreach_lerp light
