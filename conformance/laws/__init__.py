@@ -149,7 +149,7 @@ def _check(law: Law, where: str) -> None:
     for name in ("clause", "source"):
         if not str(getattr(law, name)).strip():
             raise UsageError(f"{where}: want a {name}")
-    if bool(law.draw) != bool(law.draws) or bool(law.sweep) != bool(law.sweeps) or not (law.draw or law.sweep):
+    if bool(law.draw) != bool(law.draws) or bool(law.sweep) != bool(law.sweeps):  # neither: a law for replays alone
         raise UsageError(f"{where}: want a strategy and how many cases of it (draw, draws), or an enumerator (sweep, sweeps)")
     try:
         control = Case.parse(law.control)
