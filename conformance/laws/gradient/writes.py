@@ -126,7 +126,7 @@ LAWS = (
         control="gradient.writes mesh=2 x=4x3:S(0):float64:small w=4x3:S(0):float64:positive call=mul",
         planted="what_arrives_is_doubled",
         draw=draw_writes,
-        draws=24,
+        draws=10,
         needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
         refusal="allowed",
         weight=0.2,

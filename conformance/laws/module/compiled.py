@@ -151,7 +151,7 @@ LAWS = (
         control="module.compiled mesh=2 x=4x4:S(0):float64:small fn=pointwise",
         planted="compiled_output_is_local",
         draw=draw_compiled,
-        draws=4,
+        draws=2,
         sweep=sweep_compiled,
         sweeps=1,
         needs=NEEDS,

@@ -26,7 +26,7 @@ from reference.tensors import TensorSpec
 from strategies import placements, shapes
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
-KINDS = (("R", "S"), ("R", "S"), ("R", "S"), ("R", "S", "_S"))
+KINDS = (*(("R", "S"),) * 7, ("R", "S", "_S"))
 
 
 def handed(case: Case) -> StateDictOptions:
@@ -192,7 +192,7 @@ LAWS = (
         control="optimizer.whole-model mesh=2 x=4x2:S(0) how=broadcast",
         planted="first_slice_for_all",
         draw=lambda limits: _drawn("optimizer.whole-model", limits, ("broadcast", "each"), floats=False),
-        draws=40,
+        draws=16,
         script=lambda case: given_whole(case, m.RATES, m.OTHER_RATES, optimizer=False),
         **COMMON,
     ),
@@ -204,7 +204,7 @@ LAWS = (
         control="optimizer.whole mesh=2 x=4x2:S(0):float32:small how=broadcast",
         planted="first_slice_for_all",
         draw=lambda limits: _drawn("optimizer.whole", limits, ("broadcast", "each"), floats=True),
-        draws=30,
+        draws=14,
         script=lambda case: given_whole(case, m.RATES, m.OTHER_RATES, optimizer=True),
         **COMMON,
     ),
@@ -249,7 +249,7 @@ LAWS = (
         planted="rates_lost_when_flat",
         draw=_regrouped,
         script=lambda case: regrouped(case, m.RATES if case.get("rates") == "differ" else (0.5,)),
-        draws=20,
+        draws=10,
         features=lambda case: {"flat-state", *({"must-refuse", "rates-differ"} if case.get("rates") == "differ" else ())},
         **COMMON,
     ),

@@ -57,6 +57,13 @@ def fsspec_script(case: Case) -> Script:
     return script(trip, stages, imports=["from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter"])
 
 
+def check_options(case: Case, here: Here) -> None:
+    """A trip; one through files of safetensors wants that package."""
+    if case.get("format", "") == "safetensors":
+        _want(here, "safetensors")
+    t.round_trip(case, here)
+
+
 def check_hugging_face(case: Case, here: Here) -> None:
     """Tensors that were saved as safetensors load again: the shards, and the whole tensors that they were consolidated into."""
     _want(here, "safetensors")
@@ -182,6 +189,7 @@ LAWS = (
         "options",
         clause="Whatever the options of writer and planner: what is loaded is what was saved.",
         source=f"{DOCS}, FileSystemWriter: sync_files, thread_count, per_thread_copy_ahead; DefaultSavePlanner: flatten_state_dict",
+        check=check_options,
         holds="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
         planted="nested_values_forgotten",
         texts=OPTIONS,
