@@ -68,7 +68,8 @@ class Rank:
         except ImportError:
             self._registry = self._count = None
         self._rng = torch.get_rng_state()
-        self._threads = threading.active_count()
+        self._at_first = frozenset(threading.enumerate())  # the target's own
+        self._threads = len(self._at_first)
         self._spoilt = False
 
     def serve(self) -> None:
@@ -131,12 +132,12 @@ class Rank:
             raise LeftBehindError(f"a thread still runs: {left[0].name}")
 
     def _is_left(self, thread: threading.Thread) -> bool:
-        """Whether a thread is the check's to end: not the main one, nor an executor's, which waits for work for as long as the process
-        lives, nor one that runs code of the backend's package."""
+        """Whether a thread is the check's to end: not one that ran before the first check, nor an executor's, which waits for work for
+        as long as the process lives, nor one that runs code of the backend's package."""
         runs = getattr(thread, "_target", None)
         package, _, _ = str(getattr(runs, "__module__", None) or type(thread).__module__).partition(".")
         of_backend = bool(self.target.setup) and package == self.target.setup.partition(":")[0].partition(".")[0]
-        return not (thread is threading.main_thread() or runs is executors._worker or of_backend)
+        return not (thread in self._at_first or runs is executors._worker or of_backend)
 
     def _restore(self) -> None:
         """Undo what a law may have changed for the whole process."""

@@ -1,6 +1,7 @@
-"""Setup hooks of targets that cannot start."""
+"""Setup hooks of targets: of some that cannot start, of others that bring something with them."""
 
 import os
+import threading
 import time
 
 
@@ -19,6 +20,10 @@ def sleeps() -> None:
 def marks() -> None:
     if os.environ.get("WANTED") == "here":
         os.environ["MARKED"] = "yes"
+
+
+def keeps_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True, name="kept").start()
 
 
 def kills_server() -> None:

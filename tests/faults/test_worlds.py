@@ -149,6 +149,12 @@ def test_setup_and_environment_of_a_target_reach_every_rank() -> None:
         assert [answer.outcome for answer in verdict.ranks] == ["deviates", "deviates"]
 
 
+def test_a_thread_that_a_target_brings_is_nobodys_to_end() -> None:
+    with Pool(Target(setup="tests.faults.hooks:keeps_a_thread", timeout=3)) as pool:
+        (verdict,) = pool.judge(LAWS["leaves_thread"], [case("leaves_thread", 2)])
+        assert "a thread still runs: left" in verdict.message
+
+
 def test_init_method_of_a_target() -> None:
     with Pool(Target(init_method="tcp://localhost:{port}")) as pool:
         verdicts = pool.judge(LAWS["sums"], [case("sums", 2), case("sums", 3)])
