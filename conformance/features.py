@@ -93,6 +93,7 @@ LINES: dict[str, dict[str, str]] = {
         "backward": "gradients are judged",
         "requires-grad": "a tensor that asks for a gradient",
         "grad-placements": "placements that are given for a gradient",
+        "last-alone": "of three or more operands only the last one's gradient is wanted",
     },
     "meshes": {
         "mesh-2d": "a mesh of two dims",

@@ -165,7 +165,9 @@ def judge_gradient(here: Here, mesh: Mesh, got: Any, want: torch.Tensor | None, 
 
 
 def features(case: Case) -> set[str]:
-    return {"grad-placements"} if "arrives" in case else set()
+    given = [name for name, _ in case.fields if name in program_of(case).names()]
+    last_alone = len(given) > 2 and wanted(case) == (given[-1],)
+    return {name for name, holds in (("grad-placements", "arrives" in case), ("last-alone", last_alone)) if holds}
 
 
 def script_of(case: Case) -> Script:
