@@ -36,6 +36,7 @@ class Counter:
 def rank_of(target: Target) -> Rank:
     made = object.__new__(Rank)
     made.target = target
+    made._at_first = frozenset({threading.main_thread()})
     return made
 
 
@@ -65,8 +66,11 @@ def test_threads_of_a_backends_package_are_not_left_behind(runs: Callable[[threa
     thread = threading.Thread(target=runs, args=(until,), daemon=True)
     thread.start()
     try:
-        assert rank_of(Target(setup=setup))._is_left(thread) is left
-        assert not rank_of(Target(setup=setup))._is_left(threading.main_thread())
+        made = rank_of(Target(setup=setup))
+        assert made._is_left(thread) is left
+        assert not made._is_left(threading.main_thread())
+        made._at_first |= {thread}
+        assert not made._is_left(thread)
     finally:
         until.set()
         thread.join()
