@@ -11,61 +11,27 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance import stopping
-from conformance.compat import TorchMovedError
 from conformance.errors import UsageError
 from conformance.request import PROFILES, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from conformance.attempt import Attempt, LawResult
     from conformance.case import Case
-    from conformance.expectations import Entry
     from conformance.findings import Finding
     from conformance.law import Law
     from conformance.verdict import Verdict
     from conformance.world.keeper import Launch
 
 SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
-FINDINGS_A_LAW = 6
 INI = Path(__file__).parent / "run.ini"
-
-
-@dataclass
-class LawResult:
-    """What a run says of one law."""
-
-    law: Law
-    outcome: str = "untested"
-    cases: int = 0
-    checks: int = 0
-    rejected: int = 0
-    refused: int = 0
-    skipped_expected: int = 0
-    swept: int = 0
-    combinations: int = 0
-    seconds: float = 0.0
-    reason: str | None = None
-    rejection: str = ""
-    features: Counter[str] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)
-
-
-@dataclass
-class _Pass:
-    """The first pass over one law: what deviated, by signature or by the entry that accounts for it. Of each the case that comes first in
-    the plan is kept, whichever was judged first: no timing changes that."""
-
-    result: LawResult
-    memory: dict[Case, Verdict] = field(default_factory=dict)
-    new: dict[str, tuple[Verdict, bool, int]] = field(default_factory=dict)
-    expected: dict[Entry, tuple[Verdict, int]] = field(default_factory=dict)
-    stop: bool = False
 
 
 class Run:
@@ -103,6 +69,7 @@ class Run:
         import torch
 
         from conformance import expectations
+        from conformance.attempt import LawResult
         from conformance.law import Limits
         from conformance.laws import catalogue
         from conformance.report.terminal import Terminal
@@ -131,19 +98,29 @@ class Run:
         self.shrinking = SHRINK_TOTAL_SECONDS[request.profile]
         self.terminal = Terminal(len(self.laws))
         self.known = _known(request.known, {law.id for law in self.laws})
+        self._ahead: Attempt | None = None
+        self._turned = self.clock
         self._last_write = 0.0
 
     # One law
 
-    def law(self, law: Law) -> LawResult:
-        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new."""
+    def law(self, law: Law, following: Law | None = None) -> LawResult:
+        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its last
+        verdicts are on their way the ranks get the cases of the law ``following`` it, whose turn the next call is."""
         result = self.results[law.id]
-        result.reason = self._why_untested(law)
-        if result.reason is None:
+        attempt, self._ahead = self._ahead, None
+        if attempt is None or attempt.law is not law:
+            attempt = self._attempt(law)
+        if attempt is not None:
             self.terminal.law(law.id)
-            began = time.monotonic()
             try:
-                self._try(law, result)
+                attempt.open()
+                attempt.feed()
+                if following is not None and self.request.budget is None:  # nobody spends what is left of a budget before their turn
+                    self._ahead = self._attempt(following)
+                    if self._ahead is not None:
+                        self._ahead.feed()
+                attempt.finish()
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands
                 from conformance.world.launch import LostError
@@ -152,13 +129,26 @@ class Run:
                 self.stopped_by, result.reason = "an error of the harness", "the run broke here"
                 if isinstance(error, LostError):
                     self.stopped_by, result.reason = "a lost host", f"the run broke here: {error}"
-            result.seconds = time.monotonic() - began
-            if self.failure is None:
-                result.outcome = self._outcome(law, result)
+            finally:
+                attempt.note_expected()
+            result.seconds = time.monotonic() - self._turned
+        self._turned = time.monotonic()
         self.terminal.done(result)
         if time.monotonic() - self._last_write > 1.0:
             self.write()
         return result
+
+    def _attempt(self, law: Law) -> Attempt | None:
+        """The attempt at a law; none where it cannot be tried, and its result says why."""
+        from conformance.attempt import Attempt
+        from conformance.search import Plan
+
+        result = self.results[law.id]
+        result.reason = self._why_untested(law)
+        if result.reason is not None:
+            return None
+        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard)
+        return Attempt(self, plan, result, self._share(law) if self.request.budget else float("inf"))
 
     def _why_untested(self, law: Law) -> str | None:
         missing = sorted(set(law.needs) & self.limits.cannot)
@@ -172,131 +162,12 @@ class Run:
             return f"the run was ended before it, by {self.stopped_by}"
         return None
 
-    def _try(self, law: Law, result: LawResult) -> None:
-        from conformance.search import Enough, Plan
-
-        request = self.request
-        plan = Plan.of(law, self.limits, request.seed, request.profile, request.shard)
-        tried = _Pass(result)
-        self.pool.muster()
-        deadline = time.monotonic() + self._share(law) if request.budget else float("inf")
-
-        def take(case: Case, drawn: bool) -> None:
-            stopping.check()
-            if tried.stop or time.monotonic() > deadline:
-                raise Enough
-            self._feed(law, tried, case, drawn, plan.number)
-
-        try:
-            try:
-                for case in self.known.get(law.id, [])[request.shard[0] - 1 :: request.shard[1]]:
-                    self._feed(law, tried, case, False, 0)
-                plan.feed(take)
-            except Enough:
-                if not tried.stop:
-                    self.stopped_by = self.stopped_by or ("budget" if request.budget else None)
-            except TorchMovedError as error:  # an enumerator that asks torch
-                result.reason = str(error)
-            result.swept, result.combinations = plan.swept, plan.combinations
-            self.pool.flush()
-        finally:
-            self._note_expected(law, tried)
-        self._confirm(law, plan, tried)
-
-    def _feed(self, law: Law, tried: _Pass, case: Case, drawn: bool, number: int) -> None:
-        from conformance.features import features_of
-
-        features = features_of(case, law)
-        if self.expectations.avoid(law.id, features) is not None:
-            tried.result.skipped_expected += 1
-            return
-        self.pool.feed(law, case, lambda verdict: self._take_in(law, tried, verdict, features, drawn, number))
-
-    def _take_in(self, law: Law, tried: _Pass, verdict: Verdict, features: frozenset[str], drawn: bool, number: int) -> None:
-        result = tried.result
-        tried.memory[verdict.case] = verdict
-        self.writer.case(verdict, drawn)
-        self.terminal.case()
-        if verdict.status == "rejected":
-            result.rejected += 1
-            result.rejection = verdict.message
-            return
-        result.cases += 1
-        result.checks += law.checks(verdict.case) if law.checks else 1
-        self.judged += 1
-        self.drawn += drawn
-        self.distinct.add(verdict.case)
-        reached = features | set(verdict.features)
-        self.features.update(reached)
-        result.features.update(reached)
-        self.expectations.judged(law.id, reached)
-        if verdict.status == "refused":
-            result.refused += 1
-        elif verdict.status == "deviates":
-            entry = self.expectations.match(law.id, verdict.kind or "", reached, verdict.error)
-            if entry is not None:
-                if entry not in tried.expected or number < tried.expected[entry][1]:
-                    tried.expected[entry] = verdict, number
-            elif verdict.signature not in tried.new or number < tried.new[verdict.signature][2]:
-                tried.new[verdict.signature] = (verdict, drawn, number)
-                tried.stop = tried.stop or self.request.exitfirst
-
-    def _note_expected(self, law: Law, tried: _Pass) -> None:
-        """An expected finding stands once for its entry, with the first case of the first law that met it, unshrunk."""
-        from conformance.findings import Finding
-
-        noted = {found.entry for found in self.findings}
-        for entry, (verdict, number) in sorted(tried.expected.items(), key=lambda item: item[1][1]):
-            if entry.where not in noted:
-                found = Finding.of(law, verdict, verdict.case, "expected")
-                self._add(replace(found, id=entry.finding or found.id, note=entry.reason, number=number, entry=entry.where))
-
-    def _is_known(self, law: Law, verdict: Verdict) -> bool:
-        from conformance.features import features_of
-
-        features = features_of(verdict.case, law) | set(verdict.features)
-        return self.expectations.match(law.id, verdict.kind or "", features, verdict.error, count=False) is not None
-
-    def _confirm(self, law: Law, plan: Any, tried: _Pass) -> None:
-        from conformance.findings import Confirmer
-
-        for verdict, drawn, number in sorted(tried.new.values(), key=lambda new: new[2])[:FINDINGS_A_LAW]:
-            began = time.monotonic()
-            self.terminal.shrinking(law.id, verdict)
-            seconds = min(10.0, self.shrinking)
-            confirmer = Confirmer(plan, self.pool, tried.memory, seconds, lambda seen: self._is_known(law, seen))
-            found = confirmer.confirm(verdict, drawn)
-            self.shrinking = max(0.0, self.shrinking - (time.monotonic() - began))
-            if found is None:
-                self.unconfirmed.append(verdict)
-                continue
-            self._add(replace(found, number=number))
-            tried.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
-            if self.request.exitfirst:
-                self.stopped_by = "-x"
-                break
-        left_over = len(tried.new) - FINDINGS_A_LAW
-        if left_over > 0:
-            tried.result.lines.append(f"and {left_over} further signatures, not shrunk")
-
-    def _add(self, found: Finding) -> None:
+    def add(self, found: Finding) -> None:
+        """Take a finding into the report."""
         self.findings.append(found)
         self.writer.finding(found, self)
         self.terminal.finding(found)
         self.write()
-
-    def _outcome(self, law: Law, result: LawResult) -> str:
-        if any(found.law == law.id and found.status == "new" for found in self.findings):
-            return "deviates"
-        if not result.cases:
-            result.reason = "every case is an expected hang or crash" if result.skipped_expected else "no case was judged"
-            result.reason += f": {result.rejection}" if result.rejection else ""
-            return "untested"
-        if any(found.law == law.id for found in self.findings):
-            return "expected"
-        if result.reason is None and result.refused == result.cases:
-            result.reason = "unsupported: every case is refused, on every rank alike"
-        return "held" if result.reason is None else "untested"
 
     # Budget
 

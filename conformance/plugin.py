@@ -194,11 +194,18 @@ class LawItem(pytest.Item):
         self.law = law
 
     def runtest(self) -> None:
-        result = running(self.config).law(self.law)
+        result = running(self.config).law(self.law, self.following())
         if result.outcome == "untested":
             pytest.skip(result.reason or "no case was judged")
         if result.outcome == "deviates":
             raise Deviates("\n".join(result.lines))
+
+    def following(self) -> Law | None:
+        """The law whose turn is next, where one is."""
+        items = self.session.items
+        at = items.index(self) + 1
+        after = items[at] if at < len(items) else None
+        return after.law if isinstance(after, LawItem) else None
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
         if isinstance(excinfo.value, Deviates):

@@ -11,7 +11,8 @@ from conformance.report.finding_file import told
 from conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, TargetLine, Totals, UnconfirmedLine
 
 if TYPE_CHECKING:
-    from conformance.engine import LawResult, Run
+    from conformance.attempt import LawResult
+    from conformance.engine import Run
     from conformance.expectations import Entry
     from conformance.findings import Finding
     from conformance.target import Target

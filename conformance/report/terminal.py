@@ -22,7 +22,8 @@ from conformance.report.of_run import report_of
 from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
 
 if TYPE_CHECKING:
-    from conformance.engine import LawResult, Run
+    from conformance.attempt import LawResult
+    from conformance.engine import Run
     from conformance.findings import Finding
     from conformance.verdict import Verdict
 

@@ -86,11 +86,15 @@ class Pool:
         """Take in what ranks have said, hand out what waits for them, and call back; never waits."""
         self._turn(0.0, eager=True)
 
-    def flush(self) -> None:
-        """Until every case that was fed has its verdict."""
-        while self._owed:
+    def wait(self, over: Callable[[], bool]) -> None:
+        """Take in verdicts, and call back, until it is ``over``."""
+        while not over():
             self._turn(TURN_SECONDS, eager=True)
             assert self._finished or self._accounted(), "a case was lost"
+
+    def flush(self) -> None:
+        """Until every case that was fed has its verdict."""
+        self.wait(lambda: not self._owed)
 
     def judge(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
         """The verdicts on ``cases``, in their order."""
@@ -224,7 +228,7 @@ class Pool:
         job.forget()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1
-            self._pending[job.size].append(job)
+            self._pending[job.size].appendleft(job)  # before the cases of later laws
         else:
             self._finished.append((job, verdict))
 

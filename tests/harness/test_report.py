@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from conformance import laws as catalogue
+from conformance.attempt import LawResult
 from conformance.case import Case
-from conformance.engine import LawResult
 from conformance.errors import UsageError
 from conformance.expectations import Entry, Expectations
 from conformance.findings import Finding
