@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-from conformance.program import Attribute, Call, Literal, Name, Node, Program, Row
+from conformance.program import Program
+from conformance.program_tree import Attribute, Call, Literal, Name, Node, Row
 
 
 def words(text: str) -> frozenset[str]:

@@ -46,7 +46,7 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
 
 def list_features(as_json: bool) -> str:
     """Every feature, by the line of the input space that it belongs to."""
-    from conformance.features import LINES
+    from conformance.feature_lines import LINES
 
     if as_json:
         return json.dumps(LINES, indent=2)

@@ -26,116 +26,19 @@ from __future__ import annotations
 
 import ast
 import math
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, cast
+from typing import Any
 
-import torch
-
-from conformance import compat
+from conformance.program_names import NAMESPACES, function_of, want_method
+from conformance.program_source import expression, index_source
+from conformance.program_tree import Attribute, Call, Dtype, Literal, Name, Node, Row, Step, walk
 from reference.notation import NotationError
-from reference.placement import Partial, Placement, Replicate, Shard, StridedShard, parse_placements
 from reference.tensors import DTYPES
 
 ATTRIBUTES = ("T", "mT", "real", "imag")
-NAMESPACES = ("nn.functional", "linalg", "special", "fft", "masked")
 CONSTANTS = {"inf": math.inf, "nan": math.nan}
-FORBIDDEN_METHODS = ("apply_", "map_", "map2_", "numpy", "share_memory_", "register_hook", "data_ptr", "storage")
-
-
-@dataclass(frozen=True)
-class Name:
-    """A tensor of the case, or the result of an earlier step."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class Literal:
-    """A number, ``True``, ``None``, a string or ``...``."""
-
-    value: Any
-
-    def __str__(self) -> str:
-        if self.value is ...:
-            return "..."
-        if isinstance(self.value, float) and not math.isfinite(self.value):
-            return str(self.value)
-        return repr(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Literal) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-
-@dataclass(frozen=True)
-class Dtype:
-    """``torch.int64`` and its like."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"torch.{self.name}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A tuple or a list."""
-
-    items: tuple[Node, ...]
-    tuple_: bool
-
-    def __str__(self) -> str:
-        inner = ",".join(map(str, self.items))
-        if not self.tuple_:
-            return f"[{inner}]"
-        return f"({inner},)" if len(self.items) == 1 else f"({inner})"
-
-
-@dataclass(frozen=True)
-class Call:
-    """A function by name, or (``base`` set) a method of ``base``."""
-
-    function: str
-    args: tuple[Node, ...]
-    kwargs: tuple[tuple[str, Node], ...] = ()
-    base: Node | None = None
-
-    def __str__(self) -> str:
-        given = ",".join([*map(str, self.args), *(f"{key}={value}" for key, value in self.kwargs)])
-        return f"{'' if self.base is None else f'{self.base}.'}{self.function}({given})"
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """``a.T`` and its like."""
-
-    base: Node
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.base}.{self.name}"
-
-
-Node = Name | Literal | Dtype | Row | Call | Attribute
-
-
-@dataclass(frozen=True)
-class Step:
-    """One expression, and the name of its result where it has one."""
-
-    node: Node
-    target: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.target}={self.node}" if self.target else str(self.node)
 
 
 @dataclass(frozen=True)
@@ -154,7 +57,7 @@ class Program:
 
     def functions(self) -> list[str]:
         """The names of all functions and methods that are called, in the order of the text."""
-        return [node.function for step in self.steps for node in _walk(step.node) if isinstance(node, Call)]
+        return [node.function for step in self.steps for node in walk(step.node) if isinstance(node, Call)]
 
     def names(self) -> frozenset[str]:
         """The tensors that the program wants from its case."""
@@ -165,7 +68,7 @@ class Program:
         wanted: set[str] = set()
         made: set[str] = set()
         for step in self.steps:
-            wanted |= {node.name for node in _walk(step.node) if isinstance(node, Name)} - made
+            wanted |= {node.name for node in walk(step.node) if isinstance(node, Name)} - made
             made.add(step.target)
         return frozenset(wanted)
 
@@ -187,12 +90,12 @@ class Program:
             last = at == len(self.steps) - 1
             if isinstance(step.node, Call) and step.node.function == "setitem":
                 base, index, value = step.node.args
-                lines.append(f"{_source(base)}[{_index_source(index)}] = {_source(value)}")
+                lines.append(f"{expression(base)}[{index_source(index)}] = {expression(value)}")
                 name = result if last else step.target
-                lines += [f"{name} = {_source(base)}"] if name else []
+                lines += [f"{name} = {expression(base)}"] if name else []
                 continue
             name = result if last else step.target
-            lines.append(f"{name} = {_source(step.node)}" if name else _source(step.node))
+            lines.append(f"{name} = {expression(step.node)}" if name else expression(step.node))
         return lines
 
 
@@ -245,10 +148,10 @@ def _parse(text: str) -> Program:
                 given = tuple(map(read, args)), tuple((str(keyword.arg), read(keyword.value)) for keyword in keywords)
                 called = dotted(func)
                 if called and (isinstance(func, ast.Name) or called.rpartition(".")[0] in NAMESPACES or called.startswith("aten.")):
-                    _callable(called, text)
+                    function_of(called, text)
                     return Call(called, *given)
                 if isinstance(func, ast.Attribute):
-                    _method(func.attr, text)
+                    want_method(func.attr, text)
                     return Call(func.attr, *given, base=read(func.value))
         raise wrong(f"{ast.unparse(node)!r} is no name, literal, list or call")
 
@@ -268,69 +171,6 @@ def _parse(text: str) -> Program:
     if not steps:
         raise wrong("want at least one step, such as mean(a,1)")
     return Program(tuple(steps))
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    children: tuple[Node, ...] = ()
-    if isinstance(node, Row):
-        children = node.items
-    elif isinstance(node, Attribute):
-        children = (node.base,)
-    elif isinstance(node, Call):
-        children = (*((node.base,) if node.base is not None else ()), *node.args, *(value for _, value in node.kwargs))
-    for child in children:
-        yield from _walk(child)
-
-
-def _getitem(base: Any, index: Any) -> Any:
-    return base[index]
-
-
-def _setitem(base: Any, index: Any, value: Any) -> Any:
-    base[index] = value
-    return base
-
-
-SPECIAL: dict[str, Callable[..., Any]] = {"getitem": _getitem, "setitem": _setitem, "slice": slice, "tensor": torch.tensor}
-
-
-@cache
-def _functions() -> frozenset[str]:
-    """The functions of ``torch`` that are ops."""
-    return frozenset({*torch.functional.__all__, *dir(compat.name("functions"))})
-
-
-@cache
-def _callable(name: str, text: str) -> Callable[..., Any] | None:
-    """The function behind a name; ``None`` for the tensor method of the first argument. Raises :class:`NotationError`."""
-    if name in SPECIAL or name == "redistribute":
-        return SPECIAL.get(name)
-    if name.startswith("aten."):
-        found: Any = torch.ops.aten
-        for part in name.split(".")[1:]:
-            found = getattr(found, part, None)
-        if isinstance(found, compat.name("OpOverload")):
-            return cast(Callable[..., Any], found)
-        raise NotationError(f"steps {text!r}: torch.ops.{name} is no overload, such as aten.mean.dim")
-    space, _, last = name.rpartition(".")
-    if space:
-        module: Any = torch
-        for part in space.split("."):
-            module = getattr(module, part)
-        found = getattr(module, last, None)
-        if isinstance(found, (types.FunctionType, types.BuiltinFunctionType)) and not last.startswith("_"):
-            return found
-        raise NotationError(f"steps {text!r}: torch.{space} has no function {last!r}")
-    if name in _functions() and not name.startswith("__") and not (name.endswith("_") and hasattr(torch.Tensor, name)):
-        return getattr(torch, name)  # type: ignore[no-any-return]
-    _method(name, text)
-    return None
-
-
-def _method(name: str, text: str) -> None:
-    if name.startswith("_") or name in FORBIDDEN_METHODS or not callable(getattr(torch.Tensor, name, None)):
-        raise NotationError(f"steps {text!r}: no op is called {name!r}, neither a function of torch nor a tensor method")
 
 
 def _value(node: Node, known: Mapping[str, Any], place: Callable[[Any, str], Any]) -> Any:
@@ -354,73 +194,9 @@ def _value(node: Node, known: Mapping[str, Any], place: Callable[[Any, str], Any
         return getattr(_value(node.base, known, place), node.function)(*args, **kwargs)
     if node.function == "redistribute":
         return place(*args, **kwargs)
-    function = _callable(node.function, "")
+    function = function_of(node.function, "")
     if function is not None:
         return function(*args, **kwargs)
     if not args:
         raise NotationError(f"steps: {node} has no first argument to be a method of")
     return getattr(args[0], node.function)(*args[1:], **kwargs)
-
-
-def _source(node: Node) -> str:
-    match node:
-        case Literal(value) if isinstance(value, float) and not math.isfinite(value):
-            return f'float("{value}")'
-        case Name() | Literal() | Dtype():
-            return str(node)
-        case Row(items, tuple_):
-            inner = ", ".join(map(_source, items))
-            return f"({inner},)" if tuple_ and len(items) == 1 else f"({inner})" if tuple_ else f"[{inner}]"
-        case Attribute(base, name):
-            return f"{_source(base)}.{name}"
-    if node.function == "getitem":
-        return f"{_source(node.args[0])}[{_index_source(node.args[1])}]"
-    if node.function == "setitem":
-        raise NotationError(f"steps: {node} must be a step of its own")
-    if node.function == "redistribute":
-        return f"{_source(node.args[0])}.redistribute(placements={placements_source(node.args[1])})"
-    given = [*map(_source, node.args), *(f"{key}={_source(value)}" for key, value in node.kwargs)]
-    if node.base is not None:
-        return f"{_source(node.base)}.{node.function}({', '.join(given)})"
-    if node.function == "slice":
-        return f"slice({', '.join(given)})"
-    if node.function.startswith("aten."):
-        return f"torch.ops.{node.function}({', '.join(given)})"
-    if node.function == "tensor" or _callable(node.function, "") is not None:
-        return f"torch.{node.function}({', '.join(given)})"
-    return f"{given[0]}.{node.function}({', '.join(given[1:])})"
-
-
-def _index_source(node: Node) -> str:
-    items = node.items if isinstance(node, Row) and node.tuple_ and node.items else (node,)
-    texts = [_slice_source(item) for item in items]
-    return f"{texts[0]}," if isinstance(node, Row) and node.tuple_ and len(texts) == 1 else ", ".join(texts)
-
-
-def _slice_source(node: Node) -> str:
-    if not (isinstance(node, Call) and node.function == "slice" and node.base is None):
-        return _source(node)
-    parts = ["" if isinstance(arg, Literal) and arg.value is None else _source(arg) for arg in node.args]
-    start, stop, *step = [*parts] if len(parts) > 1 else ["", *parts]
-    return ":".join([start, stop, *filter(None, step)])
-
-
-def placements_source(node: Node | str) -> str:
-    """Placements of our notation as a Python list: ``[Shard(0), Replicate()]``."""
-    text = node if isinstance(node, str) else str(node.value) if isinstance(node, Literal) else ""
-    if not text:
-        raise NotationError(f"steps: {node} must be placements in quotes, such as 'S(0),R'")
-    return f"[{', '.join(map(_placement_source, parse_placements(text)))}]"
-
-
-def _placement_source(placement: Placement) -> str:
-    match placement:
-        case Replicate():
-            return "Replicate()"
-        case Shard(dim):
-            return f"Shard({dim})"
-        case StridedShard(dim, factor):
-            return f"_StridedShard({dim}, split_factor={factor})"
-        case Partial(op):
-            return f"Partial({op!r})"
-    raise NotationError(f"steps: {placement} is made by operators only")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.case import Case
-from conformance.features import FEATURES, LINES, features_of, known, line_of, missing
+from conformance.feature_lines import LINES
+from conformance.features import FEATURES, features_of, known, line_of, missing
 from conformance.law import Limits
 from conformance.laws import catalogue
 from conformance.search import draw

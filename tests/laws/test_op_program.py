@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.program import Call, Literal, Name, Node, Program, Row, Step
+from conformance.program import Program
+from conformance.program_tree import Call, Literal, Name, Node, Row, Step
 from reference.notation import NotationError
 
 CANONICAL = (

@@ -13,7 +13,7 @@ from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
 from conformance.laws.given import given, target
-from conformance.laws.gradient.values import (
+from conformance.laws.gradient.given import (
     DOC,
     TABLE,
     backward,

@@ -14,7 +14,7 @@ from conformance.departures import of_layout
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
 from conformance.laws.given import Given, given, target
-from conformance.laws.gradient.values import (
+from conformance.laws.gradient.given import (
     DOC,
     TABLE,
     backward,

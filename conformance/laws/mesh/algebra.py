@@ -1,9 +1,7 @@
-"""Laws of how views of a mesh go together: concatenated, overlapping, named and copied."""
+"""Laws of how views of a mesh go together: concatenated, overlapping, flattened beside dims of size 1, and cut."""
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +15,7 @@ from conformance.law import Law, Limits
 from conformance.laws import scripts
 from conformance.laws.given import NAMES
 from conformance.laws.mesh.coordinates import all_meshes, named
-from conformance.laws.mesh.views import FLATTEN, SLICES, expect_mesh, index, named_dims, telling, told
+from conformance.laws.mesh.views import FLATTEN, SLICES, expect_mesh, index, telling, told
 from conformance.report.reproducer import Script
 from reference.mesh import Coord, Mesh
 
@@ -30,17 +28,17 @@ DOC = "torch.distributed.device_mesh docs, DeviceMesh"
 CONCATENATE = "torch.distributed.device_mesh, DeviceMesh._concatenate: meshes of one root, side by side"
 
 
-def _several_dims(limits: Limits, *, outside: bool = True) -> list[Mesh]:
+def several_dims(limits: Limits, *, outside: bool = True) -> list[Mesh]:
     """Meshes of two dims and more, those with ranks outside too."""
     found = [mesh for mesh in all_meshes(limits) if mesh.ndim > 1]
     return found if outside else [mesh for mesh in found if mesh.size == max(mesh.ranks) + 1]
 
 
-def _named(here: Here, mesh: Mesh) -> DeviceMesh:
+def named_mesh(here: Here, mesh: Mesh) -> DeviceMesh:
     return here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
 
 
-def _coord(mesh: Mesh, rank: int) -> Coord:
+def coord_of(mesh: Mesh, rank: int) -> Coord:
     coord = mesh.coord(rank)
     assert coord is not None
     return coord
@@ -53,7 +51,7 @@ def _parts(case: Case) -> list[tuple[int, ...]]:
 
 def draw_concatenate(limits: Limits) -> SearchStrategy[Case]:
     cases = []
-    for mesh in _several_dims(limits, outside=False):
+    for mesh in several_dims(limits, outside=False):
         parts = ("a,b",) if mesh.ndim == 2 else ("a,b", "a,c", "b,c", "a+b,c", "a,b+c", "a,b,c")
         cases += [Case.of("mesh.concatenate", mesh=mesh, parts=part) for part in parts]
     return st.sampled_from(cases)
@@ -69,12 +67,12 @@ def check_concatenate(case: Case, here: Here) -> None:
         return
     dims = tuple(dim for part in parts for dim in part)
     joined = DeviceMesh._concatenate([live[index(part)] for part in parts])
-    expect_mesh(here, joined, mesh.slice(dims, _coord(mesh, here.rank)), tuple(NAMES[dim] for dim in dims), "joined")
+    expect_mesh(here, joined, mesh.slice(dims, coord_of(mesh, here.rank)), tuple(NAMES[dim] for dim in dims), "joined")
     whole = live[index(dims)]
     here.require(joined == whole and hash(joined) == hash(whole), "wrong-value", "equality", "it differs from the slice", whole, joined)
     total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
     dist.all_reduce(total, group=joined.get_group(len(dims) - 1))
-    due = sum(10**rank for rank in mesh.group(dims[-1], _coord(mesh, here.rank)))
+    due = sum(10**rank for rank in mesh.group(dims[-1], coord_of(mesh, here.rank)))
     here.same(total, torch.tensor([due]), "traffic", what="sum along the last dim")
 
 
@@ -84,7 +82,7 @@ def script_concatenate(case: Case) -> Script:
     slices = ", ".join(f"mesh[{index(part)!r}]" for part in parts)
     body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f"joined = DeviceMesh._concatenate([{slices}])"]
     names = tuple(NAMES[dim] for dim in dims)
-    want = {rank: telling(mesh.slice(dims, _coord(mesh, rank)), names, rank) for rank in sorted(mesh.ranks)}
+    want = {rank: telling(mesh.slice(dims, coord_of(mesh, rank)), names, rank) for rank in sorted(mesh.ranks)}
     return scripts.compared(case, body, told("joined"), want)
 
 
@@ -99,7 +97,7 @@ OVERLAPS = {
 
 
 def sweep_overlaps(limits: Limits) -> list[Case]:
-    meshes = [mesh for mesh in _several_dims(limits, outside=False) if 1 not in mesh.shape[:2]]
+    meshes = [mesh for mesh in several_dims(limits, outside=False) if 1 not in mesh.shape[:2]]
     cases = [Case.of("mesh.overlap-refusals", mesh=mesh, attempt=attempt) for attempt in OVERLAPS for mesh in meshes]
     return [case for case in cases if case.world <= limits.world_size]
 
@@ -107,7 +105,7 @@ def sweep_overlaps(limits: Limits) -> list[Case]:
 def check_overlaps(case: Case, here: Here) -> None:
     """A mesh that would hold one dim of its root twice is refused, with the names of what overlaps."""
     mesh, attempt = case.mesh(), case.get("attempt")
-    live = _named(here, mesh)
+    live = named_mesh(here, mesh)
     names = OVERLAPS[attempt]
     flat = live["a", "b"]._flatten("flat") if mesh.ndim > 2 else live._flatten("flat")
     views: dict[str, DeviceMesh] = {"flat": flat, "a+b": live["a", "b"], "a": live["a"], "b": live["b"]}
@@ -137,111 +135,8 @@ def script_overlaps(case: Case) -> Script:
     return scripts.refused(case, body, f"mesh[{names!r}]" if attempt.startswith("slice") else f"DeviceMesh._concatenate([{joined}])")
 
 
-def draw_names(limits: Limits) -> SearchStrategy[Case]:
-    cases = []
-    for mesh in [mesh for mesh in all_meshes(limits) if mesh.ndim < 4]:
-        whole = mesh.size == max(mesh.ranks) + 1
-        pairs = [None] if mesh.ndim == 1 else ["a,b"] if mesh.ndim == 2 else ["a,b", "a,c", "b,c", "a,b,c"]
-        cases += [Case.of("mesh.names", mesh=mesh, flatten=pair if whole else None) for pair in pairs]
-    return st.sampled_from(cases)
-
-
-def check_names(case: Case, here: Here) -> None:
-    """A mesh dim is meant by its name as by its number, from the mesh and from a slice; a name that no dim has is refused."""
-    mesh = case.mesh()
-    live = _named(here, mesh)
-    coord = here.coord(mesh)
-    got_names = live.mesh_dim_names
-    here.require(got_names == NAMES[: mesh.ndim], "wrong-metadata", "names", "mesh dims have other names", NAMES[: mesh.ndim], got_names)
-    if "flatten" in case:
-        dims = named_dims(case, "flatten")
-        live[index(dims)]._flatten("flat")
-    if coord is None:
-        return
-    for dim, name in enumerate(NAMES[: mesh.ndim]):
-        here.require(live.get_group(name) is live.get_group(dim), "wrong-value", "group", f"the group of {name!r} is not that of dim {dim}")
-        at = live.get_local_rank(name), live.get_local_rank(dim)
-        here.require(
-            at[0] == at[1], "wrong-value", "local rank", f"the local rank along {name!r} is not that along dim {dim}", at[1], at[0]
-        )
-        part = live[name]
-        here.require(part.get_group() is live.get_group(dim), "wrong-value", "slice group", f"the slice {name!r} has another group")
-        here.require(
-            part.size() == live.size(dim), "wrong-value", "size", f"the slice {name!r} has another size", live.size(dim), part.size()
-        )
-    for what, attempt in (("group", live.get_group), ("local rank", live.get_local_rank), ("slice", live.__getitem__)):
-        here.refused(lambda attempt=attempt: attempt("z"), what, f"the {what} of a dim that is not there")  # type: ignore[misc]
-    if "flatten" in case:
-        want = sorted(mesh.flatten(dims, coord).ranks)
-        got = sorted(dist.get_process_group_ranks(live.get_group("flat")))
-        here.require(got == want, "wrong-value", "flat group", "the group of the flattened dims has other members", want, got)
-
-
-def script_names(case: Case) -> Script:
-    mesh = case.mesh()
-    names = NAMES[: mesh.ndim]
-    body = [f"mesh = {scripts.mesh(mesh, names)}"]
-    got = f"[mesh.get_group(n) is mesh.get_group(i) is mesh[n].get_group() for i, n in enumerate({names})]"
-    if "flatten" in case:
-        dims = named_dims(case, "flatten")
-        body += [f'mesh[{index(dims)!r}]._flatten("flat")']
-        members = {rank: sorted(mesh.flatten(dims, _coord(mesh, rank)).ranks) for rank in sorted(mesh.ranks)}
-        got = f'({got}, sorted(dist.get_process_group_ranks(mesh.get_group("flat"))))'
-        return scripts.compared(case, body, got, {rank: ([True] * mesh.ndim, due) for rank, due in members.items()})
-    return scripts.compared(case, body, got, dict.fromkeys(sorted(mesh.ranks), [True] * mesh.ndim))
-
-
-COPIED = {"pickle": lambda live: pickle.loads(pickle.dumps(live)), "deepcopy": copy.deepcopy}
-
-
-def draw_view_copies(limits: Limits) -> SearchStrategy[Case]:
-    cases = []
-    for mesh in _several_dims(limits, outside=False):
-        views = ("none", "a", "b", "a+b") if mesh.ndim == 2 else ("none", "a", "b,c", "a,c", "a+c", "b+c", "a+b+c")
-        cases += [Case.of("mesh.view-copies", mesh=mesh, of=view, how=how) for view in views for how in COPIED]
-    return st.sampled_from(cases)
-
-
-def _view(live: DeviceMesh, view: str) -> DeviceMesh:
-    if view == "none":
-        return live
-    part = live[tuple(view.replace("+", ",").split(","))]
-    return part._flatten("flat") if "+" in view else part
-
-
-def check_view_copies(case: Case, here: Here) -> None:
-    """A copy of a named mesh, of a slice or of flattened dims is equal to it, hashes alike, reads alike, and has its groups."""
-    mesh, view = case.mesh(), case.get("of")
-    live = _view(_named(here, mesh), view)
-    if here.coord(mesh) is None:
-        return
-    made = COPIED[case.get("how")](live)
-    here.require(made == live and hash(made) == hash(live), "wrong-value", "equality", "the copy of a view is another mesh", live, made)
-    here.require(repr(made) == repr(live), "wrong-metadata", "repr", "the copy of a view reads otherwise", repr(live), repr(made))
-    here.require(read_mesh(made) == read_mesh(live), "wrong-layout", "table", "the copy of a view holds other ranks", live, made)
-    here.require(made.get_coordinate() == live.get_coordinate(), "wrong-value", "coordinate", "a rank sits elsewhere in the copy of a view")
-    for dim, name in enumerate(live.mesh_dim_names or ()):
-        got = sorted(dist.get_process_group_ranks(made.get_group(dim)))
-        want = sorted(dist.get_process_group_ranks(live.get_group(dim)))
-        here.require(got == want, "wrong-value", "groups", f"the copy of a view has another group along {name!r}", want, got)
-    if live.ndim > 1:
-        first = (live.mesh_dim_names or ("",))[0]
-        here.require(made[first] == live[first], "wrong-value", "slice", "a slice of the copy is another mesh", live[first], made[first])
-
-
-def script_view_copies(case: Case) -> Script:
-    mesh, view, how = case.mesh(), case.get("of"), case.get("how")
-    text = "mesh" if view == "none" else f"mesh[{tuple(view.replace('+', ',').split(','))!r}]"
-    text += '._flatten("flat")' if "+" in view else ""
-    body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f"view = {text}"]
-    body += [f"made = {'copy.deepcopy(view)' if how == 'deepcopy' else 'pickle.loads(pickle.dumps(view))'}"]
-    got = "(made == view, hash(made) == hash(view), made.mesh.tolist() == view.mesh.tolist())"
-    made = scripts.compared(case, body, got, dict.fromkeys(range(case.world), (True, True, True)))
-    return Script(made.stages, (f"import {'copy' if how == 'deepcopy' else 'pickle'}", *made.imports), made.constants)
-
-
 def sweep_units(limits: Limits) -> list[Case]:
-    meshes = [mesh for mesh in _several_dims(limits, outside=False) if 1 in mesh.shape and mesh.size > 1]
+    meshes = [mesh for mesh in several_dims(limits, outside=False) if 1 in mesh.shape and mesh.size > 1]
     pairs = [(mesh, unit, other) for mesh in meshes for unit in range(mesh.ndim) for other in range(mesh.ndim)]
     return [
         Case.of("mesh.unit-dims", mesh=mesh, of="+".join(NAMES[dim] for dim in sorted((unit, other))))
@@ -255,7 +150,7 @@ def check_units(case: Case, here: Here) -> None:
     mesh = case.mesh()
     dims = tuple(NAMES.index(name) for name in case.get("of").split("+"))
     wide = next(dim for dim in dims if mesh.shape[dim] > 1)
-    live = _named(here, mesh)
+    live = named_mesh(here, mesh)
     part, bare = live[index(dims)], live[NAMES[wide]]
     flat = part._flatten("flat")
     coord = here.coord(mesh)
@@ -284,7 +179,7 @@ def script_units(case: Case) -> Script:
     dims = tuple(NAMES.index(name) for name in case.get("of").split("+"))
     wide = next(dim for dim in dims if mesh.shape[dim] > 1)
     body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f"part = mesh[{index(dims)!r}]", 'flat = part._flatten("flat")']
-    want = {rank: [list(mesh.group(wide, _coord(mesh, rank)))] * 3 for rank in sorted(mesh.ranks)}
+    want = {rank: [list(mesh.group(wide, coord_of(mesh, rank)))] * 3 for rank in sorted(mesh.ranks)}
     got = f'[part.mesh.flatten().tolist(), mesh["{NAMES[wide]}"].mesh.tolist(), flat.mesh.tolist()]'
     return scripts.compared(case, body, got, want)
 
@@ -312,7 +207,7 @@ def check_cut(case: Case, here: Here) -> None:
     """One of several dims, cut into two, leaves the others where they are; the new dims are slices with groups of their own."""
     mesh = case.mesh()
     at, want, names = _cut(case)
-    live = _named(here, mesh)
+    live = named_mesh(here, mesh)
     cut = live._unflatten(case.get("of") if case.get("by") == "name" else at, case.shape("sizes"), ("p", "q"))
     coord = here.coord(mesh)
     if coord is None:
@@ -321,10 +216,10 @@ def check_cut(case: Case, here: Here) -> None:
     expect_mesh(here, cut, want, names, "cut")
     for dim, name in enumerate(names):
         part = cut[name]
-        expect_mesh(here, part, want.slice((dim,), _coord(want, here.rank)), (name,), "slice")
+        expect_mesh(here, part, want.slice((dim,), coord_of(want, here.rank)), (name,), "slice")
         total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
         dist.all_reduce(total, group=part.get_group())
-        due = sum(10**rank for rank in want.group(dim, _coord(want, here.rank)))
+        due = sum(10**rank for rank in want.group(dim, coord_of(want, here.rank)))
         here.same(total, torch.tensor([due]), "traffic", what=f"sum along {name!r}")
 
 
@@ -363,33 +258,6 @@ LAWS = (
         sweeps=24,
         needs=("subgroups",),
         weight=0.3,
-        tier="extended",
-    ),
-    Law(
-        id="mesh.names",
-        clause="A mesh dim is meant by its name as by its number, flattened dims by theirs; a name that no dim has is refused.",
-        source=f"{DOC}.get_group, get_local_rank; {FLATTEN}",
-        check=check_names,
-        script=script_names,
-        control="mesh.names mesh=2x2 flatten=a,b",
-        planted="mesh_names_mean_the_first_dim",
-        draw=draw_names,
-        draws=25,
-        needs=("subgroups",),
-        weight=0.4,
-    ),
-    Law(
-        id="mesh.view-copies",
-        clause="A named mesh, a slice and flattened dims survive pickling and deep copying: equal, hashed and read alike, groups kept.",
-        source="torch.distributed.device_mesh, DeviceMesh.__getstate__ and __setstate__",
-        check=check_view_copies,
-        script=script_view_copies,
-        control="mesh.view-copies mesh=2x2 of=b how=pickle",
-        planted="mesh_pickle_reverses_ranks",
-        draw=draw_view_copies,
-        draws=25,
-        needs=("subgroups",),
-        weight=0.4,
         tier="extended",
     ),
     Law(

@@ -1,4 +1,4 @@
-"""Laws of random ops: what a draw must be whatever the generator gives, seeds, replicas, shards, and where each shard's numbers start."""
+"""Laws of random ops: what a draw must be whatever the generator gives, seeds, replicas and shards."""
 
 from __future__ import annotations
 
@@ -265,70 +265,6 @@ def script_shards(case: Case) -> Script:
     return Script(made.stages, ("import warnings", *made.imports), made.constants)
 
 
-def offsets(x: Given, here: Here) -> dict[Coord, tuple[int, int]]:
-    """Where the numbers of each coordinate start, and where those of the next tensor start."""
-    layout, found = x.layout, {}
-    tracker = compat.name("OffsetBasedRNGTracker")
-    table = torch.tensor(layout.mesh.ranks).reshape(layout.mesh.shape)
-    meta = compat.name("TensorMeta")(torch.Size(layout.shape), x.stride, x.full.dtype)
-    for coord in layout.mesh.coords():
-        live = compat.seated_mesh(here.device.type, table, layout.mesh.rank_at(coord))
-        spec = compat.name("DTensorSpec")(live, tuple(here.placements(layout.placements)), tensor_meta=meta)
-        found[coord] = tracker._compute_rng_offsets(object.__new__(tracker), spec)
-    return found
-
-
-def check_offsets(case: Case, here: Here) -> None:
-    """Replicas start alike, different shards apart, and afterwards all ranks go on behind the last, from the same place."""
-    x = given(case)
-    layout, found = x.layout, offsets(x, here)
-    here.require(all(start % 4 == 0 and end % 4 == 0 for start, end in found.values()), "wrong-value", "fours", "not in fours", "", found)
-    here.require(len({end for _, end in found.values()}) == 1, "wrong-value", "after", "ranks go on from different places", "", found)
-    for one, (start, end) in found.items():
-        here.require(end >= min(x.full.numel(), 1) and start >= 0, "wrong-value", "advance", "the generator does not advance", "", found)
-        for other in (coord for coord in found if one < coord):
-            if same_shard(layout, one, other):
-                here.require(start == found[other][0], "wrong-value", "replicas", "replicas start apart", "", found)
-            elif 0 not in (*layout.local_shape(one), *layout.local_shape(other)):
-                here.require(start != found[other][0], "wrong-value", "shards", f"shards at {one} and {other} start alike", "", found)
-
-
-def draw_offsets(limits: Limits) -> SearchStrategy[Case]:
-    wide = draws.placed("random.offsets", limits, on=draws.meshes(limits, outside=False), kinds=("R", "S"), min_dims=1)
-    tiny = wide.filter(lambda case: "tiny-shards" in features_offsets(case))
-    return draws.mostly(wide.filter(lambda case: "tiny-shards" not in features_offsets(case)), tiny, 10)
-
-
-def sweep_offsets(limits: Limits) -> list[Case]:
-    """Shards of one or two elements, which few draws have."""
-    cases = [Case.of("random.offsets", mesh=3, x="5:S(0)"), Case.of("random.offsets", mesh=4, x="2x4:S(1)")]
-    return [case for case in cases if case.world <= limits.world_size]
-
-
-def features_offsets(case: Case) -> set[str]:
-    layout = given(case).layout
-    coords = list(layout.mesh.coords())
-    largest = max(torch.Size(layout.local_shape(coord)).numel() for coord in coords)
-    shards = [one for at, one in enumerate(coords) if not any(same_shard(layout, one, other) for other in coords[:at])]
-    return {"random"} | ({"tiny-shards"} if largest <= 2 < len(shards) else set())
-
-
-def script_offsets(case: Case) -> Script:
-    x = given(case)
-    constants, body = scripts.source(x, case.world)
-    body += [
-        "found = [None] * dist.get_world_size()",
-        "tracker = object.__new__(OffsetBasedRNGTracker)",
-        "dist.all_gather_object(found, tracker._compute_rng_offsets(x._spec)[0])",
-    ]
-    coords = list(x.layout.mesh.coords())
-    first = [next(at for at, one in enumerate(coords) if same_shard(x.layout, one, coord)) for coord in coords]
-    ranks = [x.layout.mesh.rank_at(coord) for coord in coords]
-    body += [f"# ranks that hold one shard have one number: {dict(zip(ranks, first, strict=True))}"]
-    made = scripts.script([*body, f"return {len(set(first))}, len(set(found))"], world=case.world, constants=constants)
-    return Script(made.stages, (*made.imports, "from torch.distributed.tensor._random import OffsetBasedRNGTracker"), made.constants)
-
-
 def features_random(case: Case) -> set[str]:
     return {"random"} | ({"certain"} if "call" in case and case.get("call") in CERTAIN else set())
 
@@ -392,20 +328,5 @@ LAWS = (
         draws=12,
         needs=("all_gather",),
         weight=0.1,
-    ),
-    Law(
-        id="random.offsets",
-        clause="Numbers of different shards start at different places of the generator, of replicas at one; all ranks go on alike.",
-        source=f"{DOC}, docstrings of OffsetBasedRNGTracker._set_pre_op_offset and _set_post_op_offset",
-        check=check_offsets,
-        script=script_offsets,
-        features=features_offsets,
-        control="random.offsets mesh=2 x=5x6:S(0)",
-        planted="offsets_round_down",
-        sweep=sweep_offsets,
-        sweeps=2,
-        draw=draw_offsets,
-        draws=40,
-        weight=0.2,
     ),
 )
