@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from conformance.errors import UsageError, nearest, one_of
@@ -49,14 +49,28 @@ def select_ids(ids: Sequence[str], patterns: Sequence[str], aliases: dict[str, s
         (dropped if pattern.startswith("!") else wanted).update(found)
     if all(pattern.startswith("!") for pattern in patterns):
         wanted = set(ids)
-    chosen = [law_id for law_id in ids if law_id in wanted - dropped]
+    wanted -= dropped
+    chosen = [law_id for law_id in ids if law_id in wanted]
     if patterns and not chosen:
         raise UsageError(f"{' '.join(patterns)}: selects no law")
     return chosen
 
 
+@lru_cache(maxsize=4)
+def _named(ids: tuple[str, ...]) -> dict[str, list[str]]:
+    """The ids that a pattern without wildcards means: an id means itself, and one without its variant all variants."""
+    found: dict[str, list[str]] = {}
+    for law_id in ids:
+        for name in {law_id, law_id.partition("[")[0]}:
+            found.setdefault(name, []).append(law_id)
+    return found
+
+
 def _ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]:
-    found = [law_id for law_id in ids if matches(pattern, law_id)]
+    if "*" in pattern or "?" in pattern:
+        found = [law_id for law_id in ids if matches(pattern, law_id)]
+    else:
+        found = list(_named(tuple(ids)).get(pattern, ()))
     found += [new for old, new in aliases.items() if matches(pattern, old)]
     if found:
         return found

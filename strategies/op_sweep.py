@@ -65,11 +65,19 @@ class Sweep(Sequence[Sample]):
 
     def __init__(self, op: Op, world_size: int = 4) -> None:
         self.op = op
-        self.boards = tuple(board for board in BOARDS if self._fits(board.mesh, world_size) and (op.zeros or 0 not in board.sizes))
-        self.chosen = tuple(sample for sample in _chosen(op) if self._fits(sample.mesh, world_size))
+        self.world_size = world_size
 
-    def _fits(self, mesh: Mesh, world_size: int) -> bool:
-        return max(mesh.ranks) < world_size and not (self.op.flat and mesh.ndim > 1) and not (self.op.shallow and mesh.ndim > 2)
+    @cached_property
+    def boards(self) -> tuple[Board, ...]:
+        return tuple(board for board in BOARDS if self._fits(board.mesh) and (self.op.zeros or 0 not in board.sizes))
+
+    @cached_property
+    def chosen(self) -> tuple[Sample, ...]:
+        """Those that come first."""
+        return tuple(sample for sample in _chosen(self.op) if self._fits(sample.mesh))
+
+    def _fits(self, mesh: Mesh) -> bool:
+        return max(mesh.ranks) < self.world_size and not (self.op.flat and mesh.ndim > 1) and not (self.op.shallow and mesh.ndim > 2)
 
     def __len__(self) -> int:
         return len(self.chosen) + sum(self._counts)

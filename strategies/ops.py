@@ -170,6 +170,8 @@ def _tree(text: str) -> ast.expr:
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int:
     """A whole number from an expression of sizes, such as ``2*m`` or ``n-1``. Raises ``ValueError``."""
+    if text in sizes:  # as most are
+        return sizes[text]
 
     def value(node: ast.expr) -> int:
         match node:

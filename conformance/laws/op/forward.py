@@ -63,7 +63,6 @@ def cases_of(law: str, samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
 
 def _forward(op: Op) -> Law:
     law = f"op.forward[{op.name}]"
-    chosen = Sweep(op).chosen
 
     def check(case: Case, here: Here) -> None:
         check_program(case, here, exact=op.exact, unrefused=UNREFUSED[op.refuses])
@@ -86,7 +85,7 @@ def _forward(op: Op) -> Law:
         draw=lambda limits: cases_of(law, op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
         sweep=lambda limits: draws.Listed(Sweep(op, limits.world_size), lambda sample: case_of(law, sample)),
-        sweeps=min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS, len(chosen)),
+        sweeps=min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
         narrow=narrow,
         refusal="allowed",
         script=lambda case: script_of(case, exact=op.exact),
