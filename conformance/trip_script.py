@@ -156,9 +156,7 @@ def tensor_text(trip: Trip, end: End, world: int, name: str, spoil: str = "") ->
     spec, layout = end.specs[name], end.layout(name)
     full = name.upper()
     if end.held and layout is not None:
-        table = pieces_text(
-            end, name, world, lambda cut, offset: f"({f'~{cut}' if spoil and spec.dtype == 'bool' else f'{cut} {spoil}'.strip()}, {offset})"
-        )
+        table = pieces_text(end, name, world, lambda cut, offset: f"({_done_to(cut, spoil, spec.dtype)}, {offset})")
         placements = ", ".join(map(scripts.placement, layout.placements))
         return f"wrapped({table}, {full}, mesh, {placements})" if end.held == "wrapper" else f"sharded({table}, {full}, rank)"
     held = elements(trip, end, world, name, outside=full if not spec.shape else f"{full}.new_empty(0)")
@@ -226,20 +224,30 @@ def compared(trip: Trip, end: End, want: State, world: int, *, kept: Iterable[st
             continue
         layout, spec = end.layout(leaf.name), end.specs[leaf.name]
         if end.held and layout is not None:
-            expected.append(pieces_text(end, leaf.name, world, lambda cut, offset: cut))
+            expected.append(_pieces_due(end, leaf.name, world, spoil if leaf.name in spared else ""))
             got.append(f"{path}.to_local().local_shards()" if end.held == "wrapper" else f"[s.tensor for s in {path}.local_shards()]")
             continue
         due = elements(trip, end, world, leaf.name)
         if spec.torch_dtype != trip.values[leaf.name].dtype:
             due = f"{due}.to(torch.{spec.dtype})"
         if leaf.name in spared:
-            due = f"~{due}" if spec.dtype == "bool" else f"{due} {spoil}"
+            due = _done_to(due, spoil, spec.dtype)
         members = sorted(layout.mesh.ranks) if layout else list(range(world))
         local = path if layout is None else f"{path}.to_local()"
         outside = len(members) < world
         expected.append(f"({due} if rank in {members} else None)" if outside and leaf.name in spared else due)
         got.append(f"({local} if rank in {members} else None)" if outside else local)
     return f"[{', '.join(expected)}]", f"[{', '.join(got)}]"
+
+
+def _pieces_due(end: End, name: str, world: int, spoil: str) -> str:
+    """What a rank must hold of a tensor of pieces."""
+    return pieces_text(end, name, world, lambda cut, _: _done_to(cut, spoil, end.specs[name].dtype))
+
+
+def _done_to(text: str, spoil: str, dtype: str) -> str:
+    """The expression of elements that are spoiled, where they are."""
+    return f"~{text}" if spoil and dtype == "bool" else f"{text} {spoil}".strip()
 
 
 def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,19 +114,29 @@ def reproducer(law: Law, case: Case, kind: str = "", torch_version: str = "", jo
 
     if law.script is None:
         raise ScriptError(f"{law.id} has no reproducer")
-    script = law.script(case)
+    script = _written(law.script, case)
     before = []
     for earlier in case.after:
         earlier_law = find(earlier.law)
         if earlier_law.script is None:
             raise ScriptError(f"its history needs {earlier_law.id}, which has no reproducer")
-        before.append(earlier_law.script(earlier))
+        before.append(_written(earlier_law.script, earlier))
     if not torch_version:
         import torch
 
         torch_version = torch.__version__
     seen = f"Seen with torch {torch_version}{f' ({kind})' if kind else ''}. Exits 1 while the fault is there, 0 once it is gone."
     return render(script, [law.clause, case.text, seen], before, join or Join())
+
+
+def _written(script: Callable[[Case], Script], case: Case) -> Script:
+    """The script of a case. What goes wrong in writing it must not cost the finding."""
+    try:
+        return script(case)
+    except ScriptError:
+        raise
+    except Exception as error:
+        raise ScriptError(f"{case.law} cannot tell {case.text!r}: {type(error).__name__}: {error}") from error
 
 
 def render(script: Script, header: Sequence[str], before: Sequence[Script] = (), join: Join = Join()) -> str:

@@ -321,6 +321,16 @@ def model_loaded_without_its_inner_part() -> None:
     state_dict._load_model_state_dict = fault
 
 
+def prefixes_always_kept() -> None:
+    """The state of a module inside has the names of the model, whatever was asked for."""
+    true = state_dict._get_model_state_dict
+
+    def fault(model: Any, info: Any) -> Any:
+        return true(model, dataclasses.replace(info, keep_submodule_prefixes=True))
+
+    state_dict._get_model_state_dict = fault
+
+
 def rates_in_reverse() -> None:
     """An optimizer that is asked for its state before its first step gets the rates of its groups back in reverse."""
     true = state_dict._init_optim_state

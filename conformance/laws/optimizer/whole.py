@@ -26,6 +26,7 @@ from reference.tensors import TensorSpec
 from strategies import placements, shapes
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
+STEPS = 3
 KINDS = (*(("R", "S"),) * 7, ("R", "S", "_S"))
 
 
@@ -39,14 +40,14 @@ def whole_model(trip: t.Trip) -> dict[str, Any]:
 
 
 def whole_optimizer(trip: t.Trip, optimizer: torch.optim.Optimizer, model: m.Model) -> dict[str, Any]:
-    """The state of an optimizer after one step, as one process alone would have it."""
+    """The state of an optimizer after :data:`STEPS` steps, as one process alone would have it; its averages are those of one."""
     path_of = {parameter: path for path, parameter in model.named_parameters()}
     grads = {path: trip.values[name] for name, path in m.names_in_model(trip).items()}
     state, groups = {}, []
     for at, group in enumerate(optimizer.param_groups):
         path = path_of[group["params"][0]]
         grad = grads[path]
-        state[path] = {"step": torch.tensor(1.0), "exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2}
+        state[path] = {"step": torch.tensor(float(STEPS)), "exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2}
         others = {key: value for key, value in group.items() if key not in ("params", "lr")}
         groups.append({"params": [path], "lr": m.RATES[at % len(m.RATES)], **others})
     return {"state": state, "param_groups": groups}
@@ -68,7 +69,7 @@ def check_optimizer(case: Case, here: Here) -> None:
     optimizer = m.optimizer_of(model, m.OTHER_RATES)
     given: Any = whole_optimizer(trip, optimizer, model) if here.rank == 0 or case.get("how") == "each" else {}
     set_optimizer_state_dict(model, optimizer, given, options=handed(case))
-    m.judge_optimizer(trip, here, trip.save, model, optimizer, check="given")
+    m.judge_optimizer(trip, here, trip.save, model, optimizer, check="given", steps=STEPS)
     m.judge_model_unchanged(trip, here, trip.save, model)
 
 
@@ -193,7 +194,7 @@ LAWS = (
         planted="first_slice_for_all",
         draw=lambda limits: _drawn("optimizer.whole-model", limits, ("broadcast", "each"), floats=False),
         draws=16,
-        script=lambda case: given_whole(case, m.RATES, m.OTHER_RATES, optimizer=False),
+        script=lambda case: given_whole(case, m.RATES, m.OTHER_RATES),
         **COMMON,
     ),
     Law(
@@ -205,7 +206,7 @@ LAWS = (
         planted="first_slice_for_all",
         draw=lambda limits: _drawn("optimizer.whole", limits, ("broadcast", "each"), floats=True),
         draws=14,
-        script=lambda case: given_whole(case, m.RATES, m.OTHER_RATES, optimizer=True),
+        script=lambda case: given_whole(case, m.RATES, m.OTHER_RATES, steps=STEPS),
         **COMMON,
     ),
     Law(

@@ -266,6 +266,7 @@ LAWS: tuple[Law, ...] = (
         clause="A partial load leaves out what the checkpoint has not, and reads all else whole.",
         source=f"{DOCS}, DefaultLoadPlanner (allow_partial_load)",
         check=check_partial,
+        script=plan_scripts.partly,
         control="plan.partial world=1 ranks=2 a=4/0:2@0;2:4@1 n=value@0+1 culprit=z want=4",
         planted="always_strict",
         draw=draw_refused("missing", "plan.partial"),

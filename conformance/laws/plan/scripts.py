@@ -15,7 +15,7 @@ from reference.checkpoint.held import Held, parse_boxes, plans_of
 from reference.checkpoint.load_plan import read_items
 from reference.checkpoint.save_plan import Metadata, TensorEntry, WriteItem, describe
 from reference.checkpoint.save_plan import dedup as shared_out
-from reference.checkpoint.state_dict import FlattenError, Slot, State, flatten, parse_state, slots, unflatten
+from reference.checkpoint.state_dict import Slot, State, flatten, parse_state
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape, parse_shape
@@ -108,6 +108,33 @@ def dedup(case: Case) -> Script:
                    f"return {due}, sorted({full}, key=repr)"])  # fmt: skip
 
 
+def balanced(case: Case) -> Script:
+    """The bytes that each rank is to write."""
+    body, _ = plans(case)
+    size = "item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize"
+    lines = [
+        f"sizes = [[{size} for item in plan.items] for plan in dedup_save_plans(plans)]",
+        "largest, totals = max(map(max, filter(None, sizes))), [*map(sum, sizes)]",
+        'return "balanced", "balanced" if max(totals) - min(totals) <= largest else f"{totals} bytes, by items of at most {largest}"',
+    ]
+    return script([*body, *lines])
+
+
+def again(case: Case) -> Script:
+    """The plans of all ranks, made twice; where the case names another order of the ranks, what is described is made in that one too."""
+    body, planner = plans(case)
+    order = case.get("order", "")
+    if not order:
+        return script([*body, *planner, "return planner.create_global_plan(plans), planner.create_global_plan(plans)"])
+    told = [
+        "def told(metadata):",
+        "    chunks = lambda entry: {(c.offsets, c.sizes) for c in getattr(entry, 'chunks', ()) if 0 not in c.sizes}",
+        "    return {name: chunks(entry) for name, entry in metadata.state_dict_metadata.items()}, metadata.planner_data",
+        f"other = planner.create_global_plan([plans[rank] for rank in ({order},)])[1]",
+    ]
+    return script([*body, *planner, *told, "return told(planner.create_global_plan(plans)[1]), told(other)"])
+
+
 def described(case: Case) -> Script:
     """Leaves with their shapes and chunks, as metadata tells them."""
     body, planner = plans(case)
@@ -153,18 +180,19 @@ def seats(mesh: Mesh, name: str, of: TensorSpec) -> list[str]:
     }
     stride = tuple(math.prod(max(size, 1) for size in of.shape[dim + 1 :]) for dim in range(len(of.shape)))
     how = f", shape=torch.Size({of.shape}), stride={stride}" if of.shape else ""
-    made = scripts.mesh(mesh).removesuffix(")")
+    own = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
     return [
         f"def {name}(seat):",
-        f"    mesh = {made}, _init_backend=False, _rank=seat)",
-        f"    local = torch.zeros({sizes}[seat], dtype=torch.{of.dtype})",
-        f"    return DTensor.from_local(local, mesh, {scripts.placements(of.placements or ())}, run_check=False{how})",
+        f"    local = torch.zeros({own}, dtype=torch.{of.dtype})",
+        f"    return DTensor.from_local(local, seen_from(seat), {scripts.placements(of.placements or ())}, run_check=False{how})",
     ]
 
 
 def tensor_lines(specs: dict[str, TensorSpec], mesh: Mesh) -> list[str]:
     """Functions that make each tensor as one rank holds it."""
-    lines = []
+    made = scripts.mesh(mesh).removesuffix(")")
+    placed = any(spec.placements is not None for spec in specs.values())
+    lines = [f"seen_from = lambda seat: {made}, _init_backend=False, _rank=seat)"] if placed else []
     for name, spec in specs.items():
         plain = [f"def {name}(seat):", f"    return torch.zeros({spec.shape}, dtype=torch.{spec.dtype})"]
         lines += plain if spec.placements is None else seats(mesh, name, spec)
@@ -330,64 +358,29 @@ def uncovered(case: Case) -> Script:
 
 def unloadable(case: Case) -> Script:
     """A destination that the checkpoint cannot fill."""
+    return script(attempt(_other_than_saved(case), "planner.create_local_plan()"))
+
+
+def partly(case: Case) -> Script:
+    """How many elements are read of each leaf, in a partial load."""
+    saved = {f"{name}.leaf": leaf for name, leaf in cases.leaves(case).items()}
+    due = {name: math.prod(leaf.shape) if leaf.kind != "value" else 0 for name, leaf in saved.items()}
+    lines = [
+        "got = {}",
+        "for item in planner.create_local_plan().items:",
+        "    got[item.dest_index.fqn] = got.get(item.dest_index.fqn, 0) + item.lengths.numel()",
+        f"hollow = {sorted(name for name, leaf in saved.items() if leaf.kind != 'value' and 0 in leaf.shape)}",
+        f"return {due}, {{**dict.fromkeys(hollow, 0), **got}}",
+    ]
+    return script([*_other_than_saved(case, "allow_partial_load=True"), *lines])
+
+
+def _other_than_saved(case: Case, how: str = "") -> list[str]:
+    """Statements that make ``planner``, whose state is what was saved but for the culprit."""
     given = plans_of({f"{name}.leaf": leaf for name, leaf in cases.leaves(case).items()}, cases.ranks(case))
     state = {f"{name}.leaf": "1" if leaf.kind == "value" else f"torch.zeros({leaf.shape})" for name, leaf in cases.leaves(case).items()}
     want = case.get("want")
     state[f"{case.get('culprit')}.leaf"] = "1" if want == "value" else f"torch.zeros({parse_shape(want)})"
     into = ", ".join(f"{name!r}: {made}" for name, made in state.items())
-    body = [*metadata_lines(describe(shared_out(given))), "planner = DefaultLoadPlanner()"]
-    body.append(f"planner.set_up_planner({{{into}}}, metadata)")
-    return script(attempt(body, "planner.create_local_plan()"))
-
-
-# States
-
-
-def flattened(case: Case) -> Script:
-    state = parse_state(case.get("state"))
-    made = [f"{name} = torch.full((2,), {at}.0)" for at, name in enumerate(slots(state), 1)]
-    literal = tree(state).replace("(seat)", "")
-    try:
-        leaves = flatten(state)
-    except FlattenError:
-        return script(attempt([*made, f"state = {literal}"], "flatten_state_dict(state)"))
-    paths = {name: path for name, (path, _) in leaves.items()}
-    back = tree(unflatten(leaves)).replace("(seat)", "")
-    lines = [
-        f"flat, paths = flatten_state_dict({literal})",
-        f"due = {paths}",
-        f"whole = repr(unflatten_state_dict(flat, paths)) == repr({back})",
-        "return (due, True), (paths, whole)",
-    ]
-    return script([*made, *lines])
-
-
-def kept(case: Case) -> Script:
-    """A series of saves, each planned with caching on, and planned anew."""
-    from conformance.laws.plan.state import tree_of
-
-    mesh = case.mesh()
-    specs = {name: case.tensor(name) for name in ("x", "a") if name in case}
-    lines = []
-    trees = {}
-    for which in sorted(set(case.get("order"))):
-        state, changed = tree_of(case, which)
-        used = {f"{name}_{which}": changed[name] for name in specs if name in slots(state)}
-        lines += tensor_lines(used, mesh)
-        trees[which] = re.sub(r"\b([xa])\(seat\)", rf"\1_{which}(seat)", tree(state))
-    count = max(mesh.ranks) + 1
-    body = [
-        *lines,
-        f"kinds = [type(f'Seat{{seat}}', (DefaultSavePlanner,), {{}}) for seat in range({count})]",
-        "def save(keep, make):",
-        "    planners = [kind(enable_plan_caching=keep) for kind in kinds]",
-        "    for seat, planner in enumerate(planners):",
-        "        planner.set_up_planner(make(seat), is_coordinator=seat == 0)",
-        "    sent, metadata = planners[0].create_global_plan([planner.create_local_plan() for planner in planners])",
-        "    plans = [planner.finish_plan(plan).items for planner, plan in zip(planners, sent)]",
-        "    return repr((plans, metadata.state_dict_metadata, metadata.planner_data))",
-        *(f"{which} = lambda seat: {text}" for which, text in trees.items()),
-        f"got = [save(True, state) for state in ({', '.join(case.get('order'))})]",
-        f"return [save(False, state) for state in ({', '.join(case.get('order'))})], got",
-    ]
-    return script(body)
+    body = [*metadata_lines(describe(shared_out(given))), f"planner = DefaultLoadPlanner({how})"]
+    return [*body, f"planner.set_up_planner({{{into}}}, metadata)"]

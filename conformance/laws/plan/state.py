@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from conformance import compat
 from conformance.case import Case
 from conformance.law import Law, Limits
-from conformance.laws.plan import cases
+from conformance.laws.plan import cases, state_scripts
 from conformance.laws.plan import scripts as plan_scripts
 from conformance.laws.plan import torch as pt
 from conformance.laws.plan.tensors import MESHES, ranks_of, specs_of, state_of
@@ -227,7 +227,7 @@ LAWS: tuple[Law, ...] = (
         clause="A state is its leaves by their paths, and put together again it is the state; two leaves under one name are refused.",
         source=f"{DOCS}, flatten_state_dict and unflatten_state_dict",
         check=check_flatten,
-        script=plan_scripts.flattened,
+        script=state_scripts.flattened,
         control="plan.flatten world=1 state={x:x,d:{0:{y:y},l:[x,1]},n:[1,2],t:(1,),e:{}}",
         planted="positions_are_keys",
         draw=draw_flatten,
@@ -240,7 +240,7 @@ LAWS: tuple[Law, ...] = (
         clause="With plan caching, every save of a series is planned as if it were the first.",
         source=f"{DOCS}, DefaultSavePlanner (enable_plan_caching)",
         check=check_kept,
-        script=plan_scripts.kept,
+        script=state_scripts.kept,
         control="plan.cached world=1 mesh=2 x=4:S(0) order=ab change=shape",
         planted="first_metadata_for_good",
         draw=draw_kept,

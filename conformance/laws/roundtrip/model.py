@@ -5,6 +5,7 @@ The model of a case has one parameter for each tensor of floats and one buffer f
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from reference import simulate
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 RATES = (0.5, 0.25, 0.125)
 OTHER_RATES = (0.75, 0.875, 0.375)
+INNER = "inner."
 
 
 class Model(nn.Module):
@@ -58,7 +60,7 @@ def frozen_of(trip: t.Trip) -> list[str]:
 
 def names_in_model(trip: t.Trip) -> dict[str, str]:
     """The name in the model of each tensor of a case."""
-    return {name: f"inner.{name}" if at % 2 else name for at, name in enumerate(trip.values)}
+    return {name: f"{INNER}{name}" if at % 2 else name for at, name in enumerate(trip.values)}
 
 
 def judge_model(trip: t.Trip, here: Here, end: t.End, model: Model, check: str) -> None:
@@ -110,6 +112,25 @@ def check_whole(case: Case, here: Here) -> None:
     full: dict[str, Any] = {path: trip.values[name].clone() for name, path in names.items()} if here.rank == 0 else {}
     set_model_state_dict(other, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     judge_model(trip, here, trip.save, other, "from rank 0")
+    lacking: dict[str, Any] = {path: trip.values[name].clone() for name, path in [*names.items()][1:]} if here.rank == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    here.refused(lambda: set_model_state_dict(other, lacking, options=options), "missing", "a whole state without one of the parameters")
+
+
+def check_part(case: Case, here: Here) -> None:
+    """Of a module inside, a state has its tensors alone, under the names of the model or under its own."""
+    trip = t.read_trip(case)
+    model = model_of(trip, here, trip.save, poisoned=False)
+    for kept in (True, False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            options = StateDictOptions(keep_submodule_prefixes=kept)
+            part: dict[str, Any] = get_model_state_dict(model, submodules={model.inner}, options=options)
+        due = {path if kept else path.removeprefix(INNER): name for name, path in names_in_model(trip).items() if path.startswith(INNER)}
+        message = f"the state of a module inside, asked for {'with' if kept else 'without'} its prefix, has other names than it must"
+        if here.require({*part} == {*due}, "wrong-metadata", "names", message, sorted(due), sorted(part)):
+            for path, name in due.items():
+                t.judge_tensor(here, part[path], trip.values[name], trip.save.layout(name), place=path, check="part")
 
 
 def optimizer_of(model: Model, rates: tuple[float, ...]) -> torch.optim.Optimizer:
@@ -175,8 +196,10 @@ def trained_of(trip: t.Trip, model: Model) -> list[tuple[str, nn.Parameter]]:
     return [(name, held[path]) for name, path in names_in_model(trip).items() if path in held and held[path].requires_grad]
 
 
-def judge_optimizer(trip: t.Trip, here: Here, end: t.End, model: Model, optimizer: torch.optim.Optimizer, *, check: str) -> None:
-    """Averages after one step are halves of the gradient and of its square; each group has its own rate."""
+def judge_optimizer(
+    trip: t.Trip, here: Here, end: t.End, model: Model, optimizer: torch.optim.Optimizer, *, check: str, steps: int = 1
+) -> None:
+    """Averages are halves of the gradient and of its square, as after one step; so many ``steps`` are counted; each group has its rate."""
     for at, (name, parameter) in enumerate(trained_of(trip, model)):
         rate = optimizer.param_groups[at]["lr"]
         want = RATES[at % len(RATES)]
@@ -184,7 +207,8 @@ def judge_optimizer(trip: t.Trip, here: Here, end: t.End, model: Model, optimize
         held = optimizer.state.get(parameter, {})
         step = held.get("step")
         value = step.to_local() if isinstance(step, DTensor) else step
-        here.require(value is not None and float(value) == 1, "wrong-value", check, f"the step of {name} is {value}, must be 1", 1, value)
+        counted = value is not None and float(value) == steps
+        here.require(counted, "wrong-value", check, f"the step of {name} is {value}, must be {steps}", steps, value)
         grad = trip.due(end, name)
         for key, full in (("exp_avg", grad / 2), ("exp_avg_sq", grad * grad / 2)):
             if here.require(key in held, "wrong-metadata", check, f"the state of {name} has no {key}", key, [*held]):
@@ -244,13 +268,24 @@ LAWS = (
     law_of(
         "model-whole",
         clause="Asked for whole, the state of a model is whole on every rank; given whole on rank 0 alone, all get their part of it.",
-        source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, ignore_frozen_params",
+        source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, ignore_frozen_params, strict",
         check=check_whole,
         holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
         planted="first_slice_for_all",
         texts=WHOLES,
         sweeps=5,
         script=lambda case: scripts.whole(case, frozen_of(t.read_trip(case))),
+    ),
+    law_of(
+        "model-part",
+        clause="Of a module inside, the state has its tensors alone, under their names in the model or under their own, as asked.",
+        source=f"{DOCS}, get_model_state_dict: submodules; StateDictOptions: keep_submodule_prefixes",
+        check=check_part,
+        holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
+        planted="prefixes_always_kept",
+        texts=WHOLES,
+        sweeps=len(WHOLES),
+        script=scripts.part,
     ),
     law_of(
         "optimizer",

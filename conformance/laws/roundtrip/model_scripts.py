@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conformance import trip as t
 from conformance.case import Case
@@ -29,6 +30,24 @@ def model(case: Case) -> Script:
         f"return {expected}, {got}",
     ]
     return _stages(trip, [(trip.worlds[0], first), (trip.worlds[1], second)], ("get_model_state_dict", "set_model_state_dict"))
+
+
+def part(case: Case) -> Script:
+    """The names of a module inside, with its prefix and without."""
+    trip = t.read_trip(case)
+    inside = [name for at, name in enumerate(trip.values) if at % 2]
+    own = ", ".join(f"{name!r}: model[{name!r}]" for name in inside)
+    expected, got = _held(replace(trip, values={name: trip.values[name] for name in inside}), trip.save, trip.worlds[0])
+    ask = "get_model_state_dict(net, submodules={net['inner']}, options=StateDictOptions(keep_submodule_prefixes=kept))"
+    lines = [
+        *_made(trip, trip.save, "", "model"),
+        f"net = ModuleDict({{'inner': ParameterDict({{{own}}}), 'rest': ParameterDict(model)}})",
+        f"with_prefix, without = [{ask} for kept in (True, False)]",
+        f"names = {sorted('inner.' + name for name in inside)}, {sorted(inside)}",
+        "m = without",
+        f"return [*names, *{expected}], [sorted(with_prefix), sorted(without), *{got}]",
+    ]
+    return _stages(trip, [(trip.worlds[0], lines)], ("StateDictOptions", "get_model_state_dict"), "from torch.nn import ModuleDict")
 
 
 def whole(case: Case, frozen: Sequence[str]) -> Script:
@@ -132,8 +151,8 @@ def _held(trip: t.Trip, end: t.End, world: int) -> tuple[str, str]:
     return expected, got
 
 
-def given_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...], *, optimizer: bool) -> Script:
-    """A whole state is handed out: of the model, or of its optimizer after one step."""
+def given_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...], *, steps: int = 0) -> Script:
+    """A whole state is handed out: of the model, or of its optimizer after so many steps."""
     trip = t.read_trip(case)
     names = list(trip.values)
     broadcast = case.get("how") == "broadcast"
@@ -141,7 +160,7 @@ def given_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[float, 
     how = f"StateDictOptions(full_state_dict=True{', broadcast_from_rank0=True' if broadcast else ''})"
     expected, got = _held(trip, trip.save, trip.worlds[0])
     lines = [*_made(trip, trip.save, "+ 1", "m")]
-    if not optimizer:
+    if not steps:
         lines += [
             f"whole = {{{', '.join(f'{name!r}: {name.upper()}' for name in names)}}}{who}",
             f"set_model_state_dict(m, whole, options={how})",
@@ -151,14 +170,15 @@ def given_whole(case: Case, rates: tuple[float, ...], other_rates: tuple[float, 
     want, before = ([given[at % len(given)] for at in range(len(names))] for given in (rates, other_rates))
     for name in names:
         got = got.replace(f'm["{name}"].detach()', f'2 * opt.state[m["{name}"]]["exp_avg"]')
-    state = ", ".join(f"{n!r}: {{'step': torch.tensor(1.0), 'exp_avg': {n.upper()} / 2, 'exp_avg_sq': {n.upper()}}}" for n in names)
+    state = ", ".join(f"{n!r}: {{'step': torch.tensor({steps}.0), 'exp_avg': {n.upper()} / 2, 'exp_avg_sq': {n.upper()}}}" for n in names)
     lines += [
         f"opt = Adam([{{'params': [p], 'lr': r}} for p, r in zip(m.values(), {before})], betas=(0.5, 0.5), foreach=False)",
         "rest = {k: v for k, v in opt.param_groups[0].items() if k not in ('params', 'lr')}",
         f"groups = [{{'params': [n], 'lr': r, **rest}} for n, r in zip({names}, {want})]",
         f"whole = {{'state': {{{state}}}, 'param_groups': groups}}{who}",
         f"set_optimizer_state_dict(m, opt, whole, options={how})",
-        f'return {expected} + [{want}], {got} + [[g["lr"] for g in opt.param_groups]]',
+        'told = [g["lr"] for g in opt.param_groups], [float(opt.state[p]["step"]) for p in m.values()]',
+        f"return [*{expected}, ({want}, {[float(steps)] * len(names)})], [*{got}, told]",
     ]
     used = ("StateDictOptions", "set_optimizer_state_dict")
     return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")

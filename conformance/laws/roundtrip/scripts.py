@@ -123,14 +123,15 @@ def _renamed(leaf: Any) -> Any:
 
 def kept(case: Case) -> Script:
     trip = t.read_trip(case)
-    *made, saved = save_lines(trip)
+    alone = case.get("how", "") == "alone"
+    *made, saved = save_lines(trip, how=", use_collectives=False" if alone else "")
     lines = [
         *made,
         saved,
         "try:",
         f"    {saved.replace('sync_files=False', 'sync_files=False, overwrite=False')}",
         '    return "refused", "accepted"',
-        "except CheckpointException:",
+        f"except {'RuntimeError' if alone else 'CheckpointException'}:",
         "    pass",
     ]
     return script(trip, [(trip.worlds[0], lines), (trip.worlds[1], load_lines(trip))], imports=[FAILED])

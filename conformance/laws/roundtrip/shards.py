@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
 from conformance import trip as t
 from conformance.case import Case
 from conformance.here import Here
+from conformance.law import Limits
 from conformance.laws.roundtrip.cases import law_of
 from conformance.laws.roundtrip.scripts import hole
 from conformance.laws.roundtrip.state import must_refuse, refuse
+from reference.placement import Shard
+from reference.tensors import TensorSpec
+from strategies import dtypes, shapes
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -18,6 +27,45 @@ def check_hole(case: Case, here: Here) -> None:
     refuse(here, lambda: t.save(trip, here), "save", "x")
 
 
+@st.composite
+def _cut(draw: st.DrawFn, extent: int, world: int, *, apart: bool) -> str:
+    """How a dim is handed out: sizes that add up to it, each with a rank; with ``apart``, no rank has two."""
+    ranks = draw(st.permutations(range(world))) if apart else [draw(st.integers(0, world - 1)) for _ in range(min(extent, 4))]
+    parts, left = [], extent
+    for at, rank in enumerate(ranks):
+        size = left if at == len(ranks) - 1 else draw(st.integers(1, left))
+        parts.append(f"{size}@{rank}")
+        left -= size
+        if not left:
+            break
+    return ",".join(parts)
+
+
+def _draws(law: str, holder: str, limits: Limits) -> SearchStrategy[Case]:
+    """A tensor that a holder has in any cut, at the save, at the load or at both; elsewhere it is a DTensor or plain."""
+    sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size] or [1]
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        shape = draw(shapes(min_dims=1, max_dims=2, min_size=1, max_size=7))
+        save, load = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
+        dim = draw(st.integers(0, len(shape) - 1))
+        # a wrapper puts shards side by side along the last dim only
+        apart = holder == "wrapper" and dim < len(shape) - 1
+        fields: dict[str, Any] = {"mesh": save, "mesh__load": load if load != save else None}
+        fields["x"] = TensorSpec(shape, (Shard(dim),), draw(dtypes(limits.dtypes)))
+        ends = draw(st.sampled_from(("save", "load", "both")))
+        if ends != "load":
+            fields |= {"held": holder, "cut": draw(_cut(shape[dim], save, apart=apart))}
+        if ends != "save":
+            fields |= {"held__load": holder, "cut__load": draw(_cut(shape[dim], load, apart=apart))}
+        elif draw(st.integers(0, 3)):
+            fields["to__x"] = draw(st.sampled_from(("R", "-", *(f"S({at})" for at in range(len(shape))))))
+        return Case.of(law, **fields, seed=draw(st.integers(0, 9)) or None)
+
+    return case()
+
+
 WRAPPERS = (
     "mesh=2 x=4x6:S(0) held=wrapper cut=1@0,3@1 to.x=S(1)",
     "mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
@@ -26,6 +74,7 @@ WRAPPERS = (
     "mesh=2 x=5x3:S(0) held=wrapper cut=5@1 to.x=R a=4x2:-",
     "mesh=2 x=6:S(0):float64 held=wrapper cut=1@0,2@0,3@1 held.load=wrapper cut.load=4@1,2@0",
     "mesh=3 mesh.load=2 x=4x7:S(1) held=wrapper to.x=S(1) held.load=wrapper cut.load=2@1,3@0,2@0",
+    "mesh=2 x=3x6:S(1) held=wrapper cut=1@0,3@1,2@1",
 )
 SHARDED = (
     "mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
@@ -52,7 +101,9 @@ LAWS = (
         holds="mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
         planted="wrapper_forgets_a_shard",
         texts=WRAPPERS,
-        sweeps=7,
+        sweeps=len(WRAPPERS),
+        draw=lambda limits: _draws("roundtrip.local-shards", "wrapper", limits),
+        draws=10,
         stages=t.worlds,
     ),
     law_of(
@@ -62,7 +113,9 @@ LAWS = (
         holds="mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
         planted="shards_a_row_short",
         texts=SHARDED,
-        sweeps=6,
+        sweeps=len(SHARDED),
+        draw=lambda limits: _draws("roundtrip.sharded-tensor", "sharded", limits),
+        draws=10,
         stages=t.worlds,
     ),
     law_of(

@@ -15,7 +15,19 @@ from conformance.here import Here
 from conformance.law import Law, Limits
 from conformance.laws.roundtrip import scripts as roundtrip_scripts
 from conformance.laws.roundtrip.cases import law_of, trips
-from reference.checkpoint.state_dict import FlattenError, Path, Slot, State, flatten, format_state, parse_state, slots, spoiled, unflatten
+from reference.checkpoint.state_dict import (
+    FlattenError,
+    Path,
+    Slot,
+    State,
+    Stateful,
+    flatten,
+    format_state,
+    parse_state,
+    slots,
+    spoiled,
+    unflatten,
+)
 from strategies.state_dicts import state_dicts
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -61,6 +73,8 @@ def spoiled_at(state: State, paths: set[Path]) -> State:
     def visit(path: Path, value: object) -> object:
         if path in paths:
             return spoiled(value)
+        if isinstance(value, Stateful):
+            return Stateful({key: visit((*path, str(key)), entry) for key, entry in value.state.items()})
         if isinstance(value, dict):
             return {key: visit((*path, str(key)), entry) for key, entry in value.items()}
         if isinstance(value, list):
@@ -133,6 +147,14 @@ SUBSET = (
     "mesh=2 mesh.load=1 x=4x2:S(0) y=3:R state={x:x} into={x:x,y:y,n:4,d:{p:None}}",
     "mesh=3 mesh.load=2 x=7:S(0) y=4:S(0) z=2:R state={a:{x:x,n:1},z:z} into={a:{x:x,y:y,m:2},z:z,l:[y,1]}",
     "mesh=2 x=4:S(0) y=3:R state={x:x} into={x:x,s:{1,2},c:1j}",
+    "mesh=2 mesh.load=3 x=5x2:S(0) y=7:S(0):int64 state={x:x} into={x:x,y:y} held.load=sharded",
+    "mesh=2 x=4x3:S(0) y=4x2:S(0) state={x:x} into={x:x,y:y} held.load=wrapper cut.load=1@0,3@1",
+    "mesh=2 x=5:S(0) y=3:R state={x:x} into={x:x,app:stateful({w:y,n:1})}",
+    "mesh=3@2,0,1 mesh.load=2@0,2 x=5:S(0) y=0x3:S(0) z=():R state={x:x} into={o:{0:{m:y}},x:x,z:z}",
+    'mesh=2 x=4:S(0) y=3:-:bool state={x:x} into={x:x,y:y,t:(1,2),"d.e":b"ab",l:[1,2]}',
+    "mesh=2 mesh.load=3 x=5x2:S(0) y=7:S(0):int64 state={x:x,y:y,n:1} into={x:x} held=sharded",
+    "mesh=2 x=4x3:S(0) y=4x2:S(0) state={x:x,y:y} into={y:y} held=wrapper cut=1@0,3@1 held.load=sharded",
+    "mesh=2 x=5:S(0) y=3:R state={app:stateful({w:y,n:1}),x:x,l:[x,1]} into={app:stateful({n:1})}",
 )
 REFUSED_LOADS = {
     "missing": (
@@ -140,6 +162,18 @@ REFUSED_LOADS = {
         "mesh=2 mesh.load=3 x=5:S(0) state={x:x} into={x:x,d:{n:1}} culprit=d.n",
         "mesh=2 x=5:R y=4:- state={x:x} into={a:y,x:x} culprit=a",
         "mesh=2 x=5:S(0) y=3:R state={l:[x]} into={l:[x,y]} culprit=l.1",
+        "mesh=2 mesh.load=3 x=5x2:S(0) y=7:S(0):int64 state={x:x} into={x:x,y:y} held.load=sharded culprit=y",
+        "mesh=2 x=5x2:S(0) y=5x3:S(0) state={x:x} into={x:x,y:y} held.load=sharded cut.load=5@1 culprit=y",
+        "mesh=2 x=4x3:S(0) y=4x2:S(0) state={x:x} into={x:x,y:y} held.load=wrapper cut.load=1@0,3@1 culprit=y",
+        "mesh=2 x=5:S(0) y=3:R state={x:x} into={x:x,app:stateful({w:y})} culprit=app.w",
+        "mesh=2 x=5:S(0) state={x:x} into={x:x,app:stateful({n:1})} culprit=app.n",
+        "mesh=3 mesh.load=2@1,2 world.load=3 x=5:S(0) y=4:S(0):int64 state={x:x} into={x:x,y:y} culprit=y",
+        "mesh=2 mesh.load=1 x=5:S(0) y=0x3:S(0) state={x:x} into={x:x,o:{0:{m:y}}} culprit=o.0.m",
+        "mesh=2x2 mesh.load=2 x=4x4:S(0),S(1) y=():- to.x=S(0) to.y=R state={x:x} into={x:x,y:y} culprit=y",
+        'mesh=2 x=5:S(0) y=3:-:bool state={x:x} into={x:x,d:{"e.f":y}} culprit=d.e.f',
+        'mesh=2 x=5:S(0) state={x:x} into={x:x,b:b"ab"} culprit=b',
+        "mesh=2 x=5:S(0) state={x:x} into={x:x,l:[1,(2,None)]} culprit=l",
+        "mesh=2 x=5:S(0) y=8:S(0) state={x:x} into={y:y} held.load=sharded culprit=y",
     ),
     "size": (
         "mesh=2 x=5x6:S(0) y=5x5:S(0) state={a:x} into={a:y} culprit=a",
@@ -147,6 +181,11 @@ REFUSED_LOADS = {
         "mesh=2 x=4x1:S(0) y=4:S(0) state={a:x} into={a:y} culprit=a",
         "mesh=2 x=():R y=1:R state={a:x} into={a:y} culprit=a",
         "mesh=2 x=4:- y=3:- state={a:x} into={a:y} culprit=a",
+        "mesh=2 mesh.load=3 x=5x6:S(0) y=5x7:S(0) state={a:x} into={a:y} held.load=sharded culprit=a",
+        "mesh=2 x=5x6:S(1) y=4x6:S(1) z=3:S(0) state={a:x,z:z} into={a:y,z:z} held.load=wrapper culprit=a",
+        "mesh=2 x=5x6:S(0) y=4x6:S(0) state={a:x} into={a:y} held=wrapper cut=1@0,4@1 culprit=a",
+        "mesh=2 x=5:S(0) y=0:S(0) z=3:R state={app:stateful({w:x}),z:z} into={app:stateful({w:y}),z:z} culprit=app.w",
+        "mesh=3 mesh.load=2@1,2 world.load=3 x=5:S(0) y=4:S(0) z=3:- state={a:x,z:z} into={a:y,z:z} culprit=a",
     ),
     "kind": (
         "mesh=2 x=4:S(0) state={a:x} into={a:5} culprit=a",
@@ -154,6 +193,8 @@ REFUSED_LOADS = {
         "mesh=2 mesh.load=1 x=4:- state={a:{b:x}} into={a:{b:None}} culprit=a.b",
         "mesh=1 mesh.load=3 x=4:S(0) state={l:[x]} into={l:[(1,2)]} culprit=l",
         "mesh=3 mesh.load=2 x=4x2:S(1):bool state={a:x} into={a:[]} culprit=a",
+        "mesh=2 x=4x2:S(0) z=3:- state={a:x,z:z} into={a:5,z:z} held=sharded culprit=a",
+        "mesh=2 x=4x2:S(1) z=3:R state={app:stateful({w:x}),z:z} into={app:stateful({w:None}),z:z} culprit=app.w",
         "mesh=2 x=4:S(0) state={a:5} into={a:x} culprit=a",
     ),
 }
@@ -254,7 +295,7 @@ LAWS = (
         holds="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
         planted="partial_load_clears",
         texts=SUBSET,
-        sweeps=5,
+        sweeps=len(SUBSET),
         stages=t.worlds,
         script=lambda case: roundtrip_scripts.subset(case, *after_subset(t.read_trip(case))),
     ),
