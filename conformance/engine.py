@@ -100,7 +100,7 @@ class Run:
         self.known = _known(request.known, {law.id for law in self.laws})
         self._ahead: Attempt | None = None
         self._turned = self.clock
-        self._last_write = 0.0
+        self._last_write = self._write_seconds = 0.0
 
     # One law
 
@@ -134,8 +134,7 @@ class Run:
             result.seconds = time.monotonic() - self._turned
         self._turned = time.monotonic()
         self.terminal.done(result)
-        if time.monotonic() - self._last_write > 1.0:
-            self.write()
+        self._write_now_and_then()
         return result
 
     def _attempt(self, law: Law) -> Attempt | None:
@@ -167,7 +166,10 @@ class Run:
         self.findings.append(found)
         self.writer.finding(found, self)
         self.terminal.finding(found)
-        self.write()
+        if found.status == "new":
+            self.write()
+        else:
+            self._write_now_and_then()
 
     # Budget
 
@@ -201,12 +203,19 @@ class Run:
 
     def write(self, exit_code: int | None = None) -> None:
         """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
-        self._last_write = time.monotonic()
+        began = time.monotonic()
         if exit_code is not None:
             for result in self.results.values():
                 if result.outcome in ("held", "stale"):
                     result.outcome = "stale" if self.expectations.stale(result.law.id) else "held"
         self.writer.update(self, exit_code)
+        self._last_write = time.monotonic()
+        self._write_seconds = self._last_write - began
+
+    def _write_now_and_then(self) -> None:
+        """At most once a second, and for a twentieth of the time."""
+        if time.monotonic() - self._last_write > max(1.0, 20 * self._write_seconds):
+            self.write()
 
     def close(self) -> None:
         """End every process of the run."""

@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 
 from reference.notation import Shape
 from strategies._arguments import check_range, check_sizes, refuse
+from strategies._kept import kept
 
 # The sizes that find faults, the plainest first, each as often as it pays: uneven ones most, empty ones seldom.
 PALETTE = {2: 2, 3: 4, 4: 3, 5: 5, 7: 4, 8: 2, 1: 2, 0: 1}
@@ -32,6 +33,7 @@ def dim_sizes(*, min_size: int = 0, max_size: int = 9, sizes: Iterable[int] | No
     return st.sampled_from(drawn or range(low, high + 1))
 
 
+@kept
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_size: int = 0, max_size: int = 9, sizes: Iterable[int] | None = None
 ) -> SearchStrategy[Shape]:

@@ -9,11 +9,13 @@ from hypothesis.strategies import SearchStrategy
 
 from reference.notation import Shape
 from reference.sharded_tensor import ChunkSpec, EnumerableSpec, Spec
+from strategies._kept import kept
 from strategies.tilings import tilings
 
 MANY = 1 << 24
 
 
+@kept
 def chunk_specs(shape: Shape, ranks: Sequence[int], *, every: bool = True, beyond: int = 12) -> SearchStrategy[tuple[Shape, ChunkSpec]]:
     """A shape and a spec that cuts it into chunks along one of its dims; ``shape`` has at least one.
 

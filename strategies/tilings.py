@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from reference.box import Box, intersect, tiling_errors
 from reference.notation import Shape
 from strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
+from strategies._kept import kept
 from strategies.shapes import shapes
 
 WAYS = ("guillotine", "grid")
@@ -19,6 +20,7 @@ DAMAGES = ("gap", "overlap", "shifted", "grown", "duplicated", "outside", "empti
 MANY = 1 << 16
 
 
+@kept
 def tilings(
     shape: Shape | SearchStrategy[Shape] | None = None, *, max_boxes: int = 6, ways: Iterable[str] = WAYS, empties: bool = False
 ) -> SearchStrategy[tuple[Shape, tuple[Box, ...]]]:
