@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import linecache
 import os
 import random
 import resource
@@ -274,6 +275,12 @@ def schedule() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def settle_sources() -> None:
+    """No source file changes while a rank lives. torch notes a stack for each sharding that it plans, which asks the file system for each
+    frame's file otherwise."""
+    linecache.checkcache = lambda filename=None: None
+
+
 def redirect(folder: str, rank: int) -> None:
     """Send all that this process prints, C++ included, to a file of its own; stacks, asked for by signal, to another."""
     output = os.open(f"{folder}/rank-{rank}.out", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -344,6 +351,7 @@ def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) 
     code, rank = 1, spawn.ranks[at]
     try:
         schedule()
+        settle_sources()
         redirect(spawn.folder, rank)
         page = Page(f"{spawn.folder}/progress", spawn.size)
         try:
