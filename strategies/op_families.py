@@ -27,6 +27,7 @@ nn.functional.scaled_dot_product_attention.math small light inexact no-zeros ref
     a=m,n,k b=m,q,k c=m,q,k m>=1 n>=1 k>=1 q>=1 | nn.functional.scaled_dot_product_attention(a,b,c)
     a=m,n,k b=m,n,k c=m,n,k d=n,n m>=1 n>=1 k>=1 | nn.functional.scaled_dot_product_attention(a,b,c,attn_mask=d)
     a=n,k b=n,k c=n,k n>=1 k>=1 | nn.functional.scaled_dot_product_attention(a,b,c)
+    a=2*m,n,k b=m,n,k c=m,n,k m>=1 n>=1 k>=1 | nn.functional.scaled_dot_product_attention(a,b,c,enable_gqa=True)
 """)
 
 EINSUM = read_ops("""
@@ -36,6 +37,11 @@ einsum.several small light no-zeros refuses-any shallow
     a=m,m             | einsum('ii->i',a) einsum('ii->',a)
     a=m,n b=m,n       | einsum('ij,ij->',a,b) einsum('ij,ij->i',a,b)
     a=p,m,n b=k,n     | einsum('bmn,kn->bmk',a,b)
+tensordot small light no-zeros refuses-any shallow
+    a=m,k b=k,n     | tensordot(a,b,1) tensordot(a,b,([1],[0])) tensordot(a,b,([-1],[-2]))
+    a=p,m,k b=k,m,n | tensordot(a,b,([1,2],[1,0]))
+    a=m,k b=m,k     | tensordot(a,b,2)
+    a=m b=n         | tensordot(a,b,0)
 """)
 
 INDEXING = read_ops("""
@@ -60,6 +66,26 @@ triangles light refuses-any
 scatter.dims small light refuses-any
     a=m,n i=1,n:int64:index{m} s=1,n m>=1 | scatter(a,0,i,s) scatter(a,-2,i,s)
     a=m,n i=k,n:int64:index{m} s=k,n m>=1 | scatter_add(a,-2,i,s)
+# an index may be shorter than what it reads or writes, along any dim; and a source longer than its index
+gather.shorter refuses-any
+    a=m,2*n i=k,n:int64:index{m} m>=1   | gather(a,0,i)
+    a=2*m,n i=m,k:int64:index{n} n>=1   | gather(a,1,i) gather(a,-1,i)
+scatter.shorter small refuses-any
+    a=2*m,n i=m,1:int64:index{n} s=m,1 n>=1   | scatter(a,1,i,s) scatter_add(a,1,i,s)
+    a=2*m,n i=m,1:int64:index{n} n>=1         | scatter(a,1,i,5)
+scatter.longer small refuses-any
+    a=m,n i=m,1:int64:index{n} s=2*m,1 n>=1   | scatter(a,1,i,s) scatter_add(a,-1,i,s)
+    a=m,n i=1,n:int64:index{m} s=2,2*n m>=1   | scatter(a,0,i,s) scatter_add(a,-2,i,s)
+index_put.between small refuses-any
+    a=m,n,p i=k:int64:index{m} j=k:int64:index{p} s=k,n m>=1 p>=1 | aten.index_put.default(a,[i,None,j],s,True)
+    a=m,n,p i=k:int64:index{m} j=k:int64:index{n} s=k,p m>=1 n>=1 | index_put(a,(i,j),s,True)
+    a=m,n,p i=k,2:int64:index{n} s=m,k,2,p n>=1 | aten.index_put.default(a,[None,i],s,True)
+    a=m,n,p i=k,2:int64:index{m} s=p m>=1       | index_put(a,(i,),s,True)
+    a=m,n,p i=k:int64:index{n} j=k:int64:index{p} s=m,1 n>=1 p>=1 | aten.index_put.default(a,[None,i,j],s,True)
+index_put.masks refuses-any
+    a=m,n c=m:bool s=n      | index_put(a,(c,),s)
+    a=m,n c=m,n:bool s=()   | index_put(a,(c,),s)
+    a=m,n,p c=m,n:bool s=p  | index_put(a,(c,),s)
 """)
 
 TIES = read_ops("""

@@ -104,7 +104,7 @@ item
     a=():int64:::W     | a.item()
     a=()               | a.item()
 histc light refuses-any
-    a=m,n | histc(a,4,-8,8)
+    a=m,n | histc(a,4,-8,8) histc(a,4) histc(a,3,-2)
 """)
 
 SCANS = read_ops("""

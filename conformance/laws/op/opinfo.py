@@ -56,7 +56,6 @@ LEFT_OUT = {
     **dict.fromkeys(("nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d"), RETURNED),
     **dict.fromkeys(("nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "atleast_1d"), RETURNED),
     **dict.fromkeys(("new_ones", "masked.argmax", "masked.argmin"), "a table has it"),
-    "tensordot": "on three mesh dims DTensor plans it for two minutes; mm and einsum have tables",
     "byte": "what a negative float becomes is undefined",
     **dict.fromkeys(("as_strided", "as_strided_copy"), "it speaks of the memory of the plain tensor"),
 }
