@@ -184,7 +184,7 @@ class Worlds:
         A fault is a function without arguments at the top of a module, or its ``module:name``, that breaks something: a law that is
         worth its name deviates there. Raises :class:`UsageError` where ranks could not find it.
         """
-        setups = [Function.of(fault) for fault in ((self.target.setup,) if self.target.setup else ()) + faults]
+        setups = [*([Function.of_setup(self.target.setup)] if self.target.setup else []), *map(Function.of, faults)]
         env = (*self.target.env, (PLANTED, json.dumps([asdict(setup) for setup in setups])))
         return Worlds(replace(self.target, setup="conformance.spmd:planted", env=env), ranks=self.ranks)
 

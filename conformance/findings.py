@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from conformance.world import Pool
 
 HISTORY_SECONDS = 10.0
+NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
+LISTED = "a case of the law's own list, not shrunk"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class Confirmer:
             last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
         seen = 2 if last is not again else 1
         found = Finding.of(law, last, first.case)
-        note = "" if shrunk.minimal else "not minimal: no smaller case was found within the time for shrinking"
+        listed = not drawn and law.narrow is None
+        note = "" if shrunk.minimal else LISTED if listed else NOT_MINIMAL
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
     def _with_history(self, first: Verdict) -> Finding | None:

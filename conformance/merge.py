@@ -69,7 +69,7 @@ def _cases(folder: Path) -> list[str] | None:
 def merge(paths: Sequence[Path], output: Path) -> int:
     """Write the report of the whole into ``output``, and say what it says; returns its exit code. Raises :class:`UsageError`."""
     from conformance.report.github import tell
-    from conformance.report.terminal import console, print_summary
+    from conformance.report.terminal import complain, console, print_summary
 
     shards = sorted(map(Shard.read, paths), key=lambda shard: shard.number)
     _check(shards)
@@ -88,6 +88,7 @@ def merge(paths: Sequence[Path], output: Path) -> int:
     except OSError as error:
         raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
     print_summary(console(), report, str(output))
+    complain(report)
     tell(report, output)
     assert report.exit is not None
     return report.exit

@@ -63,6 +63,11 @@ class Function:
             raise UsageError(f"{module}.{name}: want a function that stands in a file")
         return cls(module, os.path.abspath(file) if file else "", name)
 
+    @classmethod
+    def of_setup(cls, setup: str) -> Function:
+        """A target's ``setup``: a function, or, without a name, a module that need only be imported."""
+        return cls.of(setup) if ":" in setup else cls(setup, "", "")
+
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
 
@@ -186,7 +191,11 @@ def run(case: Case, here: Here) -> None:
 def planted() -> None:
     """A target's ``setup``: what its own would do, then the faults that are to be planted."""
     for fields in json.loads(os.environ[PLANTED]):
-        Function(**fields).load()()
+        function = Function(**fields)
+        if function.name:
+            function.load()()
+        else:
+            importlib.import_module(function.module)
 
 
 LAWS = (

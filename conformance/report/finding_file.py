@@ -135,6 +135,9 @@ def finding_files(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path) -> Iterator[Case]:
-    """The cases of all findings in a folder. Raises :class:`UsageError` for a file that is none."""
-    for path in finding_files(folder):
+    """The cases of all findings in a folder, which may have none yet. Raises :class:`UsageError` for files that are none."""
+    files = finding_files(folder)
+    if not files and next(folder.glob("*.json"), None) and not (folder / "findings").is_dir():
+        raise UsageError(f"{folder}: no findings in this folder: want the folder of a report, or its folder findings/")
+    for path in files:
         yield read_finding(path)["case"]

@@ -9,6 +9,7 @@ from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunRep
 SHOWN_FINDINGS = 10
 SHOWN_REASONS = 5
 SHOWN_FEATURES = 12
+MANY_FEATURES = 60
 
 
 def markdown(report: RunReport, folder: Path) -> str:
@@ -36,6 +37,8 @@ def markdown(report: RunReport, folder: Path) -> str:
             lines += _finding(at, found, folder)
         if len(new) > SHOWN_FINDINGS:
             lines.append(f"\nand {len(new) - SHOWN_FINDINGS} more in `{folder}/findings/`")
+        if shared := in_common(report):
+            lines += ["", _flat(shared)]
     if totals.unconfirmed:
         lines += [
             "",
@@ -51,7 +54,7 @@ def markdown(report: RunReport, folder: Path) -> str:
         for reason, laws in list(reasons.items())[:SHOWN_REASONS]:
             lines.append(f"- {len(laws)} law{'s' * (len(laws) != 1)}, {_flat(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}")
         if report.features_missing:
-            lines.append(f"- {some(report.features_missing, SHOWN_FEATURES, 'features')}")
+            lines.append(f"- {missed(report, SHOWN_FEATURES)}")
     return "\n".join(lines) + "\n"
 
 
@@ -67,6 +70,19 @@ def headline(report: RunReport) -> str:
         parts = [found or "nothing new", f"{expected} expected" if expected else "", f"{stale} stale" if stale else ""]
         return ", ".join(filter(None, parts))
     return ", ".join(filter(None, [MEANING.get(report.exit, f"exit code {report.exit}"), found]))
+
+
+def in_common(report: RunReport) -> str:
+    """Where there are several new findings: the features that all their smallest cases have, which tell what it takes."""
+    new = report.new()
+    shared = sorted(set(new[0].features).intersection(*(found.features for found in new))) if len(new) > 1 else []
+    return f"all {len(new)} new findings have in common: {', '.join(shared)}" if shared else ""
+
+
+def missed(report: RunReport, count: int) -> str:
+    """The features that no case had, by name where they are few: a run of some laws misses most."""
+    names = report.features_missing
+    return some(names, count, "features") if len(names) <= MANY_FEATURES else f"{len(names)} features, listed in report.json"
 
 
 def declared(report: RunReport) -> list[str]:

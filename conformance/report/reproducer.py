@@ -87,7 +87,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Join:
-    """How the ranks of a script join: the backend, the ``module:function`` that makes it known to torch, the environment that it wants."""
+    """How the ranks of a script join: the backend, the module, or ``module:function``, that makes it known to torch, the environment."""
 
     backend: str = "gloo"
     setup: str = ""
@@ -105,7 +105,7 @@ class Join:
     def lines(self) -> list[str]:
         """What every rank does before it joins."""
         environment = [f"os.environ.update({dict(self.env)!r})"] if self.env else []
-        return environment + ([f"{self.setup.replace(':', '.')}()"] if self.setup else [])
+        return environment + ([f"{self.setup.replace(':', '.')}()"] if ":" in self.setup else [])
 
 
 def reproducer(law: Law, case: Case, kind: str = "", torch_version: str = "", join: Join | None = None) -> str:

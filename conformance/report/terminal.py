@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from conformance.report.github import tell
-from conformance.report.markdown import declared, headline, some
+from conformance.report.markdown import declared, headline, in_common, missed, some
 from conformance.report.of_run import report_of
 from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
+SHOWN_EXPECTED = 12
 STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
 
 
@@ -93,6 +94,7 @@ class Terminal:
         report = run.writer.last or report_of(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
         tell(report, run.request.report, self.console.file)
+        complain(report)
 
     def _line(self) -> Text:
         spent = time.monotonic() - self._began
@@ -125,7 +127,7 @@ class Terminal:
 
 
 def print_summary(out: Console, report: RunReport, folder: str) -> None:
-    """What a report says, for people: chapters, findings, what was not reached, and what the exit code means."""
+    """What a report says, for people: chapters, what was expected, what was not reached, and last what is new and the exit code."""
     target, totals = report.target, report.totals
     out.print()
     out.print(
@@ -134,7 +136,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
     )
     _print_chapters(out, report)
-    _print_findings(out, report, folder)
+    _print_known(out, report)
     reasons = report.untested()
     if reasons or report.features_missing or totals.skipped_expected:
         out.print()
@@ -142,7 +144,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         for reason, laws in reasons.items():
             out.print(f"  {some(laws, 4, 'laws')} ({reason})")
         if report.features_missing:
-            out.print(f"  {some(report.features_missing, 16, 'features')}")
+            out.print(f"  {missed(report, 16)}")
         if totals.skipped_expected:
             out.print(f"  {totals.skipped_expected} cases that would be an expected hang or crash")
     if target.cannot:
@@ -155,6 +157,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         out.print(f"stale: {entry.where}: {entry.kind} of {entry.law} did not happen")
     for warning in report.warnings:
         out.print(f"warning: {warning}")
+    _print_new(out, report, folder)
     out.print()
     code = report.exit if report.exit is not None else 3
     why = MEANING.get(code, "")
@@ -180,20 +183,38 @@ def _print_chapters(out: Console, report: RunReport) -> None:
         out.print(line)
 
 
-def _print_findings(out: Console, report: RunReport, folder: str) -> None:
+def complain(report: RunReport) -> None:
+    """Say on standard error, in one line, why a run ended with 2: no case was judged."""
+    if report.exit == 2:
+        reasons = [f"{laws[0]}{f' and {len(laws) - 1} more' * (len(laws) > 1)}: {reason}" for reason, laws in report.untested().items()]
+        print("; ".join(["shardlaw: no case was judged", *reasons[:3]]), file=sys.stderr)
+
+
+def _print_new(out: Console, report: RunReport, folder: str) -> None:
+    clauses = {law.id: law.clause for law in report.laws}
     for found in report.new():
         out.print()
         out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
         out.print(f"  {found.text}")
         out.print(f"  {short(found.message)}")
+        if clauses.get(found.law):
+            out.print(f"  law: {short(clauses[found.law])}")
         for line in _more(found, folder):
             out.print(f"  {line}")
+    if shared := in_common(report):
+        out.print()
+        out.print(shared)
+
+
+def _print_known(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
         out.print()
         out.print("expected:")
-        for found in expected:
+        for found in expected[:SHOWN_EXPECTED]:
             out.print(f"  {found.kind} {found.id} {found.law}: {short(found.note)}")
+        if len(expected) > SHOWN_EXPECTED:
+            out.print(f"  and {len(expected) - SHOWN_EXPECTED} more, each with its reason in the report")
     if report.unconfirmed:
         out.print()
         out.print("unconfirmed (a fresh world did not show it again):")
@@ -202,7 +223,8 @@ def _print_findings(out: Console, report: RunReport, folder: str) -> None:
 
 
 def _more(found: FindingLine, folder: str) -> list[str]:
-    lines = [f"python {folder}/{found.reproducer}"] if found.reproducer else []
+    lines = [f"features: {', '.join(found.features)}"] if found.features else []
+    lines += [f"python {folder}/{found.reproducer}"] if found.reproducer else []
     return [*lines, *([f"({short(found.note)})"] if found.note else [])]
 
 

@@ -58,11 +58,17 @@ def check_devices(target: Target, ranks: int) -> None:
     needed = devices_needed(target, ranks)
     if not needed or (target.setup and target.device != "cuda"):
         return
+    import torch
+
+    try:
+        torch.device(target.device)
+    except RuntimeError:
+        raise UsageError(
+            f"target {target.name}: device = {target.device!r}: torch has no such device type, and no setup registers one"
+        ) from None
     seen = devices_seen(target)
     if seen >= needed:
         return
-    import torch
-
     kind = "GPU" if target.device == "cuda" else f"{target.device} device"
     why = "one for each rank" if devices_needed(target, ranks + 1) > needed else "shared by the ranks"
     built = "" if torch.version.cuda or target.device != "cuda" else f"; torch {torch.__version__} is built without CUDA"

@@ -164,6 +164,12 @@ def _place(where: str, value: Any) -> str:
     return value
 
 
+def _setup(where: str, value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d][\w.]*(:[^\W\d][\w.]*)?", value):
+        raise UsageError(f"{where} = {value!r}: want module:function, or a module that need only be imported")
+    return value
+
+
 def _seconds(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise UsageError(f"{where} = {value!r}: want seconds, more than 0")
@@ -226,7 +232,7 @@ def _init_method(where: str, value: Any) -> str:
 KEYS: dict[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "backend": _text,
-    "setup": _place,
+    "setup": _setup,
     "cannot": _words(CAPABILITIES),
     "dtypes": _words(DTYPES),
     "timeout": _seconds,

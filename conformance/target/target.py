@@ -37,7 +37,8 @@ TOLERANCE = {
 
 @dataclass(frozen=True)
 class Target:
-    """``setup`` is ``module:function``, called in every rank before the process group starts; times are in seconds.
+    """``setup`` is ``module:function``, called in every rank before the process group starts, or a module that is imported then.
+    Times are in seconds.
 
     ``storage`` is a name; ``writer``, ``reader`` (``module:Class``), ``options`` and ``reader_options`` are set where a config file
     says what stands behind it.

@@ -328,9 +328,10 @@ def init_options(target: Target) -> dict[str, Any]:
 
 
 def called(place: str) -> Any:
-    """What ``module:function`` returns."""
+    """What ``module:function`` returns; of a module alone, which it only imports, nothing."""
     module, _, function = place.partition(":")
-    return attrgetter(function)(importlib.import_module(module))()
+    found = importlib.import_module(module)
+    return attrgetter(function)(found)() if function else None
 
 
 def flush() -> None:

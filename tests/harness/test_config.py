@@ -9,11 +9,13 @@ import pytest
 
 from conformance.errors import UsageError
 from conformance.request import RunRequest
+from conformance.spmd import Function
 from conformance.target import Target, storage
 from conformance.target import builtin as builtin_targets
 from conformance.target.builtin import BUILTIN, check_devices
 from conformance.target.config import DTYPES, find_target, known_targets, named_target, read_config, target_from, with_storage
 from conformance.target.target import TOLERANCE
+from conformance.world.rank import called
 
 UCX = """
 [target.ucx]
@@ -109,7 +111,7 @@ def test_environment_and_options_of_a_built_in_target_are_added_to(tmp_path: Pat
         ("[target.x]\nbackned = 'gloo'\n", "shardlaw.toml: [target.x]: unknown key 'backned' (nearest: backend"),
         ("[target.x]\ntimeout = 3\n", "[target.x]: want a backend"),
         ("[target.x]\nbackend = 3\n", "[target.x]: backend = 3: want a text"),
-        ("[target.x]\nbackend = 'gloo'\nsetup = 'register'\n", "setup = 'register': want module:name"),
+        ("[target.x]\nbackend = 'gloo'\nsetup = 'my register'\n", "setup = 'my register': want module:function, or a module"),
         ("[target.x]\nbackend = 'gloo'\ncannot = ['all_to_al']\n", "unknown 'all_to_al' (nearest: all_to_all"),
         ("[target.x]\nbackend = 'gloo'\ncannot = 'all_to_all'\n", "want a list of texts"),
         ("[target.x]\nbackend = 'gloo'\ntimeout = -1\n", "timeout = -1: want seconds"),
@@ -158,6 +160,18 @@ def test_a_request_names_target_storage_and_limit(tmp_path: Path, monkeypatch: p
     found = find_target(RunRequest(target="ucx", storage="filesystem", timeout=3.0))
     assert (found.name, found.storage, found.writer, found.timeout) == ("ucx", "filesystem", "", 3.0)
     assert find_target(RunRequest()) == Target()
+
+
+def test_a_setup_may_be_a_module_that_need_only_be_imported(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, "[target.x]\nbackend = 'x'\nsetup = 'my_package.c10d'\n"))
+    assert named_target("x", config).setup == "my_package.c10d"
+    assert Function.of_setup("my_package.c10d") == Function("my_package.c10d", "", "")
+    assert called("json") is None
+
+
+def test_a_device_type_that_torch_does_not_have_is_told() -> None:
+    with pytest.raises(UsageError, match="device = 'gpu': torch has no such device type"):
+        check_devices(Target("x", device="gpu"), 2)
 
 
 def test_a_setup_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

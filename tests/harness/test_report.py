@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.reproducer import Script, Stage
 from conformance.report.run_report import RunReport, read_report
-from conformance.report.terminal import Terminal, print_summary
+from conformance.report.terminal import Terminal, complain, print_summary
 from conformance.report.terminal import console as plain_console
 from conformance.report.writer import ReportWriter
 from conformance.request import RunRequest
@@ -326,6 +327,46 @@ def test_the_summary_says_what_was_found_and_what_was_not_reached(run: FakeRun) 
     assert "unconfirmed" in text
     assert "exit 1: a new finding (1 new finding, 1 expected)" in text
     assert "\x1b" not in text
+
+
+def test_what_is_new_stands_last_with_its_law_its_features_and_what_all_of_it_has_in_common(run: FakeRun) -> None:
+    for at in range(20):
+        run.take(finding(status="expected", note="weighs ranks", id=f"{at:08x}"))
+    run.take(replace(finding(), features=("group", "uneven")))
+    run.take(replace(finding(), id="0badcafe", features=("async", "group")))
+    out = io.StringIO()
+    print_summary(plain_console(out), run.update(1), "shardlaw-report")
+    text = out.getvalue()
+    assert "  law: What op.forward[mean] says.\n  features: group, uneven\n" in text
+    assert "and 8 more, each with its reason in the report" in text
+    assert text.index("weighs ranks") < text.index("not reached") < text.index("0badcafe") < text.index("exit 1")
+    assert "all 2 new findings have in common: group\n" in text
+    assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
+
+
+def test_features_that_were_missed_are_named_where_they_are_few(run: FakeRun) -> None:
+    report = run.update(0)
+    assert re.search(r"- \d+ features, listed in report.json\n", markdown(report, Path("r")))
+    report.features_missing = ["late-rank", "0-d"]
+    assert "- 2 features: late-rank, 0-d\n" in markdown(report, Path("r"))
+
+
+def test_a_run_without_cases_says_why_on_standard_error(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.results = {"mesh.copies": run.results["mesh.copies"]}
+    complain(run.update(2))
+    assert capsys.readouterr().err == "shardlaw: no case was judged; mesh.copies: needs 8 ranks, the largest world has 4\n"
+    complain(run.update(1))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_of_other_json_is_no_folder_of_findings(tmp_path: Path) -> None:
+    assert list(read_folder(tmp_path)) == []
+    (tmp_path / "0badcafe.json").write_text("{")
+    with pytest.raises(UsageError, match=r"0badcafe\.json: no finding: not JSON"):
+        list(read_folder(tmp_path))
+    (tmp_path / "0badcafe.json").rename(tmp_path / "mine.json")
+    with pytest.raises(UsageError, match="want the folder of a report"):
+        list(read_folder(tmp_path))
 
 
 @pytest.mark.parametrize(("code", "line"), [(0, "exit 0: nothing new"), (130, "exit 130: interrupted"), (2, "exit 2: no case was judged")])

@@ -227,6 +227,9 @@ def test_a_script_may_import_the_backend_and_no_other() -> None:
     text = render(script, HEADER, join=Join.of(Target(backend="mine", setup="my_package.c10d:register")))
     assert "import my_package.c10d\n" in text
     assert '    my_package.c10d.register()\n    dist.init_process_group("mine",' in text
+    alone = render(script, HEADER, join=Join.of(Target(backend="mine", setup="my_package.c10d")))
+    assert "import my_package.c10d\n" in alone
+    assert "my_package.c10d." not in alone
     with pytest.raises(ScriptError, match="imports numpy"):
         render(Script(script.stages, ("import numpy",)), HEADER, join=Join(setup="my_package:register"))
     assert Join.of(Target(device="cuda", backend="nccl")) == Join()

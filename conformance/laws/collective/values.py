@@ -56,6 +56,9 @@ def law(
     def draw(limits: Limits) -> SearchStrategy[Case]:
         return drawn(law_id, limits, **ways)
 
+    def narrow(case: Case) -> SearchStrategy[Case]:
+        return drawn(law_id, Limits(case.world, (case.tensor("x").dtype,)), **ways)
+
     strategy: Callable[[Limits], SearchStrategy[Case]] = draw
     return Law(
         id=law_id,
@@ -70,6 +73,7 @@ def law(
         sweeps=len(corners),
         draw=strategy,
         draws=draws,
+        narrow=narrow,
         needs=(name.replace("-", "_"), "subgroups"),
         weight=0.4,
     )
