@@ -95,18 +95,26 @@ def spoil(value: Any) -> None:
 TOLD = {
     "conjugated": "torch.tensor([1 + 2j]).conj()",
     "negated": "torch.tensor([1 + 2j]).conj().imag",
+    "expanded": "torch.ones(1, 2).expand(3, 2)",
+    "transposed": "torch.arange(6.0).reshape(2, 3).t()",
+    "offset": "torch.arange(6.0)[2:4]",
+    "frozen": "torch.nn.Parameter(torch.ones(2), requires_grad=False)",
+    "0-d": "torch.tensor(5.0)",
+    "tuple": "(torch.ones(2), 1)",
+    "list": "[1, [2, 3]]",
+    "set": "{1, 2}",
+    "bytearray": "bytearray(b'ab')",
     "named-tuple": "collections.namedtuple('Pair', 'first second')(1, 2)",
     "size": "torch.Size((2, 3))",
-    "0-d": "torch.tensor(5.0)",
+    "dtype": "torch.float16",
 }
 
 
 def staged_script(case: Case) -> Script:
     """The value alone, staged and saved by every rank."""
     own = ", async_stager=DefaultStager(StagingOptions(False, False, False, False))" if case.get("async") == "stager" else ""
-    value = TOLD.get(case.get("value"), repr(VALUES[case.get("value")]()))
     lines = [
-        f"value = {value.replace('tensor(', 'torch.tensor(') if case.get('value') not in TOLD else value}",
+        f"value = {TOLD[case.get('value')]}",
         "tensor = isinstance(value, torch.Tensor)",
         f"pending = dcp.async_save({{'value': [value]}}, storage_writer=dcp.FileSystemWriter(folder, sync_files=False){own})",
         'getattr(pending, "upload_completion", pending).result()',
