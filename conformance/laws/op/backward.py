@@ -113,6 +113,9 @@ def _check_gradients(case: Case, here: Here) -> None:
         here.reject(f"the plain run fails: {error}")
     if not at:
         here.reject("nothing has a gradient")
+    pending = "P(" in case.get("arrives", "") or any(x.layout.has_partial() for x in given.values())
+    if pending and not all(grad.isfinite().all() for grad in want.values() if grad is not None):
+        here.reject("the gradient is not finite: contributions to it do not add up")
     tensors = {name: sharded(x, here) for name, x in given.items()}
     for name in wanted(case):
         tensors[name].requires_grad_()
