@@ -183,13 +183,14 @@ def _refuse_nested(case: Case, here: Here, outer: Any, inner: Any) -> None:
 
 
 def state_of(case: Case, tensor: Any, *, other: bool = False) -> dict[str, Any]:
-    """What is saved: a model beside an optimizer with a tensor of the parameter's shape, a tensor of one element, and values."""
+    """What is saved: a model and rates beside an optimizer with a tensor of the parameter's shape, one of one element, and values."""
     names = (0, 1) if case.get("ids", "names") == "numbers" else (NAME, "b")
     first = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
     groups = [{"lr": 0.5, "params": [names[0]]}, {"lr": 0.25, "params": [names[1]]}]
     return {
         "model": {NAME: torch.zeros(2)},
         "opt": {"state": {names[0]: first, names[1]: {"step": torch.full((1, 1), 3)}}, "param_groups": groups},
+        "schedule": {"rate": 0.5},
     }
 
 

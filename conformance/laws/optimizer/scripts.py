@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -113,38 +114,47 @@ def offsets(case: Case) -> Script:
     return scripts.told(case, lines, imports=used)
 
 
-Rates = tuple[tuple[float, ...], tuple[float, ...]]
+@dataclass(frozen=True)
+class Groups:
+    """The groups of an optimizer by names of parameters, the rates that it begins with, and those that it must end with."""
+
+    names: list[list[str]]
+    rates: list[float]
+    due: list[float]
 
 
-def state(case: Case, grads: Mapping[str, torch.Tensor], worlds: Sequence[int], rates: Rates) -> Script:
-    """One step of Adam on a model of these gradients, saved, and loaded into an optimizer with other rates; then the averages."""
+def state(case: Case, grads: Mapping[str, torch.Tensor], worlds: Sequence[int], groups: tuple[Groups, Groups]) -> Script:
+    """One step of Adam on a model of these gradients, saved, and loaded into an optimizer with other rates; then averages and rates."""
     unused, frozen = case.get("unused", ""), case.get("frozen", "")
     told = {"flatten_optimizer_state_dict=True": case.get("flat", "no") == "yes", "cpu_offload=True": "offload" in case}
     given = [text for text, holds in told.items() if holds]
     names = [name for name in grads if name not in (unused, frozen)]
     way, way_load = case.get("way"), case.get("way.load", case.get("way"))
     first = [
-        *_model(case, way, rates[0]),
+        *_model(case, way, groups[0]),
         f"for k in {names}: net[k].grad = distribute_tensor(G[k], net[k].device_mesh, [Shard(0)])" if way == "line" else "net().backward()",
         "opt.step()",
         f'dcp.save({{"o": sd.get_optimizer_state_dict(net, opt{_options(given)})}}, checkpoint_id=folder)',
         "return None, None",
     ]
     second = [
-        *_model(case, way_load, rates[1]),
+        *_model(case, way_load, groups[1]),
         f'state = {{"o": sd.get_optimizer_state_dict(net, opt{_options(given)})}}',
         *([f'state["o"]["state"].pop("{unused}")'] if unused and not given else []),
         "dcp.load(state, checkpoint_id=folder)",
         f'sd.set_optimizer_state_dict(net, opt, state["o"]{_options([*given, "strict=False"] if unused else given)})',
         'got = sd.get_optimizer_state_dict(net, opt, options=sd.StateDictOptions(full_state_dict=True))["state"]',
-        f'return [G[k] / 2 for k in {names}], [got[k]["exp_avg"] for k in {names}]',
+        'rates = [g.get("lr") for g in opt.param_groups]',
+        f'return [G[k] / 2 for k in {names}] + {groups[1].due}, [got[k]["exp_avg"] for k in {names}] + rates',
     ]
-    parts = "[list(net.parameters())]" if case.get("groups", "each") == "one" else "net.parameters()"
     constants = [
         f"G = {{{', '.join(f'{name!r}: {tensor_text(full)}' for name, full in grads.items())}}}",
         "class Net(torch.nn.ParameterDict):",
         f"    forward = lambda self: sum((self[k] * G[k]).sum() for k in {names})",
-        f"adam = lambda net, rates: torch.optim.Adam([dict(params=p, lr=r) for p, r in zip({parts}, rates)], betas=(0.5, 0.5))",
+        "def adam(net, groups, rates):",
+        "    held = {name.split('.')[-1]: p for name, p in net.named_parameters()}",
+        "    told = [dict(params=[held[k] for k in group], lr=rate) for group, rate in zip(groups, rates)]",
+        "    return torch.optim.Adam(told, betas=(0.5, 0.5))",
     ]
     text = "\n".join((*first, *second))
     imports = [DCP, "import torch.distributed.checkpoint.state_dict as sd"]
@@ -158,7 +168,7 @@ def _options(given: Sequence[str]) -> str:
     return f", options=sd.StateDictOptions({', '.join(given)})" if given else ""
 
 
-def _model(case: Case, way: str, rates: tuple[float, ...]) -> list[str]:
+def _model(case: Case, way: str, groups: Groups) -> list[str]:
     placed = 'distribute_tensor(0 * g, dist.init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])'
     frozen = f", requires_grad=k != {case.get('frozen')!r}" if "frozen" in case else ""
     made = {
@@ -167,4 +177,4 @@ def _model(case: Case, way: str, rates: tuple[float, ...]) -> list[str]:
         "fsdp1": ['net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)'],
     }
     parameters = f"torch.nn.Parameter({placed if way == 'line' else '0 * g'}{frozen})"
-    return [f"net = Net({{k: {parameters} for k, g in G.items()}})", *made[way], f"opt = adam(net, {rates})"]
+    return [f"net = Net({{k: {parameters} for k, g in G.items()}})", *made[way], f"opt = adam(net, {groups.names}, {groups.rates})"]

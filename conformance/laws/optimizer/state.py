@@ -7,8 +7,8 @@ and ``way.load`` say how they are sharded: ``line`` (by hand, by rows over all r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -35,6 +35,7 @@ from strategies import shapes
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 RATES, OTHER_RATES = (0.5, 0.25, 0.125), (0.75, 0.875, 0.375)
 OFTEN = ("line", "fsdp", "line", "fsdp", "fsdp1")
+T = TypeVar("T")
 PATHS = {"a": "a", "b": "inner.b", "c": "c"}
 
 
@@ -106,18 +107,33 @@ def model_of(case: Case, here: Here, way: str) -> Any:
     return net
 
 
-def optimizer_of(case: Case, model: nn.Module, rates: tuple[float, ...]) -> torch.optim.Optimizer:
-    """Adam; with ``groups=one`` all parameters are in one group, else each has its own."""
-    held = list(model.parameters())
-    groups = [held] if case.get("groups", "each") == "one" else [[parameter] for parameter in held]
-    told = [{"params": group, "lr": rates[at % len(rates)]} for at, group in enumerate(groups)]
+def grouped(case: Case, end: str, held: Sequence[T]) -> list[list[T]]:
+    """Parameters in the groups of the optimizer at one ``end``: ``each`` its own, in their order or from the ``back``, or all in ``one``;
+    with ``hollow``, the first or the last group has none."""
+    how = case.get("groups", "each") if end == "save" else case.get("groups.load", case.get("groups", "each"))
+    found = [[*held]] if how == "one" else [[one] for one in (reversed(held) if how == "back" else held)]
+    if "hollow" in case:
+        found.insert(0 if case.get("hollow") == "first" else len(found), [])
+    return found
+
+
+def rates_due(case: Case, end: str, count: int) -> list[float]:
+    """The rates of the groups at one end, where ``count`` parameters have those that their groups had at the save."""
+    saved = {tuple(group): RATES[at % len(RATES)] for at, group in enumerate(grouped(case, "save", range(count)))}
+    return [saved[tuple(group)] for group in grouped(case, end, range(count))]
+
+
+def optimizer_of(case: Case, model: nn.Module, end: str) -> torch.optim.Optimizer:
+    """Adam, with the rates that are saved or with others."""
+    rates = RATES if end == "save" else OTHER_RATES
+    told = [{"params": group, "lr": rates[at % len(rates)]} for at, group in enumerate(grouped(case, end, list(model.parameters())))]
     return torch.optim.Adam(told, betas=(0.5, 0.5), foreach=False)
 
 
 def stepped(case: Case, here: Here, way: str) -> tuple[Any, torch.optim.Optimizer]:
     """A model and its optimizer after one step."""
     model = model_of(case, here, way)
-    optimizer = optimizer_of(case, model, RATES)
+    optimizer = optimizer_of(case, model, "save")
     if way == "line":
         for name in model.grads:
             grad, parameter = values(case)[name], dict(model.named_parameters())[PATHS[name]]
@@ -155,8 +171,8 @@ def judge(case: Case, here: Here, way: str, model: Any, optimizer: torch.optim.O
         step = state["step"]
         count = float(step.to_local() if isinstance(step, DTensor) else step)
         here.require(count == 1, "wrong-value", check, f"the step of {path} is {count}, must be 1", 1, count)
-    due = [RATES[at % len(RATES)] for at in range(len(optimizer.param_groups))]
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    due = rates_due(case, "load" if check == "loaded" else "save", len(held))
+    rates = [float(group["lr"]) if "lr" in group else None for group in optimizer.param_groups]
     here.require(rates == due, "wrong-value", check, "the rates are not those of the saved optimizer", due, rates)
 
 
@@ -183,7 +199,7 @@ def check_state(case: Case, here: Here) -> None:
         judge(case, here, way, model, optimizer, "saved")
         return
     model = model_of(case, here, way)
-    optimizer = optimizer_of(case, model, OTHER_RATES)
+    optimizer = optimizer_of(case, model, "load")
     unused = case.get("unused", "")
     with g.without_warnings(), t.told_plainly():
         blank: Any = get_optimizer_state_dict(model, optimizer, options=options)
@@ -202,9 +218,11 @@ def features(case: Case) -> set[str]:
     found = {f"way:{case.get('way')}", f"way:{case.get('way.load', case.get('way'))}", "module"}
     found |= {"fully-sharded"} if "fsdp" in case.get("way") + case.get("way.load", "") else set()
     found |= {"reworld"} if save != load else set()
-    for name, feature in (("unused", "stateless"), ("frozen", "frozen"), ("offload", "offloaded")):
+    for name, feature in (("unused", "stateless"), ("frozen", "frozen"), ("offload", "offloaded"), ("hollow", "hollow-group")):
         found |= {feature} if name in case else set()
     found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
+    found |= {"regrouped"} if "back" in (case.get("groups", ""), case.get("groups.load", "")) else set()
+    found |= {"hollow-group-first"} if case.get("hollow", "") == "first" else set()
     for name in PATHS:
         if name in case:
             shape = case.tensor(name).shape
@@ -229,16 +247,29 @@ def _drawn(limits: Limits) -> SearchStrategy[Case]:
             fields[name] = TensorSpec(shape, None, "float32", "small")
         fields |= {"way": way, "way__load": None if way_load == way else way_load}
         fields["flat"] = draw(st.sampled_from((None, None, "yes")))
-        fields["groups"] = draw(st.sampled_from((None, "one")))
+        fields["groups"] = draw(st.sampled_from((None, "one", "back")))
+        if fields["groups"] != "one":
+            fields["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
         fields["offload"] = draw(st.sampled_from((None, None, None, "yes")))
         odd = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
         if odd == 5 and fields["flat"] is None:
             fields["unused"] = names[-1]
         if odd == 4:
             fields["frozen"] = names[-1]
+        if odd in (2, 3) and fields["flat"] is None:
+            fields["hollow"] = "last"
         return Case.of("optimizer.state", **fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
+
+
+def groups_told(case: Case) -> tuple[scripts.Groups, scripts.Groups]:
+    """The groups at the save and at the load, by names of parameters, and the rates that they begin with and must end with."""
+    names, found = [*values(case)], []
+    for end, rates in (("save", RATES), ("load", OTHER_RATES)):
+        groups = grouped(case, end, names)
+        found.append(scripts.Groups(groups, [rates[at % len(rates)] for at in range(len(groups))], rates_due(case, end, len(names))))
+    return found[0], found[1]
 
 
 STATES = (
@@ -249,6 +280,10 @@ STATES = (
     "world=2 a=5x2:-:float32:small b=3:-:float32:small way=fsdp1 way.load=fsdp",
     "world=3 world.save=2 world.load=3 a=5x2:-:float32:small b=4:-:float32:small way=fsdp way.load=fsdp1",
     "world=2 a=5x2:-:float32:small b=3:-:float32:small way=fsdp1 groups=one offload=yes",
+    "world=2 a=4x3:-:float32:small b=6:-:float32:small c=5:-:float32:small way=line groups=back",
+    "world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line groups=each groups.load=back flat=yes",
+    "world=2 a=4:-:float32:small b=6:-:float32:small way=fsdp groups=back groups.load=each hollow=last",
+    "world=2 a=4:-:float32:small b=6:-:float32:small way=line hollow=first",
 )
 
 
@@ -273,6 +308,6 @@ LAWS = (
         stages=worlds,
         weight=2.0,
         features=features,
-        script=lambda case: scripts.state(case, values(case), worlds(case), (RATES, OTHER_RATES)),
+        script=lambda case: scripts.state(case, values(case), worlds(case), groups_told(case)),
     ),
 )

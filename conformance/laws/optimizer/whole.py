@@ -160,7 +160,7 @@ def _drawn(
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(outside if draw(st.integers(0, 9)) == 9 and outside and not plain else on))
+        mesh = draw(st.sampled_from(outside if draw(st.integers(0, 15)) == 15 and outside and not plain else on))
         kinds = draw(st.sampled_from(KINDS)) if not plain else ("R", "S")
         fields: dict[str, Any] = {"mesh": mesh}
         for name in "xab"[: draw(st.integers(least, 3))]:

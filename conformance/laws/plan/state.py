@@ -163,25 +163,54 @@ def tree_of(case: Case, which: str) -> tuple[State, dict[str, TensorSpec]]:
     return state, specs
 
 
-CHANGES = ("same", "shape", "dropped", "added", "renamed", "kind", "value", "placed", "shape", "dtype", "paths")
+CHANGES = (
+    *("same", "shape", "dropped", "added", "renamed", "kind", "value", "placed", "shape", "dtype", "paths"),
+    *("placed", "shape", "placed"),
+)
+WITH_OUTSIDERS = [mesh for mesh in MESHES if ranks_of(mesh) > mesh.size]
 ORDERS = ("aa", "ab", "aba", "abb", "abba", "aab", "abab")
 
 
 def draw_kept(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(st.sampled_from(MESHES)), draw(shapes(max_dims=2, max_size=5))
+        change = draw(st.sampled_from(CHANGES))
+        # where a value comes or goes, a rank outside of the mesh has something to write in one save and nothing in the other
+        mesh = draw(st.sampled_from(WITH_OUTSIDERS if change in ("dropped", "added") and draw(st.booleans()) else MESHES))
+        shape = draw(shapes(max_dims=2, max_size=5))
         placed = placements(mesh, len(shape), kinds=("R", "S"))
         specs: dict[str, Any] = {"x": TensorSpec(shape, draw(placed))}
         if draw(st.booleans()):
             specs["a"] = TensorSpec(draw(shapes(max_dims=2, max_size=5)), None, draw(st.sampled_from(("float32", "int64"))))
-        change = draw(st.sampled_from(CHANGES))
         to = format_placements(draw(placed)) if change == "placed" else None
         if not shape and change == "shape":
             change = "same"
         return Case.of("plan.cached", world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
 
     return case()
+
+
+# what changes for one rank and not for another: its part keeps its place, or its place and its size, in another whole
+KEPT = (
+    "mesh=2 x=3:S(0) order=ab change=shape",
+    "mesh=2 x=3:S(0) a=2:- order=abba change=shape",
+    "mesh=4 x=5:S(0) order=aba change=shape",
+    "mesh=2@1,0 x=3:S(0) order=abab change=shape",
+    "mesh=2 x=4:S(0) order=ab change=placed to.x=R",
+    "mesh=2 x=4:R order=aba change=placed to.x=S(0)",
+    "mesh=2x2 x=4x4:S(0),S(1) order=ab change=placed to.x=S(0),R",
+    "mesh=2x2@0,2,1,3 x=4x4:S(0),R order=abab change=placed to.x=S(1),R",
+    "mesh=3@2,0,1 x=7x3:S(0) a=2:- order=abba change=placed to.x=S(1)",
+    "mesh=2@0,2 x=4:S(0) order=ab change=dropped",
+    "mesh=2@1,2 x=4:R order=aba change=added",
+    "mesh=1@2 x=4:R order=abab change=dropped",
+    "mesh=2 x=4:S(0) a=3:- order=abb change=renamed",
+    "mesh=3 x=2:S(0) order=aba change=kind",
+)
+
+
+def sweep_kept(limits: Limits) -> list[Case]:
+    return [Case.parse(f"plan.cached world=1 {text}") for text in KEPT]
 
 
 def kept_features(case: Case) -> set[str]:
@@ -243,6 +272,8 @@ LAWS: tuple[Law, ...] = (
         script=state_scripts.kept,
         control="plan.cached world=1 mesh=2 x=4:S(0) order=ab change=shape",
         planted="first_metadata_for_good",
+        sweep=sweep_kept,
+        sweeps=len(KEPT),
         draw=draw_kept,
         draws=80,
         smallest=1,
