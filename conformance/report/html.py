@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from conformance.features import FEATURES
-from conformance.report.markdown import declared, headline
+from conformance.report.markdown import declared, headline, in_common
 from conformance.report.pictures import Told, told_by
 from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
 from conformance.report.templates import rendered
@@ -66,8 +66,8 @@ def html(report: RunReport, folder: Path) -> str:
         (expected if line.status == "expected" else new).append(found)
     unconfirmed = [_unconfirmed(line, clauses) for line in report.unconfirmed]
     sections = {
-        "chapters": "chapters",
         "findings": f"new findings ({len(new)})",
+        "chapters": "chapters",
         "unconfirmed": f"unconfirmed ({len(unconfirmed)})" if unconfirmed else "",
         "expected": f"expected findings ({len(expected)})" if expected else "",
         "warnings": f"warnings ({len(report.warnings)})" if report.warnings else "",
@@ -84,6 +84,7 @@ def html(report: RunReport, folder: Path) -> str:
         outcomes=OUTCOMES,
         chapters=list(report.chapters().items()),
         new=new,
+        shared=in_common(report),
         unconfirmed=unconfirmed,
         expected=expected,
         maps=_maps(report.laws),
