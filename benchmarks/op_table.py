@@ -1,7 +1,7 @@
 """Writes ``docs/ops.md`` from the reports of a run of the op chapter.
 
-    python -m conformance run 'op.forward' 'op.backward' --profile ci --report /tmp/ops
-    python -m benchmarks.op_table /tmp/ops [MORE REPORTS] > docs/ops.md
+    python -m conformance run op.forward op.backward --profile ci --shard I/4 --report /tmp/opsI        for I from 1 to 4
+    python -m benchmarks.op_table /tmp/ops1 /tmp/ops2 /tmp/ops3 /tmp/ops4 > docs/ops.md
 
 Several reports, of the shards of one run say, are added up. Which ops of OpInfo have no law, and why, is asked of the installed torch.
 """
@@ -24,7 +24,7 @@ KINDS = ("forward", "backward", "in-place", "2-D mesh", "uneven", "Partial")
 HEAD = """# What DTensor does with ops
 
 Written by `python -m benchmarks.op_table REPORT ...` from {reports} of `op.forward` and `op.backward` under profile {profile}{early}:
-{cases} cases, torch {torch}, world size {world}.
+{cases} cases, torch {torch}, world size {world}, in {seconds} s.
 
 Each cell counts cases: held / deviates / refused. A case deviates where its result is not that of the plain op, where ranks do
 different things, or where it raises without speaking of sharding; all of these are known, an entry of
@@ -87,6 +87,7 @@ def head(reports: list[RunReport]) -> Iterator[str]:
         torch=first.target.torch,
         world=first.target.world_size,
         cases=sum(report.totals.cases for report in reports),
+        seconds=" + ".join(f"{report.seconds:.0f}" for report in reports),
     )
 
 
