@@ -65,6 +65,11 @@ def planting(folder: Path) -> Iterator[Plant]:
     """Worlds whose ranks plant what a file names, from a module of ``tests.planted``."""
     named = folder / "fault"
     named.write_text("")
-    env = (("PYTHONPATH", str(ROOT)), ("PLANTED_FAULT_FILE", str(named)))
-    with Pool(Target(setup="tests.planted.hook:planted", env=env)) as pool:
+    with Pool(plantable(named)) as pool:
         yield Plant(pool, named)
+
+
+def plantable(named: Path, timeout: float = Target.timeout) -> Target:
+    """A target whose ranks plant the fault that a file names when they start."""
+    env = (("PYTHONPATH", str(ROOT)), ("PLANTED_FAULT_FILE", str(named)))
+    return Target(setup="tests.planted.hook:planted", env=env, timeout=timeout)
