@@ -81,7 +81,7 @@ def cell(counts: Counter[str]) -> str:
 def head(reports: list[RunReport]) -> Iterator[str]:
     first = reports[0]
     yield HEAD.format(
-        reports="one report" if len(reports) == 1 else f"{len(reports)} reports",
+        reports=f"{'one report' if len(reports) == 1 else f'{len(reports)} reports'}{parts(reports)}",
         profile=first.profile,
         early="" if all(report.complete for report in reports) else " (of runs that were ended early)",
         torch=first.target.torch,
@@ -89,6 +89,12 @@ def head(reports: list[RunReport]) -> Iterator[str]:
         cases=sum(report.totals.cases for report in reports),
         seconds=" + ".join(f"{report.seconds:.0f}" for report in reports),
     )
+
+
+def parts(reports: list[RunReport]) -> str:
+    """Which parts of a run they are, where they are parts."""
+    shards = [report.shard for report in reports if report.shard != "1/1"]
+    return f" (parts {', '.join(shards)})" if shards else ""
 
 
 def rows(table: dict[str, dict[str, Counter[str]]]) -> Iterator[str]:
