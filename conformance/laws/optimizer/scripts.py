@@ -116,9 +116,9 @@ def offsets(case: Case) -> Script:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of an optimizer by names of parameters, the rates that it begins with, and those that it must end with."""
+    """The groups of an optimizer by places of parameters, the rates that it begins with, and those that it must end with."""
 
-    names: list[list[str]]
+    places: list[list[int]]
     rates: list[float]
     due: list[float]
 
@@ -144,17 +144,15 @@ def state(case: Case, grads: Mapping[str, torch.Tensor], worlds: Sequence[int], 
         "dcp.load(state, checkpoint_id=folder)",
         f'sd.set_optimizer_state_dict(net, opt, state["o"]{_options([*given, "strict=False"] if unused else given)})',
         'got = sd.get_optimizer_state_dict(net, opt, options=sd.StateDictOptions(full_state_dict=True))["state"]',
-        'rates = [g.get("lr") for g in opt.param_groups]',
-        f'return [G[k] / 2 for k in {names}] + {groups[1].due}, [got[k]["exp_avg"] for k in {names}] + rates',
+        f'got = [got[k]["exp_avg"] for k in {names}] + [g.get("lr") for g in opt.param_groups]',
+        f"return [G[k] / 2 for k in {names}] + {groups[1].due}, got",
     ]
     constants = [
         f"G = {{{', '.join(f'{name!r}: {tensor_text(full)}' for name, full in grads.items())}}}",
         "class Net(torch.nn.ParameterDict):",
         f"    forward = lambda self: sum((self[k] * G[k]).sum() for k in {names})",
-        "def adam(net, groups, rates):",
-        "    held = {name.split('.')[-1]: p for name, p in net.named_parameters()}",
-        "    told = [dict(params=[held[k] for k in group], lr=rate) for group, rate in zip(groups, rates)]",
-        "    return torch.optim.Adam(told, betas=(0.5, 0.5))",
+        "made = lambda net, group, rate: dict(params=[[*net.parameters()][at] for at in group], lr=rate)",
+        "adam = lambda net, *told: torch.optim.Adam([made(net, *one) for one in told], betas=(0.5, 0.5))",
     ]
     text = "\n".join((*first, *second))
     imports = [DCP, "import torch.distributed.checkpoint.state_dict as sd"]
@@ -176,5 +174,6 @@ def _model(case: Case, way: str, groups: Groups) -> list[str]:
         "fsdp": ["fully_shard(net)"],
         "fsdp1": ['net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)'],
     }
+    told = ", ".join(f"({group}, {rate})" for group, rate in zip(groups.places, groups.rates, strict=True))
     parameters = f"torch.nn.Parameter({placed if way == 'line' else '0 * g'}{frozen})"
-    return [f"net = Net({{k: {parameters} for k, g in G.items()}})", *made[way], f"opt = adam(net, {groups.names}, {groups.rates})"]
+    return [f"net = Net({{k: {parameters} for k, g in G.items()}})", *made[way], f"opt = adam(net, {told})"]

@@ -264,11 +264,11 @@ def _drawn(limits: Limits) -> SearchStrategy[Case]:
 
 
 def groups_told(case: Case) -> tuple[scripts.Groups, scripts.Groups]:
-    """The groups at the save and at the load, by names of parameters, and the rates that they begin with and must end with."""
-    names, found = [*values(case)], []
+    """The groups at the save and at the load, by places of parameters, and the rates that they begin with and must end with."""
+    count, found = len(values(case)), []
     for end, rates in (("save", RATES), ("load", OTHER_RATES)):
-        groups = grouped(case, end, names)
-        found.append(scripts.Groups(groups, [rates[at % len(rates)] for at in range(len(groups))], rates_due(case, end, len(names))))
+        groups = grouped(case, end, range(count))
+        found.append(scripts.Groups(groups, [rates[at % len(rates)] for at in range(len(groups))], rates_due(case, end, count)))
     return found[0], found[1]
 
 

@@ -136,20 +136,24 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def check_regrouped(case: Case, here: Here) -> None:
     """A flat state knows the options of every parameter: one group of parameters whose options differ is refused, of equal ones not."""
     trip = t.read_trip(case)
-    rates = m.RATES if case.get("rates") == "differ" else (0.5,)
+    rates, apart = m.RATES if case.get("rates") == "differ" else (0.5,), case.get("groups", "together") == "apart"
     source = m.model_of(trip, here, trip.save, poisoned=False)
-    trained = m.optimizer_of(source, rates)
+    trained = in_one_group(source, 0.5) if apart else m.optimizer_of(source, rates)
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     state: Any = get_optimizer_state_dict(source, trained, options=options)
     model = m.model_of(trip, here, trip.save, poisoned=True)
-    together = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.75, betas=(0.5, 0.5), foreach=False)
+    together = m.optimizer_of(model, m.OTHER_RATES) if apart else in_one_group(model, 0.75)
     if case.get("rates") == "differ":
         message = "one group of parameters that were saved with different rates"
         here.refused(lambda: set_optimizer_state_dict(model, together, state, options=options), "regrouped", message)
         return
     set_optimizer_state_dict(model, together, state, options=options)
-    rate = together.param_groups[0]["lr"]
-    here.require(rate == 0.5, "wrong-value", "rate", "the rate of the group is not that of its parameters", 0.5, rate)
+    got = [group["lr"] for group in together.param_groups]
+    here.require({*got} == {0.5}, "wrong-value", "rate", "the rate of a group is not that of its parameters", 0.5, got)
+
+
+def in_one_group(model: m.Model, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate, betas=(0.5, 0.5), foreach=False)
 
 
 def _drawn(
@@ -160,7 +164,7 @@ def _drawn(
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(outside if draw(st.integers(0, 15)) == 15 and outside and not plain else on))
+        mesh = draw(st.sampled_from(outside if draw(st.integers(0, 15)) == 7 and outside and not plain else on))
         kinds = draw(st.sampled_from(KINDS)) if not plain else ("R", "S")
         fields: dict[str, Any] = {"mesh": mesh}
         for name in "xab"[: draw(st.integers(least, 3))]:
@@ -178,7 +182,9 @@ def _drawn(
 
 def _regrouped(limits: Limits) -> SearchStrategy[Case]:
     drawn = _drawn("optimizer.regrouped", limits, (), floats=True, plain=True, least=2)
-    return st.tuples(drawn, st.sampled_from(("equal",) * 9 + ("differ",))).map(lambda pair: pair[0].with_fields(rates=pair[1]))
+    # of one rate for all: into one group, or out of one
+    told = st.sampled_from(({"rates": "equal"}, {"rates": "equal", "groups": "apart"}) * 4 + ({"rates": "differ"},))
+    return st.tuples(drawn, told).map(lambda pair: pair[0].with_fields(**pair[1]))
 
 
 # those that count their steps seldom: being asked is one of them

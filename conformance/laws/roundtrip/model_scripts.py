@@ -226,22 +226,26 @@ def asked(case: Case, optimizer: str) -> Script:
 
 
 def regrouped(case: Case, rates: tuple[float, ...]) -> Script:
-    """A flat state of parameters with these rates is loaded into one group of all of them."""
+    """A flat state of parameters with these rates is loaded into one group of all of them, or from one group into one for each."""
     trip = t.read_trip(case)
     given = [rates[at % len(rates)] for at in range(len(trip.values))]
     wrong = len({*given}) > 1
+    groups = [f"Adam([{{'params': [p], 'lr': r}} for p, r in zip(m.values(), {given})], foreach=False)"]
+    groups.append(f"Adam(m.parameters(), lr={given[0]}, foreach=False)")
+    saved, loaded = groups[::-1] if case.get("groups", "together") == "apart" else groups
     lines = [
         *_made(trip, trip.save, "* 1", "m"),
-        f"opt = Adam([{{'params': [p], 'lr': r}} for p, r in zip(m.values(), {given})], foreach=False)",
+        f"opt = {saved}",
         "how = StateDictOptions(flatten_optimizer_state_dict=True)",
         "state = get_optimizer_state_dict(m, opt, options=how)",
-        "opt = Adam(m.parameters(), foreach=False)",
+        f"opt = {loaded}",
+        "for group in opt.param_groups: group['lr'] = 0.75",
         "try:",
         "    set_optimizer_state_dict(m, opt, state, options=how)",
-        '    got = "accepted"',
+        "    got = {group['lr'] for group in opt.param_groups}",
         "except RuntimeError:",
         '    got = "refused"',
-        f'return "{"refused" if wrong else "accepted"}", got',
+        f"return {repr('refused') if wrong else {given[0]}}, got",
     ]
     used = ("StateDictOptions", "get_optimizer_state_dict", "set_optimizer_state_dict")
     return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")
