@@ -231,8 +231,10 @@ def _failed(live: Run) -> int:
 
     assert live.failure is not None
     if isinstance(live.failure, WorldError):
-        print(f"shardlaw: {live.failure}", file=sys.stderr)
-        return 3 if live.judged or isinstance(live.failure, LostError) else 2
+        started = live.judged or isinstance(live.failure, LostError)
+        problem = " ".join(str(live.failure).split())
+        print(f"shardlaw: {problem if started else f'target {live.target.name} cannot start: {problem}'}", file=sys.stderr)
+        return 3 if started else 2
     traceback.print_exception(live.failure)
     print(f"shardlaw: internal error: {type(live.failure).__name__}; this is a fault of shardlaw", file=sys.stderr)
     return 3

@@ -94,7 +94,8 @@ class Terminal:
         report = run.writer.last or report_of(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
         tell(report, run.request.report, self.console.file)
-        complain(report)
+        if run.failure is None:  # else that has been told
+            complain(report)
 
     def _line(self) -> Text:
         spent = time.monotonic() - self._began

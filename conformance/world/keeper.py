@@ -183,7 +183,8 @@ class Keeper:
             elif isinstance(event, Connected):
                 self._connect(world, event.rank, event.stream)
             elif isinstance(event, protocol.Exited):
-                world.ended[event.rank] = how(event.status)
+                if world.started or event.rank not in world.ended:  # a rank that could not start has said why
+                    world.ended[event.rank] = how(event.status)
             elif event.problem:
                 raise WorldError(f"ranks cannot be started: {event.problem}")
             elif isinstance(world.sight, LocalSight):
@@ -233,7 +234,7 @@ class Keeper:
         elif world.started:
             world.retired = message.error
         else:
-            world.ended.setdefault(rank, message.error)
+            world.ended[rank] = message.error
 
     # What becomes of a world that does not answer
 
@@ -263,7 +264,7 @@ class Keeper:
             problem = f"rank {rank} of {world.size} ended while it started: {reason}"
         elif now - world.born > self._target.startup_timeout:
             late = sorted(set(range(world.size)) - world.ready)
-            problem = f"ranks {late} of {world.size} were not ready within {self._target.startup_timeout:g} s"
+            problem = f"ranks {late} of {world.size} were not ready within {self._target.startup_timeout:g} s (startup_timeout)"
         if not problem:
             return
         self._failed_starts += 1

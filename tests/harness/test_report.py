@@ -83,6 +83,7 @@ class FakeRun:
     clock: float = field(default_factory=time.monotonic)
     stopped_by: str | None = None
     stale: list[str] = field(default_factory=list)
+    failure: Exception | None = None
 
     def take(self, found: Finding) -> None:
         self.findings.append(found)

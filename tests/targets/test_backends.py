@@ -173,3 +173,23 @@ def test_probing_tells_gaps_and_what_is_stale(user: User) -> None:
     assert "all_to_all          declared missing\n" in frank
     assert "gather              stale: declared missing, but it works" in frank
     assert "reduce              works" in frank
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise RuntimeError('no card')", "ended while it started: RuntimeError: no card"),
+        ("import not_there", "ended while it started: ModuleNotFoundError: No module named 'not_there'"),
+        ("os._exit(7)", "ended while it started: exit code 7"),
+        ("time.sleep(60)", "of 2 were not ready within 3 s (startup_timeout)"),
+    ],
+)
+def test_a_back_end_that_cannot_start_ends_a_run_with_one_line(body: str, message: str, user: User) -> None:
+    (user.folder / "mine.py").write_text(f"import os, time\n\n\ndef register():\n    {body}\n")
+    (user.folder / "shardlaw.toml").write_text('[target.mine]\nbackend = "gloo"\nsetup = "mine:register"\nstartup_timeout = 3\n')
+    done = user.shardlaw("run", "--target", "mine", "collective.all-reduce", PYTHONPATH=f"{user.folder}{os.pathsep}{ROOT}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("shardlaw: target mine cannot start: rank")
+    assert line.endswith(message)
+    assert user.report()["exit"] == 2
