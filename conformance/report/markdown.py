@@ -37,8 +37,7 @@ def markdown(report: RunReport, folder: Path) -> str:
             lines += _finding(at, found, folder)
         if len(new) > SHOWN_FINDINGS:
             lines.append(f"\nand {len(new) - SHOWN_FINDINGS} more in `{folder}/findings/`")
-        if shared := in_common(report):
-            lines += ["", _flat(shared)]
+        lines += [text for line in in_common(report) for text in ("", _flat(line))]
     if totals.unconfirmed:
         lines += [
             "",
@@ -72,11 +71,16 @@ def headline(report: RunReport) -> str:
     return ", ".join(filter(None, [MEANING.get(report.exit, f"exit code {report.exit}"), found]))
 
 
-def in_common(report: RunReport) -> str:
-    """Where there are several new findings: the features that all their smallest cases have, which tell what it takes."""
+def in_common(report: RunReport) -> list[str]:
+    """Where there are several new findings: which one to look at first, and the features that the smallest cases of all of them have."""
     new = report.new()
-    shared = sorted(set(new[0].features).intersection(*(found.features for found in new))) if len(new) > 1 else []
-    return f"all {len(new)} new findings have in common: {', '.join(shared)}" if shared else ""
+    if len(new) < 2:
+        return []
+    laws = len({found.law for found in new})
+    first = f"{new[0].id} {new[0].text}"
+    lines = [f"{len(new)} new findings in {laws} laws; begin with {first}: later laws stand on what earlier ones try"] if laws > 1 else []
+    shared = sorted(set(new[0].features).intersection(*(found.features for found in new)))
+    return [*lines, *([f"all {len(new)} new findings have in common: {', '.join(shared)}"] if shared else [])]
 
 
 def missed(report: RunReport, count: int) -> str:

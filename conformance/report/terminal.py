@@ -202,9 +202,10 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
             out.print(f"  law: {short(clauses[found.law])}")
         for line in _more(found, folder):
             out.print(f"  {line}")
-    if shared := in_common(report):
+    if lines := in_common(report):
         out.print()
-        out.print(shared)
+        for line in lines:
+            out.print(line)
 
 
 def _print_known(out: Console, report: RunReport) -> None:

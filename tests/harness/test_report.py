@@ -334,7 +334,7 @@ def test_what_is_new_stands_last_with_its_law_its_features_and_what_all_of_it_ha
     for at in range(20):
         run.take(finding(status="expected", note="weighs ranks", id=f"{at:08x}"))
     run.take(replace(finding(), features=("group", "uneven")))
-    run.take(replace(finding(), id="0badcafe", features=("async", "group")))
+    run.take(replace(finding("mesh.groups"), id="0badcafe", features=("async", "group")))
     out = io.StringIO()
     print_summary(plain_console(out), run.update(1), "shardlaw-report")
     text = out.getvalue()
@@ -342,6 +342,7 @@ def test_what_is_new_stands_last_with_its_law_its_features_and_what_all_of_it_ha
     assert "and 8 more, each with its reason in the report" in text
     assert text.index("weighs ranks") < text.index("not reached") < text.index("0badcafe") < text.index("exit 1")
     assert "all 2 new findings have in common: group\n" in text
+    assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws stand on what earlier ones try\n" in text
     assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
 
 
