@@ -143,6 +143,7 @@ LINES: dict[str, dict[str, str]] = {
         "pending-gradients": "parameters with gradients that no step has used yet",
         "never-stepped": "an optimizer that has not made a step",
         "regrouped": "groups of an optimizer in another order than the parameters of its model",
+        "several-optimizers": "a model of which several optimizers have their parameters",
         "hollow-group": "a group of an optimizer without parameters",
         "hollow-group-first": "such a group before those with parameters",
         "rates-differ": "parameters of one group that were saved with different options",

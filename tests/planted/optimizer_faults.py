@@ -43,6 +43,17 @@ def rates_of_the_last_group() -> None:
         return found
 
 
+def groups_of_the_last_optimizer() -> None:
+    """Of several optimizers, the state has the groups of the last one alone."""
+
+    @instead(state_dict, "_get_optim_state_dict")
+    def fault(true: Any, model: Any, optimizers: Any, info: Any) -> Any:
+        found = true(model, optimizers, info)
+        if "param_groups" in found:
+            found["param_groups"] = found["param_groups"][-1:]
+        return found
+
+
 def asking_changes_the_model() -> None:
     """Where a state is asked for, a parameter is changed."""
 

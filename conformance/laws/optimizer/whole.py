@@ -21,7 +21,7 @@ from conformance.here import Here
 from conformance.law import Law, Limits
 from conformance.laws.draws import meshes
 from conformance.laws.roundtrip import model as m
-from conformance.laws.roundtrip.model_scripts import asked, given_whole, pending_lines, regrouped
+from conformance.laws.roundtrip.model_scripts import asked, given_whole, pending_lines, regrouped, several
 from reference.tensors import TensorSpec
 from strategies import placements, shapes
 
@@ -156,6 +156,36 @@ def in_one_group(model: m.Model, rate: float) -> torch.optim.Optimizer:
     return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate, betas=(0.5, 0.5), foreach=False)
 
 
+def check_several(case: Case, here: Here) -> None:
+    """The optimizers of one model, one for each parameter, give one state together, and take it back in any order."""
+    trip = t.read_trip(case)
+    options = StateDictOptions(flatten_optimizer_state_dict=case.get("how") == "flat")
+    source = m.model_of(trip, here, trip.save, poisoned=False)
+    for name, parameter in m.trained_of(trip, source):
+        parameter.grad = t.placed(here, trip.save, name, trip.values[name], torch.clone)
+    trained = one_for_each(source, m.RATES)
+    for optimizer in trained:
+        optimizer.step()
+    state: Any = get_optimizer_state_dict(source, trained, options=options)
+    model = m.model_of(trip, here, trip.save, poisoned=True)
+    others = one_for_each(model, m.OTHER_RATES)
+    set_optimizer_state_dict(model, others[::-1], state, options=options)
+    m.judge_optimizer(trip, here, trip.save, model, Together(others), check="taken over")
+
+
+def one_for_each(model: m.Model, rates: tuple[float, ...]) -> list[torch.optim.Optimizer]:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [torch.optim.Adam([p], lr=rates[at % len(rates)], betas=(0.5, 0.5), foreach=False) for at, p in enumerate(trained)]
+
+
+class Together:
+    """The groups and the states of several optimizers."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.state = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
+
+
 def _drawn(
     law: str, limits: Limits, hows: tuple[str, ...], *, floats: bool, plain: bool = False, least: int = 1, field: str = "how"
 ) -> SearchStrategy[Case]:
@@ -245,6 +275,19 @@ LAWS = (
         draws=16,
         script=lambda case: asked(case, WRITTEN[case.get("opt")]),
         features=lambda case: {"never-stepped"} if case.get("opt") in ("adam", "rmsprop") else set(),
+        **COMMON,
+    ),
+    Law(
+        id="optimizer.several",
+        clause="The optimizers of one model give one state together, of which each takes back its own.",
+        source=f"{DOCS}, get_optimizer_state_dict: return the combined state_dict for optimizers",
+        check=check_several,
+        control="optimizer.several mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=plain",
+        planted="groups_of_the_last_optimizer",
+        draw=lambda limits: _drawn("optimizer.several", limits, ("plain", "flat"), floats=True, plain=True, least=2),
+        draws=10,
+        features=lambda case: {"several-optimizers", *({"flat-state"} if case.get("how") == "flat" else ())},
+        script=lambda case: several(case, m.RATES, m.OTHER_RATES),
         **COMMON,
     ),
     Law(

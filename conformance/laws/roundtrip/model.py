@@ -196,9 +196,7 @@ def trained_of(trip: t.Trip, model: Model) -> list[tuple[str, nn.Parameter]]:
     return [(name, held[path]) for name, path in names_in_model(trip).items() if path in held and held[path].requires_grad]
 
 
-def judge_optimizer(
-    trip: t.Trip, here: Here, end: t.End, model: Model, optimizer: torch.optim.Optimizer, *, check: str, steps: int = 1
-) -> None:
+def judge_optimizer(trip: t.Trip, here: Here, end: t.End, model: Model, optimizer: Any, *, check: str, steps: int = 1) -> None:
     """Averages are halves of the gradient and of its square, as after one step; so many ``steps`` are counted; each group has its rate."""
     for at, (name, parameter) in enumerate(trained_of(trip, model)):
         rate = optimizer.param_groups[at]["lr"]

@@ -211,6 +211,32 @@ def pending_lines(case: Case, rates: tuple[float, ...], other_rates: tuple[float
     return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")
 
 
+def several(case: Case, rates: tuple[float, ...], other_rates: tuple[float, ...]) -> Script:
+    """One optimizer for each parameter: their state, taken back by others."""
+    trip = t.read_trip(case)
+    count = len(trip.values)
+    adams = "opts = [Adam([p], lr=r, betas=(0.5, 0.5), foreach=False) for p, r in zip(m.values(), RATES)]"
+    want, before = ([given[at % len(given)] for at in range(count)] for given in (rates, other_rates))
+    expected, got = _held(trip, trip.save, trip.worlds[0])
+    for name in trip.values:
+        got = got.replace(f'm["{name}"].detach()', f'2 * held[m["{name}"]]["exp_avg"]')
+    lines = [
+        *_made(trip, trip.save, "* 1", "m"),
+        adams.replace("RATES", str(want)),
+        "for p in m.values(): p.grad = p.detach().clone()",
+        "for opt in opts: opt.step()",
+        f"how = StateDictOptions(flatten_optimizer_state_dict={case.get('how') == 'flat'})",
+        "state = get_optimizer_state_dict(m, opts, options=how)",
+        *_made(trip, trip.save, "* 1", "m")[-1:],
+        adams.replace("RATES", str(before)),
+        "set_optimizer_state_dict(m, opts[::-1], state, options=how)",
+        "held = {p: kept for opt in opts for p, kept in opt.state.items()}",
+        f'return {expected} + [{want}], {got} + [[opt.param_groups[0]["lr"] for opt in opts]]',
+    ]
+    used = ("StateDictOptions", "get_optimizer_state_dict", "set_optimizer_state_dict")
+    return _stages(trip, [(trip.worlds[0], lines)], used, "from torch.optim import Adam")
+
+
 def asked(case: Case, optimizer: str) -> Script:
     """Two optimizers make a step; one was asked for its state before. ``optimizer`` is the expression that makes one of ``m``."""
     trip = t.read_trip(case)
