@@ -28,6 +28,7 @@ GAP = 14
 LINE_WIDTH = 460
 
 TENSOR = re.compile(r"(?P<elements>\[[^;]*?\]|[^\s\[\];]+)(?P<cut> \.\.\.)? (?P<dtype>[a-z][a-z0-9_]*) (?P<shape>\(\)|\d+(?:x\d+)*)")
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object in a rank: says nothing to others
 CONTRIBUTED = re.compile(r"; rank \d+ contributed ")
 
 
@@ -114,7 +115,8 @@ def told_by(ranks: Sequence[Mapping[str, Any]]) -> list[Told]:
     """What a finding's ranks said; ranks that said the same stand together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for answer in ranks:
-        key = tuple(str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
+        said = (str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
+        key = tuple(ADDRESS.sub("0x...", text) for text in said)
         groups.setdefault(key, []).append(str(answer.get("rank", "?")))
     return [_told(numbers, *key) for key, numbers in groups.items()]
 

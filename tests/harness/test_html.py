@@ -216,6 +216,12 @@ def test_ranks_that_said_the_same_stand_together_and_what_differs_is_marked() ->
     assert [(cell.text, cell.differs) for cell in got.cells] == [("1", False), ("3", True)]
 
 
+def test_where_objects_lie_in_memory_keeps_no_ranks_apart() -> None:
+    (told,) = told_by([rank(number, got=f"ValueError: not in <Group object at 0x7f5ebf2b0c{number}0>") for number in (1, 2)])
+    assert told.ranks == "ranks 1, 2"
+    assert told.texts == (("got", "ValueError: not in <Group object at 0x...>"),)
+
+
 def test_contributions_stand_beside_what_they_reduce_to() -> None:
     (told,) = told_by([rank(0, "[3.0] float32 1", "[4.0] float32 1; rank 0 contributed [2.0] float32 1")])
     assert [(name, [cell.text for cell in picture.cells]) for name, picture in told.pictures] == [
