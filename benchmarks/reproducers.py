@@ -35,7 +35,7 @@ def cases(patterns: list[str]) -> Iterator[tuple[str, str]]:
     """Cases of known faults with the kind that each shows, ``""`` where only the document names it."""
     laws = list(catalogue().values())
     wanted = {law.id for law in select(laws, patterns, ())}
-    found = {entry.case: entry.kind for entry in load(layers(torch.__version__, Target()), laws, torch.__version__).entries if entry.case}
+    found = {entry.case: entry.kind for entry in load(layers(Target()), laws, torch.__version__).entries if entry.case}
     rows = re.findall(r"\| `([^`]+)` \|$", FINDINGS.read_text(), re.MULTILINE)
     for text in dict.fromkeys([*rows, *found]):
         if Case.parse(text).law in wanted:

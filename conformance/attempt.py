@@ -11,6 +11,7 @@ from conformance import stopping
 from conformance.compat import TorchMovedError
 from conformance.features import features_of
 from conformance.findings import Confirmer, Finding
+from conformance.program_names import NoFunctionError
 from conformance.search import Enough
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Attempt:
         except Enough:
             if not self._stop:
                 run.stopped_by = run.stopped_by or ("budget" if run.request.budget else None)
-        except TorchMovedError as error:  # an enumerator that asks torch
+        except (TorchMovedError, NoFunctionError) as error:  # an enumerator that asks torch, a control of what another torch has
             self.result.reason = str(error)
         except Exception as error:
             self._error = error

@@ -16,6 +16,13 @@ class TorchMovedError(ImportError):
     """A private name of torch is not where any supported version keeps it."""
 
 
+def torch_release() -> tuple[int, ...]:
+    """The numbers of the installed torch: ``(2, 13, 0)``."""
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.partition("+")[0].split(".") if part.isdecimal())
+
+
 def private(purpose: str, *places: str) -> Any:
     """The first of ``places`` (``module:attribute.attribute``) that exists. Raises :class:`TorchMovedError`."""
     for place in places:

@@ -80,7 +80,7 @@ class Run:
         self.writer = writer
         self.pool = pool
         self.laws = select(list(catalogue().values()), request.laws, request.ops)
-        files = [] if request.no_expect else expectations.layers(torch.__version__, target, request.expect)
+        files = [] if request.no_expect else expectations.layers(target, request.expect)
         self.expectations = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.results: dict[str, LawResult] = {law.id: LawResult(law) for law in self.laws}

@@ -175,23 +175,20 @@ class Expectations:
         return any(entry.stale and entry.cases[law_id] >= REACHED_TO_JUDGE for entry in self._of_law.get(law_id, ()))
 
 
-def shipped(torch_version: str) -> list[Path]:
-    """The files shipped for a torch version: those of its own folder, else of the nearest older version, else of the oldest."""
+def shipped() -> list[Path]:
+    """The files that come with this package, in folders named after the version of torch in which their entries were first seen, the
+    newest last. An entry says with ``torch`` where it holds, unless it holds in all."""
     from packaging.version import Version
 
-    version = Version(torch_version)
-    folders = {Version(folder.name.removeprefix("torch-")): folder for folder in SHIPPED.glob("torch-*")}
-    if not folders:
-        return []
-    fitting = [found for found in folders if found.release <= version.release[:2]]
-    return sorted(folders[max(fitting) if fitting else min(folders)].glob("*.toml"))
+    folders = sorted(SHIPPED.glob("torch-*"), key=lambda folder: Version(folder.name.removeprefix("torch-")))
+    return [file for folder in folders for file in sorted(folder.glob("*.toml"))]
 
 
-def layers(torch_version: str, target: Target, extra: Sequence[Path] = ()) -> list[Path]:
+def layers(target: Target, extra: Sequence[Path] = ()) -> list[Path]:
     """All files of a run, the first layer first: shipped, those that come with the laws of others, the target's, the user's."""
     from conformance.laws import expectations as theirs
 
-    return [*shipped(torch_version), *theirs(), *map(Path, target.expect), *extra]
+    return [*shipped(), *theirs(), *map(Path, target.expect), *extra]
 
 
 def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo") -> Expectations:

@@ -28,6 +28,10 @@ def _setitem(base: Any, index: Any, value: Any) -> Any:
 SPECIAL: dict[str, Callable[..., Any]] = {"getitem": _getitem, "setitem": _setitem, "slice": slice, "tensor": torch.tensor}
 
 
+class NoFunctionError(NotationError):
+    """The installed torch has no function of this name."""
+
+
 @cache
 def _functions() -> frozenset[str]:
     """The functions of ``torch`` that are ops."""
@@ -54,7 +58,7 @@ def function_of(name: str, text: str) -> Callable[..., Any] | None:
         found = getattr(module, last, None)
         if isinstance(found, (types.FunctionType, types.BuiltinFunctionType)) and not last.startswith("_"):
             return found
-        raise NotationError(f"steps {text!r}: torch.{space} has no function {last!r}")
+        raise NoFunctionError(f"steps {text!r}: torch.{space} has no function {last!r}")
     if name in _functions() and not name.startswith("__") and not (name.endswith("_") and hasattr(torch.Tensor, name)):
         return getattr(torch, name)  # type: ignore[no-any-return]
     want_method(name, text)

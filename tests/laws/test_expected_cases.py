@@ -16,7 +16,7 @@ from conformance.target import Target
 from conformance.world import Pool
 
 pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the entries are those for torch 2.13")
-ENTRIES = load(layers(torch.__version__, Target()), list(catalogue().values()), torch.__version__).entries
+ENTRIES = load(layers(Target()), list(catalogue().values()), torch.__version__).entries
 SHOWN = [entry for entry in ENTRIES if entry.case]
 by_entry = pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: f"{entry.file.stem}-{entry.line}-{entry.case.partition(' ')[0]}")
 

@@ -109,7 +109,7 @@ def test_known_findings_come_with_the_laws(tmp_path: Path) -> None:
     entry = '[[expect]]\nlaw = "mylib.two"\nkind = "wrong-value"\nfeatures = ["own:odd"]\nreason = "we know"\n'
     offer(tmp_path, "LAWS = [law()]\nEXPECTATIONS = ['mylib.toml']", expectations=entry)
     code = "from conformance import expectations, laws; from conformance.target import Target\n"
-    code += "loaded = expectations.load(expectations.layers('2.13.0', Target()), list(laws.catalogue().values()), '2.13.0')\n"
+    code += "loaded = expectations.load(expectations.layers(Target()), list(laws.catalogue().values()), '2.13.0')\n"
     code += "print([entry.reason for entry in loaded.entries if entry.law == 'mylib.two'])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *HOME])}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=False)
