@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from conformance import expectations
 from conformance.case import Case
 from conformance.errors import UsageError
-from conformance.expectations import Expectations, layers, load, read, shipped
+from conformance.expectations import Expectations, holds, layers, load, read, shipped
 from conformance.judge import judge
 from conformance.law import Law
+from conformance.laws import catalogue
 from conformance.target import Target
 from conformance.verdict import Answer, Deviation
 
@@ -214,6 +216,14 @@ def test_headers_within_texts_do_not_count_as_lines() -> None:
     lines = expectations._Lines(Path("f"), 'a = """\n[[expect]]\n"""\n[[expect]]\nlaw = 1\n')
     assert lines.headers == [4]
     assert lines.of_key("law", 0) == "f:5"
+
+
+def test_what_an_older_torch_did_is_not_expected_of_a_newer_one() -> None:
+    for file in shipped():
+        version = Version(file.parent.name.removeprefix("torch-"))
+        if version < Version("2.13"):
+            entries = read(file, sorted(catalogue()))
+            assert [entry.where for entry in entries if not entry.torch or holds(entry, "2.13.0", "gloo")] == []
 
 
 def test_files_of_every_version_are_shipped_the_newest_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from conformance import compat
 from conformance.case import Case
 from reference import collective
 from reference.notation import Shape
@@ -226,6 +227,9 @@ class Team:
     position: int | None
 
 
+NO_ORDER = "this version of torch keeps no order of ranks"
+# the table of backends of torch 2.11 has no all_to_all under gloo, that of 2.13 does
+GLOO_EXCHANGES_LISTS_FROM = (2, 13)
 # groups that this world has made, by their ranks and whether their order was kept
 _MADE: dict[tuple[tuple[int, ...], bool], Any] = {}
 
@@ -237,10 +241,15 @@ def team(case: Case, here: Here, name: str = "mesh") -> Team:
     if ranks == tuple(range(here.world)):
         return Team(ranks, None, position)
     if (ranks, kept) not in _MADE:
-        if kept and "sort_ranks" not in signature(dist.new_group).parameters:
-            here.reject("this version of torch keeps no order of ranks")
+        if kept and not keeps_order():
+            here.reject(NO_ORDER)
         _MADE[ranks, kept] = dist.new_group(list(ranks), sort_ranks=False) if kept else dist.new_group(list(ranks))
     return Team(ranks, _MADE[ranks, kept], position)
+
+
+def keeps_order() -> bool:
+    """Whether this version of torch can make a group whose ranks are counted in the order of their list."""
+    return "sort_ranks" in signature(dist.new_group).parameters
 
 
 def members(case: Case, name: str = "mesh") -> tuple[int, ...]:
@@ -356,6 +365,8 @@ def went(case: Case, here: Here, call: Call, **more: Any) -> bool:
 
 def made(case: Case, here: Here, name: str, field: str = "mesh", turn: int = 0) -> Call | None:
     """The call of the collective ``name`` in the group of a mesh field; ``None`` on ranks outside it."""
+    if name == "all_to_all" and here.target.backend == "gloo" and compat.torch_release() < GLOO_EXCHANGES_LISTS_FROM:
+        here.reject("gloo of this version of torch exchanges no lists of tensors")
     on = team(case, here, field)
     if on.position is None:
         return None

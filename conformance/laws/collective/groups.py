@@ -15,7 +15,7 @@ from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import scripts
 from conformance.laws.collective import scripts as texts
-from conformance.laws.collective.calls import LATE_SECONDS, STALE, Ask, members, team
+from conformance.laws.collective.calls import LATE_SECONDS, NO_ORDER, STALE, Ask, keeps_order, members, team
 from conformance.laws.collective.draws import drawn, features, one_in
 from conformance.laws.collective.values import DOC
 from conformance.report.reproducer import Script
@@ -202,6 +202,8 @@ def check_new_group(case: Case, here: Here) -> None:
     """A new group has the members that it was made of, counts them in their order, works, and can be destroyed and made again."""
     ranks = members(case)
     options: dict[str, Any] = {"sort_ranks": False} if case.get("ranks", "") == "kept" else {}
+    if options and not keeps_order():
+        here.reject(NO_ORDER)
     for turn in range(2):
         group = dist.new_group(list(case.mesh().ranks), **options)
         if here.rank not in ranks:

@@ -25,6 +25,10 @@ def offsets(x: Given, here: Here) -> dict[Coord, tuple[int, int]]:
     """Where the numbers of each coordinate start, and where those of the next tensor start."""
     layout, found = x.layout, {}
     tracker = compat.name("OffsetBasedRNGTracker")
+    try:
+        compat.name("rng_offsets")
+    except compat.TorchMovedError as moved:
+        here.reject(str(moved))
     table = torch.tensor(layout.mesh.ranks).reshape(layout.mesh.shape)
     meta = compat.name("TensorMeta")(torch.Size(layout.shape), x.stride, x.full.dtype)
     for coord in layout.mesh.coords():
