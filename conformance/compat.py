@@ -166,6 +166,11 @@ def name(key: str) -> Any:
     return private(purpose, *places)
 
 
+def exchanges_lists(backend: str) -> bool:
+    """Whether a backend carries ``all_to_all``: gloo of torch 2.11 answers that it does not."""
+    return backend != "gloo" or torch_release() >= (2, 13)
+
+
 def seated_mesh(device: str, table: Any, rank: int) -> Any:
     """A mesh as the rank ``rank`` sees it, in a process that need not be that rank: it has no groups and cannot communicate."""
     from torch.distributed.device_mesh import DeviceMesh

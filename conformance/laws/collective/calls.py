@@ -228,8 +228,6 @@ class Team:
 
 
 NO_ORDER = "this version of torch keeps no order of ranks"
-# the table of backends of torch 2.11 has no all_to_all under gloo, that of 2.13 does
-GLOO_EXCHANGES_LISTS_FROM = (2, 13)
 # groups that this world has made, by their ranks and whether their order was kept
 _MADE: dict[tuple[tuple[int, ...], bool], Any] = {}
 
@@ -365,8 +363,8 @@ def went(case: Case, here: Here, call: Call, **more: Any) -> bool:
 
 def made(case: Case, here: Here, name: str, field: str = "mesh", turn: int = 0) -> Call | None:
     """The call of the collective ``name`` in the group of a mesh field; ``None`` on ranks outside it."""
-    if name == "all_to_all" and here.target.backend == "gloo" and compat.torch_release() < GLOO_EXCHANGES_LISTS_FROM:
-        here.reject("gloo of this version of torch exchanges no lists of tensors")
+    if name == "all_to_all" and not compat.exchanges_lists(here.target.backend):
+        here.reject(f"{here.target.backend} of this version of torch exchanges no lists of tensors")
     on = team(case, here, field)
     if on.position is None:
         return None
