@@ -352,6 +352,8 @@ def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) 
     code, rank = 1, spawn.ranks[at]
     try:
         schedule()
+        # a forked process gets its pool of threads on first use, and one that autograd's threads ask for at once is none to some of them
+        torch.set_num_threads(torch.get_num_threads())
         settle_sources()
         redirect(spawn.folder, rank)
         page = Page(f"{spawn.folder}/progress", spawn.size)
