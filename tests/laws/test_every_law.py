@@ -12,12 +12,11 @@ import pytest
 from conformance.case import Case
 from conformance.features import features_of, known
 from conformance.law import Law
-from conformance.laws import catalogue
+from conformance.laws import MODULES
 from conformance.report.reproducer import ScriptError, reproducer
 from tests.laws.planting import UNSEEN, Plant, first_cases, in_folders, planting
 
-OPS = in_folders("op")
-LAWS = [law for law in catalogue().values() if law not in OPS]
+LAWS = in_folders(*{room.partition(".")[0] for room in MODULES} - {"op"})
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
