@@ -36,10 +36,18 @@ def cases(patterns: list[str]) -> Iterator[tuple[str, str]]:
     laws = list(catalogue().values())
     wanted = {law.id for law in select(laws, patterns, ())}
     found = {entry.case: entry.kind for entry in load(layers(Target()), laws, torch.__version__).entries if entry.case}
-    rows = re.findall(r"\| `([^`]+)` \|$", FINDINGS.read_text(), re.MULTILINE)
+    sections = re.split(r"^##? ", FINDINGS.read_text(), flags=re.MULTILINE)
+    told = [section for section in sections if speaks_of(section.partition("\n")[0], torch.__version__)]
+    rows = [row for section in told for row in re.findall(r"\| `([^`]+)` \|$", section, re.MULTILINE)]
     for text in dict.fromkeys([*rows, *found]):
         if Case.parse(text).law in wanted:
             yield text, found.get(text, "")
+
+
+def speaks_of(heading: str, version: str) -> bool:
+    """Whether a section is about a version of torch: the one that its heading names, or any where it names none."""
+    named = re.search(r"torch (\d+(\.\d+)+)", heading)
+    return named is None or version.partition("+")[0] == named[1]
 
 
 def ran(path: Path) -> int:

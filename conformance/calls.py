@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from conformance.program import Program
-from conformance.program_tree import Attribute, Call, Literal, Name, Node, Row
+from conformance.program_tree import Attribute, Call, Literal, Name, Node, Row, walk
 
 
 def words(text: str) -> frozenset[str]:
@@ -57,7 +57,7 @@ def of_steps(text: str) -> frozenset[str]:
     """What a program of steps departs in."""
     program = Program.parse(text)
     found: set[str] = set()
-    nodes = [node for step in program.steps for node in _walk(step.node)]
+    nodes = [node for step in program.steps for node in walk(step.node)]
     calls = [node for node in nodes if isinstance(node, Call) and node.function not in ("slice", "tensor")]
     used = [node.name for node in nodes if isinstance(node, Name)]
     if len(calls) > 1:
@@ -68,7 +68,7 @@ def of_steps(text: str) -> frozenset[str]:
         found.add("repeated")
     views = {step.target for step in program.steps if _is_view(step.node)}
     for step in program.steps:
-        for node in _walk(step.node):
+        for node in walk(step.node):
             if isinstance(node, Attribute):
                 found.add("view")
             elif isinstance(node, Call):
@@ -137,16 +137,3 @@ def _plain_name(call: Call) -> str:
 
 def _is_view(node: Node) -> bool:
     return isinstance(node, Attribute) or (isinstance(node, Call) and _plain_name(node) in VIEWS)
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    children: tuple[Node, ...] = ()
-    if isinstance(node, Row):
-        children = node.items
-    elif isinstance(node, Attribute):
-        children = (node.base,)
-    elif isinstance(node, Call):
-        children = (*((node.base,) if node.base is not None else ()), *node.args, *(value for _, value in node.kwargs))
-    for child in children:
-        yield from _walk(child)

@@ -109,7 +109,7 @@ class Run:
         verdicts are on their way the ranks get the cases of the law ``following`` it, whose turn the next call is."""
         result = self.results[law.id]
         attempt, self._ahead = self._ahead, None
-        if attempt is None or attempt.law is not law:
+        if attempt is None or attempt.law is not law or self.stopped_by:
             attempt = self._attempt(law)
         if attempt is not None:
             self.terminal.law(law.id)

@@ -15,6 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from conformance.engine import Run
+from conformance.request import RunRequest
+
 pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[2]
 SECONDS = 5  # within which everything is gone
@@ -83,3 +86,22 @@ def test_run_whose_driver_breaks(tmp_path: Path) -> None:
         assert process.returncode in (1, 3), out
         assert alive(theirs) == []
     assert read(report)["laws"]
+
+
+def test_the_law_after_a_break_has_no_turn_although_it_was_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.start(RunRequest(laws=("mesh.group-order", "mesh.copies"), no_expect=True, report=tmp_path / "report"))
+    try:
+        first, second = sorted(run.laws, key=lambda law: law.id == "mesh.copies")
+
+        def unwritable(*_: object) -> None:
+            raise OSError("no room")
+
+        monkeypatch.setattr(run.writer, "finding", unwritable)
+        run.law(first, second)
+        run.law(second)
+    finally:
+        run.close()
+    assert str(run.failure) == "no room"
+    assert run.results["mesh.group-order"].reason == "the run broke here"
+    after = run.results["mesh.copies"]
+    assert (after.outcome, after.cases, after.reason) == ("untested", 0, "the run was ended before it, by an error of the harness")

@@ -244,6 +244,7 @@ LAWS = (
         planted="mixed_partials_accepted",
         sweep=sweep_refusals,
         sweeps=140,
+        features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
         weight=0.4,
     ),
 )

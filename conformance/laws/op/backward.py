@@ -168,7 +168,8 @@ def judge_gradient(here: Here, mesh: Mesh, got: Any, want: torch.Tensor | None, 
 
 
 def features(case: Case) -> set[str]:
-    given = [name for name, _ in case.fields if name in program_of(case).names()]
+    used = program_of(case).names()
+    given = [name for name, _ in case.fields if name in used]
     last_alone = len(given) > 2 and wanted(case) == (given[-1],)
     return {name for name, holds in (("grad-placements", "arrives" in case), ("last-alone", last_alone)) if holds}
 

@@ -69,8 +69,7 @@ def _bystanders(case: Case, here: Here, live: DeviceMesh, x: Given) -> None:
     elif before == "add":
         (other + other).redistribute(placements=to)
     elif before == "clone":
-        # to a pending sum a newer torch refuses to add in place
-        other.clone().copy_(other) if x.layout.has_partial() else other.clone().add_(1)
+        other.clone().zero_()
     elif before == "full":
         other.full_tensor()
     elif before == "another":
@@ -104,7 +103,7 @@ def script_bystander(case: Case) -> Script:
         "redistribute": [f"x.redistribute(placements={to})"],
         "double": [f"x.to(torch.float64).redistribute(placements={to})"],
         "add": [f"(x + x).redistribute(placements={to})"],
-        "clone": ["x.clone().copy_(x)" if x.layout.has_partial() else "x.clone().add_(1)"],
+        "clone": ["x.clone().zero_()"],
         "full": ["x.full_tensor()"],
         "another": [
             f"full = {scripts.tensor(x.full)}",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from conformance import trip as t
 from conformance.case import Case
@@ -26,28 +27,28 @@ class Pair(NamedTuple):
 
 
 COMPLEX = (1 + 2j, 3 - 4j)
-# by name of the case: the value, as torch and the standard library spell it
-VALUES: dict[str, Callable[[], Any]] = {
-    "conjugated": lambda: torch.tensor(COMPLEX).conj(),
-    "negated": lambda: torch.tensor(COMPLEX).conj().imag,
-    "expanded": lambda: torch.ones(1, 2).expand(3, 2),
-    "transposed": lambda: torch.arange(6.0).reshape(2, 3).t(),
-    "offset": lambda: torch.arange(6.0)[2:4],
-    "frozen": lambda: torch.nn.Parameter(torch.ones(2), requires_grad=False),
-    "0-d": lambda: torch.tensor(5.0),
-    "tuple": lambda: (torch.ones(2), 1),
-    "list": lambda: [1, [2, 3]],
-    "set": lambda: {1, 2},
-    "bytearray": lambda: bytearray(b"ab"),
-    "named-tuple": lambda: Pair(1, 2),
-    "size": lambda: torch.Size((2, 3)),
-    "dtype": lambda: torch.float16,
+# by name of the case: what makes the value, and the expression of it in a script
+VALUES: dict[str, tuple[Callable[[], Any], str]] = {
+    "conjugated": (lambda: torch.tensor(COMPLEX).conj(), "torch.tensor([1 + 2j]).conj()"),
+    "negated": (lambda: torch.tensor(COMPLEX).conj().imag, "torch.tensor([1 + 2j]).conj().imag"),
+    "expanded": (lambda: torch.ones(1, 2).expand(3, 2), "torch.ones(1, 2).expand(3, 2)"),
+    "transposed": (lambda: torch.arange(6.0).reshape(2, 3).t(), "torch.arange(6.0).reshape(2, 3).t()"),
+    "offset": (lambda: torch.arange(6.0)[2:4], "torch.arange(6.0)[2:4]"),
+    "frozen": (lambda: nn.Parameter(torch.ones(2), requires_grad=False), "torch.nn.Parameter(torch.ones(2), requires_grad=False)"),
+    "0-d": (lambda: torch.tensor(5.0), "torch.tensor(5.0)"),
+    "tuple": (lambda: (torch.ones(2), 1), "(torch.ones(2), 1)"),
+    "list": (lambda: [1, [2, 3]], "[1, [2, 3]]"),
+    "set": (lambda: {1, 2}, "{1, 2}"),
+    "bytearray": (lambda: bytearray(b"ab"), "bytearray(b'ab')"),
+    "named-tuple": (lambda: Pair(1, 2), "collections.namedtuple('Pair', 'first second')(1, 2)"),
+    "size": (lambda: torch.Size((2, 3)), "torch.Size((2, 3))"),
+    "dtype": (lambda: torch.float16, "torch.float16"),
 }
 
 
 def check_staged(case: Case, here: Here) -> None:
     """What is saved in the background is the value of the call, of its type, whatever becomes of it afterwards."""
-    trip, make = t.read_trip(case), VALUES[case.get("value")]
+    trip, make = t.read_trip(case), VALUES[case.get("value")][0]
     if here.stage == 0:
         value, own = make(), stager_of(case)
         state = {**t.source(trip, here), "value": [value] if isinstance(value, tuple) else value}
@@ -92,29 +93,11 @@ def spoil(value: Any) -> None:
         value.extend(b"late")
 
 
-TOLD = {
-    "conjugated": "torch.tensor([1 + 2j]).conj()",
-    "negated": "torch.tensor([1 + 2j]).conj().imag",
-    "expanded": "torch.ones(1, 2).expand(3, 2)",
-    "transposed": "torch.arange(6.0).reshape(2, 3).t()",
-    "offset": "torch.arange(6.0)[2:4]",
-    "frozen": "torch.nn.Parameter(torch.ones(2), requires_grad=False)",
-    "0-d": "torch.tensor(5.0)",
-    "tuple": "(torch.ones(2), 1)",
-    "list": "[1, [2, 3]]",
-    "set": "{1, 2}",
-    "bytearray": "bytearray(b'ab')",
-    "named-tuple": "collections.namedtuple('Pair', 'first second')(1, 2)",
-    "size": "torch.Size((2, 3))",
-    "dtype": "torch.float16",
-}
-
-
 def staged_script(case: Case) -> Script:
     """The value alone, staged and saved by every rank."""
     own = ", async_stager=DefaultStager(StagingOptions(False, False, False, False))" if case.get("async") == "stager" else ""
     lines = [
-        f"value = {TOLD[case.get('value')]}",
+        f"value = {VALUES[case.get('value')][1]}",
         "tensor = isinstance(value, torch.Tensor)",
         f"pending = dcp.async_save({{'value': [value]}}, storage_writer=dcp.FileSystemWriter(folder, sync_files=False){own})",
         'getattr(pending, "upload_completion", pending).result()',
