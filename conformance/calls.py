@@ -93,6 +93,8 @@ def _of_call(call: Call, views: set[str]) -> Iterator[str]:
         yield "view"
     if plain in SEVERAL_OUTPUTS or (plain in SEVERAL_WITH_DIM and any(isinstance(arg, Literal) for arg in operands)):
         yield "several-outputs"
+    if any(isinstance(arg, Row) and any(isinstance(item, Name) for item in arg.items) for arg in call.args):
+        yield "operands-in-list"
     keywords = dict(call.kwargs)
     if plain in NO_IDENTITY or (plain in NORMS and any(map(_is_infinite, (*operands, *keywords.values())))):
         yield "no-identity"

@@ -56,6 +56,7 @@ LINES: dict[str, dict[str, str]] = {
         "scalar:bool": "a Python bool as operand",
         "scalar:tensor": "a plain 0-d tensor as operand",
         "plain-operand": "a plain tensor beside a sharded one",
+        "operands-in-list": "tensors inside a list or a tuple that is an argument",
         "unlike-placements": "operands that are placed differently",
         "tie": "elements that are equal, for ops that choose among them",
         "option:*": "a keyword argument by name, other than dim and keepdim",

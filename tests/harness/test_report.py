@@ -2,107 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
-import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from conformance import laws as catalogue
-from conformance.attempt import LawResult
 from conformance.case import Case
 from conformance.errors import UsageError
 from conformance.expectations import Entry, Expectations
-from conformance.findings import Finding
-from conformance.law import Law
 from conformance.report.finding_file import read_finding, read_folder, write_finding
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
-from conformance.report.reproducer import Script, Stage
-from conformance.report.run_report import RunReport, read_report
-from conformance.report.terminal import Terminal, complain, print_summary
-from conformance.report.terminal import console as plain_console
+from conformance.report.run_report import read_report
 from conformance.report.writer import ReportWriter
-from conformance.request import RunRequest
 from conformance.target import Target
-from conformance.verdict import Answer, Deviation, Raised, Verdict
-
-SCRIPT = Script((Stage(2, ("return torch.ones(1), torch.zeros(1)",)),))
-CASE = Case.parse("op.forward[mean] mesh=2 x=5x6:S(0) steps=b=mean(x) seed=3")
-
-
-def law(law_id: str, script: Script | None = SCRIPT) -> Law:
-    write = None if script is None else lambda case: script
-    return Law(law_id, f"What {law_id} says.", "docs", lambda case, here: None, f"{law_id} mesh=2", "fault", script=write)
-
-
-LAWS = {
-    one.id: one
-    for one in (law("op.forward[mean]"), law("op.forward[sum]", None), law("mesh.groups"), law("mesh.copies"), law("roundtrip.dtensor"))
-}
-
-
-def verdict(case: Case = CASE, **fields: Any) -> Verdict:
-    ranks = (
-        Answer(0, "deviates", (Deviation("wrong-value", "local", "holds other elements", "[1]", "[2]"),), output="printed\x1b[0m"),
-        Answer(1, "raised", raised=Raised("ValueError", "no", "the stack")),
-    )
-    given = {"kind": "wrong-value", "check": "local", "message": "rank 0: holds other elements", "ranks": ranks, **fields}
-    return Verdict(case, "deviates", **given)
-
-
-def finding(law_id: str = "op.forward[mean]", **fields: Any) -> Finding:
-    found = Finding.of(LAWS[law_id], verdict(replace(CASE, law=law_id)), CASE)
-    return replace(found, minimal=True, confirmed=(2, 2), shrink_calls=31, **fields)
-
-
-@dataclass
-class FakeRun:
-    """As much of a run as a report needs."""
-
-    writer: ReportWriter
-    request: RunRequest = field(default_factory=lambda: RunRequest(seed=7))
-    target: Target = field(default_factory=Target)
-    results: dict[str, LawResult] = field(default_factory=dict)
-    expectations: Expectations = field(default_factory=Expectations)
-    findings: list[Finding] = field(default_factory=list)
-    unconfirmed: list[Verdict] = field(default_factory=list)
-    features: Counter[str] = field(default_factory=Counter)
-    judged: int = 0
-    drawn: int = 0
-    distinct: set[Case] = field(default_factory=set)
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    clock: float = field(default_factory=time.monotonic)
-    stopped_by: str | None = None
-    stale: list[str] = field(default_factory=list)
-    failure: Exception | None = None
-
-    def take(self, found: Finding) -> None:
-        self.findings.append(found)
-        self.writer.finding(found, self)  # type: ignore[arg-type]
-
-    def update(self, code: int | None = None) -> RunReport:
-        return self.writer.update(self, code)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    monkeypatch.setattr(catalogue, "find", LAWS.__getitem__)
-    run = FakeRun(ReportWriter(tmp_path / "report"), request=RunRequest(seed=7, report=tmp_path / "report"))
-    run.results = {one.id: LawResult(one, "held", cases=10, seconds=1.5) for one in LAWS.values()}
-    run.results["op.forward[mean]"].outcome = "deviates"
-    run.results["mesh.copies"] = LawResult(LAWS["mesh.copies"], reason="needs 8 ranks, the largest world has 4")
-    run.features.update({"uneven": 8, "dtype:bool": 2})
-    run.judged, run.drawn, run.distinct = 40, 25, {CASE}
-    return run
+from conformance.verdict import Verdict
+from tests.harness.runs import CASE, LAWS, FakeRun, finding, verdict
 
 
 def test_the_report_is_readable_while_the_run_goes_on(run: FakeRun) -> None:
@@ -313,54 +231,6 @@ def test_report_md_is_one_screen(run: FakeRun) -> None:
     assert (run.writer.folder / "report.md").read_text() == markdown(run.update(1), run.writer.folder)
 
 
-def test_the_summary_says_what_was_found_and_what_was_not_reached(run: FakeRun) -> None:
-    run.take(finding())
-    run.take(finding(status="expected", note="weighs ranks", id="0badcafe"))
-    run.unconfirmed.append(verdict())
-    out = io.StringIO()
-    print_summary(plain_console(out), run.update(1), "shardlaw-report")
-    text = out.getvalue()
-    assert CASE.text in text
-    assert "rank 0: holds other elements" in text
-    assert f"python shardlaw-report/findings/{run.findings[0].id}.py" in text
-    assert "wrong-value 0badcafe op.forward[mean]: weighs ranks" in text
-    assert "needs 8 ranks, the largest world has 4" in text
-    assert "unconfirmed" in text
-    assert "exit 1: a new finding (1 new finding, 1 expected)" in text
-    assert "\x1b" not in text
-
-
-def test_what_is_new_stands_last_with_its_law_its_features_and_what_all_of_it_has_in_common(run: FakeRun) -> None:
-    for at in range(20):
-        run.take(finding(status="expected", note="weighs ranks", id=f"{at:08x}"))
-    run.take(replace(finding(), features=("group", "uneven")))
-    run.take(replace(finding("mesh.groups"), id="0badcafe", features=("async", "group")))
-    out = io.StringIO()
-    print_summary(plain_console(out), run.update(1), "shardlaw-report")
-    text = out.getvalue()
-    assert "  law: What op.forward[mean] says.\n  features: group, uneven\n" in text
-    assert "and 8 more, each with its reason in the report" in text
-    assert text.index("weighs ranks") < text.index("not reached") < text.index("0badcafe") < text.index("exit 1")
-    assert "all 2 new findings have in common: group\n" in text
-    assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws stand on what earlier ones try\n" in text
-    assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
-
-
-def test_features_that_were_missed_are_named_where_they_are_few(run: FakeRun) -> None:
-    report = run.update(0)
-    assert re.search(r"- \d+ features, listed in report.json\n", markdown(report, Path("r")))
-    report.features_missing = ["late-rank", "0-d"]
-    assert "- 2 features: late-rank, 0-d\n" in markdown(report, Path("r"))
-
-
-def test_a_run_without_cases_says_why_on_standard_error(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    run.results = {"mesh.copies": run.results["mesh.copies"]}
-    complain(run.update(2))
-    assert capsys.readouterr().err == "shardlaw: no case was judged; mesh.copies: needs 8 ranks, the largest world has 4\n"
-    complain(run.update(1))
-    assert capsys.readouterr().err == ""
-
-
 def test_a_folder_of_other_json_is_no_folder_of_findings(tmp_path: Path) -> None:
     assert list(read_folder(tmp_path)) == []
     (tmp_path / "0badcafe.json").write_text("{")
@@ -369,53 +239,3 @@ def test_a_folder_of_other_json_is_no_folder_of_findings(tmp_path: Path) -> None
     (tmp_path / "0badcafe.json").rename(tmp_path / "mine.json")
     with pytest.raises(UsageError, match="want the folder of a report"):
         list(read_folder(tmp_path))
-
-
-@pytest.mark.parametrize(("code", "line"), [(0, "exit 0: nothing new"), (130, "exit 130: interrupted"), (2, "exit 2: no case was judged")])
-def test_the_exit_code_is_explained(run: FakeRun, code: int, line: str) -> None:
-    out = io.StringIO()
-    print_summary(plain_console(out), run.update(code), "r")
-    assert line in out.getvalue()
-
-
-def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    out = io.StringIO()
-    terminal = Terminal(5, out)
-    terminal.law("mesh.groups")
-    for _ in range(100):
-        now += 0.5
-        terminal.case()
-    terminal.finding(finding())
-    terminal.done(run.results["mesh.groups"])
-    terminal.summary(run, 0)  # type: ignore[arg-type]
-    lines = [line for line in out.getvalue().splitlines() if line.startswith("[")]
-    assert len(lines) == 5
-    assert lines[0] == "[  10 s] 1/5 mesh.groups: 20 cases, 2/s, 0 new, 0 expected"
-    assert f"wrong-value {finding().id} {CASE.text}\n" in out.getvalue()
-
-
-def test_a_terminal_shows_one_live_line(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    out = Screen()
-    terminal = Terminal(5, out)
-    terminal.law("mesh.groups")
-    terminal.case()
-    terminal.shrinking("mesh.groups", verdict())
-    terminal.finding(finding())
-    terminal.summary(run, 1)  # type: ignore[arg-type]
-    assert "shrinking a wrong-value" in out.getvalue()
-    assert "\x1b[1;31m" in out.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = Screen()
-    terminal = Terminal(5, plain)
-    terminal.finding(finding())
-    terminal.summary(run, 1)  # type: ignore[arg-type]
-    assert "[1;31m" not in plain.getvalue()

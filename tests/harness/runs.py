@@ -1,0 +1,78 @@
+"""As much of a run as its report needs, made by hand."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from conformance.attempt import LawResult
+from conformance.case import Case
+from conformance.expectations import Expectations
+from conformance.findings import Finding
+from conformance.law import Law
+from conformance.report.reproducer import Script, Stage
+from conformance.report.run_report import RunReport
+from conformance.report.writer import ReportWriter
+from conformance.request import RunRequest
+from conformance.target import Target
+from conformance.verdict import Answer, Deviation, Raised, Verdict
+
+SCRIPT = Script((Stage(2, ("return torch.ones(1), torch.zeros(1)",)),))
+CASE = Case.parse("op.forward[mean] mesh=2 x=5x6:S(0) steps=b=mean(x) seed=3")
+
+
+def law(law_id: str, script: Script | None = SCRIPT) -> Law:
+    write = None if script is None else lambda case: script
+    return Law(law_id, f"What {law_id} says.", "docs", lambda case, here: None, f"{law_id} mesh=2", "fault", script=write)
+
+
+LAWS = {
+    one.id: one
+    for one in (law("op.forward[mean]"), law("op.forward[sum]", None), law("mesh.groups"), law("mesh.copies"), law("roundtrip.dtensor"))
+}
+
+
+def verdict(case: Case = CASE, **fields: Any) -> Verdict:
+    ranks = (
+        Answer(0, "deviates", (Deviation("wrong-value", "local", "holds other elements", "[1]", "[2]"),), output="printed\x1b[0m"),
+        Answer(1, "raised", raised=Raised("ValueError", "no", "the stack")),
+    )
+    given = {"kind": "wrong-value", "check": "local", "message": "rank 0: holds other elements", "ranks": ranks, **fields}
+    return Verdict(case, "deviates", **given)
+
+
+def finding(law_id: str = "op.forward[mean]", **fields: Any) -> Finding:
+    found = Finding.of(LAWS[law_id], verdict(replace(CASE, law=law_id)), CASE)
+    return replace(found, minimal=True, confirmed=(2, 2), shrink_calls=31, **fields)
+
+
+@dataclass
+class FakeRun:
+    """As much of a run as a report needs."""
+
+    writer: ReportWriter
+    request: RunRequest = field(default_factory=lambda: RunRequest(seed=7))
+    target: Target = field(default_factory=Target)
+    results: dict[str, LawResult] = field(default_factory=dict)
+    expectations: Expectations = field(default_factory=Expectations)
+    findings: list[Finding] = field(default_factory=list)
+    unconfirmed: list[Verdict] = field(default_factory=list)
+    features: Counter[str] = field(default_factory=Counter)
+    judged: int = 0
+    drawn: int = 0
+    distinct: set[Case] = field(default_factory=set)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.monotonic)
+    stopped_by: str | None = None
+    stale: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def take(self, found: Finding) -> None:
+        self.findings.append(found)
+        self.writer.finding(found, self)  # type: ignore[arg-type]
+
+    def update(self, code: int | None = None) -> RunReport:
+        return self.writer.update(self, code)  # type: ignore[arg-type]
