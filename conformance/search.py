@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -113,8 +114,7 @@ class Plan:
             if case in seen:
                 return
             seen.add(case)  # those of other shards too: a case that is drawn twice belongs to one of them
-            mine = (self.number - 1) % self.shard[1] == self.shard[0] - 1
-            if mine and case.world <= self.limits.world_size:
+            if self._mine(self.number) and case.world <= self.limits.world_size:
                 take(case, drawn)
 
         if self.law.sweep is not None and self.sweeps:
@@ -125,6 +125,12 @@ class Plan:
             self.combinations = getattr(cases, "combinations", 0)
         if self.law.draw is not None and self.draws:
             draw(self.law.draw(self.limits), self.seed, self.draws, lambda case: offer(case, True))
+
+    def _mine(self, number: int) -> bool:
+        """Whether the shard has the case of this number. Dealt by a hash: what an enumerator repeats at every so many cases must not fall
+        to one shard, nor the first case of every law."""
+        part, parts = self.shard
+        return parts == 1 or zlib.crc32(f"{self.law.id} {number}".encode()) % parts == part - 1
 
 
 @dataclass

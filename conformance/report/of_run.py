@@ -28,7 +28,7 @@ def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = 
     from conformance.features import missing
 
     request, target, results = run.request, run.target, list(run.results.values())
-    too_wide = {id(found.entry): str(found) for found in run.expectations.too_wide()}
+    too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
     findings = [_finding_line(found, *(scripts or {}).get(found.id, (None, found.note))) for found in run.findings]

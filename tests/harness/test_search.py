@@ -183,6 +183,14 @@ def test_the_shards_of_a_run_make_up_the_whole(shards: int) -> None:
     assert len(set(parts)) == len(parts)
 
 
+def test_no_shard_has_what_an_enumerator_repeats() -> None:
+    law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", n=n, place=n % 8) for n in range(400)], sweeps=400, draw=None)
+    for part in range(8):
+        found: list[Case] = []
+        Plan.of(law, Limits(), 1, "smoke", (part + 1, 8)).feed(lambda case, _, found=found: found.append(case))
+        assert len({case.get("place") for case in found}) == 8
+
+
 def test_a_history_is_cut_down_to_what_matters() -> None:
     history = tuple(Case.of("test.sum", n=i) for i in range(40))
     needed = {"test.sum n=3", "test.sum n=31"}
