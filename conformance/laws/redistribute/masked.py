@@ -14,7 +14,7 @@ from conformance.laws import draws, scripts
 from conformance.laws.given import given
 from conformance.report.reproducer import Script
 from reference.layout import Layout
-from reference.placement import Placement, Replicate, Shard
+from reference.placement import Partial, Placement, Replicate, Shard
 from reference.tensors import TensorSpec
 from strategies import shapes
 
@@ -33,6 +33,7 @@ SEVERAL = (
     ("2x2", "5x4:S(0),S(1)", "3:R,R", "R,R", "once"),
     ("2x2", "5x4:S(1),S(0)", "3:R,R", "R,S(0)", "once"),
     ("2x2", "4x3:R,S(0)", "5:S(0),R", "S(0),R", "once"),
+    ("2x2", "5x4:S(0),S(1)", "3:R,P(sum)", "R,R", "once"),
     ("2x1x2", "5x3:R,R,S(0)", "5:R,S(0),R", "R,R,S(1)", "once"),
     ("1x2x2", "7x2:R,S(0),R", "4:R,R,S(0)", "R,R,R", "once"),
     ("2", "5x3:S(0)", "4:R", "R", "twice"),
@@ -65,7 +66,8 @@ def draw_masked(limits: Limits) -> SearchStrategy[Case]:
         for dim in range(mesh.ndim):
             kind = "rows" if dim == rowwise else draw(st.sampled_from(["none", "batch", "columns"]))
             table.append({"rows": Shard(0), "columns": Shard(1)}.get(kind, Replicate()))
-            at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else Replicate())
+            kept = [Replicate(), Replicate(), Partial("sum"), Partial("max")] if kind == "rows" else [Replicate()]
+            at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else draw(st.sampled_from(kept)))
         goals: list[Placement] = [Replicate(), *map(Shard, range(len(index) + 1))]
         to = tuple(draw(st.sampled_from(goals)) for _ in range(mesh.ndim))
         return Case.of("redistribute.masked", mesh=mesh, w=TensorSpec((rows, columns), tuple(table)),
@@ -120,7 +122,7 @@ LAWS = (
         control="redistribute.masked mesh=2 w=5x3:S(0) i=4:R:int64:index5 out=R use=once",
         planted="mask_is_not_applied",
         sweep=sweep_masked,
-        sweeps=12,
+        sweeps=13,
         draw=draw_masked,
         draws=30,
         needs=("all_reduce",),
