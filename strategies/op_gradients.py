@@ -38,7 +38,8 @@ WITHOUT_GRADIENT = words(
     """signbit isnan isfinite isposinf logical_not bitwise_not floor_divide heaviside gcd lcm eq ne lt le gt ge logical_and logical_or
     logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift isclose type_as argmax argmin any all count_nonzero equal item
     histc argsort view.dtype setitem bucketize nn.functional.one_hot full_like new_zeros new_full detach zeros_like ones_like
-    empty_like nextafter foreach.in-place.lists scatter.longer"""
+    empty_like nextafter foreach.in-place.lists scatter.longer nn.functional.conv1d.layouts
+    nn.functional.conv2d.layouts"""
 )
 # which element gets the gradient, or how it is computed, is not said for all inputs (that of sinc: of contributions far larger than it is);
 # of masks most layouts give no result to go back from

@@ -2,7 +2,7 @@
 
 :class:`Sweep` is a sequence of samples that is never built as a whole. It has two parts. The first, a few dozen samples, is chosen: every
 variant of the op with every shard of every argument and with a pending sum, then each other reduction, dtype, an empty and
-a zero-size shard, a table of ranks that does not ascend, nested shards, on meshes of one to three dims with even and
+a zero-size shard, a table of ranks that does not ascend, nested and strided shards, on meshes of one to three dims with even and
 uneven sizes. The second goes through variants, meshes, sizes and dtypes, and for each of them through the placements of
 all arguments: every combination, or, where three and more arguments have too many, so many that every two placements of
 every two arguments meet. Its order is fixed: one sample of each of these blocks, then another of each, so that any stretch has
@@ -20,7 +20,7 @@ from functools import cache, cached_property, lru_cache
 from typing import overload
 
 from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard
+from reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
 from strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 REDUCE_OPS = ("avg", "max", "min", "product")
@@ -56,6 +56,9 @@ PERMUTED = _board("2@1,0", 5, 4, 3, 2)
 FLAT_CUBE = _board("2x2x1", 5, 6, 4, 2)
 THIN_CUBE = _board("1x2x2", 4, 5, 3, 2)
 CUBE = _board("2x2x2", 6, 9, 4, 2)
+STRIPED = _board("2", 4, 8, 2, 4)
+STRIPED_LAST = _board("2", 2, 8, 4, 4)
+STRIPED_SQUARE = _board("2x2", 8, 4, 8, 2)
 BOARDS = (UNEVEN, EVEN, THREE, SQUARE, SMALL, SQUARE_EVEN, SHORT, ZERO, PERMUTED, ZERO_LAST, FLAT_CUBE, THIN_CUBE, CUBE)
 ROTATION = (UNEVEN, EVEN, UNEVEN, EVEN, THREE, EVEN, UNEVEN, SQUARE_EVEN, SMALL, EVEN, UNEVEN, SQUARE, EVEN)
 
@@ -220,7 +223,9 @@ def _chosen(op: Op) -> tuple[Sample, ...]:
 
 def _choose(op: Op) -> Iterator[Sample]:
     """Rows first, and after every third of them a reduction and something else out of the way, so that any beginning has of all."""
-    rows, reductions, rest = _rows(op), _reductions(op), _rest(op)
+    strided = _strided(op)
+    early = itertools.islice(strided, 2 * len(op.variants) if op.square else 2)
+    rows, reductions, rest = _rows(op), _reductions(op), itertools.chain(early, _rest(op, strided))
     ended = object()
     while True:
         taken = [*itertools.islice(rows, 3), next(reductions, ended), next(rest, ended)]
@@ -239,7 +244,7 @@ def _rows(op: Op) -> Iterator[Sample]:
                 yield row(variant, next(boards), r, (at + r) % 2)
 
 
-def _rest(op: Op) -> Iterator[Sample]:
+def _rest(op: Op, strided: Iterator[Sample]) -> Iterator[Sample]:
     first = op.variants[0]
     if op.pairs:
         pairs = _pairs(op)
@@ -249,6 +254,7 @@ def _rest(op: Op) -> Iterator[Sample]:
     if op.square:
         yield from (row(variant, SQUARE_EVEN, r, 1) for r in (1, 0) for variant in op.variants)
     yield from _corners(op)
+    yield from strided
     yield _placed(first, UNEVEN, Replicate())
     if op.pairs:
         yield from pairs
@@ -269,6 +275,7 @@ def _choose_few(op: Op) -> Iterator[Sample]:
         yield _placed(first, UNEVEN, Shard(0), dtype=dtype)
         yield _placed(first, EVEN, Partial("sum"), dtype=dtype)
     yield _placed(first, PERMUTED, Shard(0))
+    yield from _strided(op)
     yield _placed(first, UNEVEN, Replicate())
     yield _placed(first, ZERO, Shard(0))
     yield from (row(first, board, r, 1) for r, board in enumerate((FLAT_CUBE, THIN_CUBE, CUBE)) if not (op.flat or op.shallow))
@@ -287,6 +294,27 @@ def _mixed(variant: Variant) -> Iterator[Sample]:
     yield _placed(variant, EVEN, Shard(0), Shard(1))
     yield _placed(variant, UNEVEN, Shard(0), Replicate())
     yield _placed(variant, EVEN, Replicate(), Shard(0))
+
+
+def _strided(op: Op) -> Iterator[Sample]:
+    """Strided shards, alone and on one mesh dim of two, of variants that have a dim to cut so."""
+    boards = [board for board in (STRIPED, STRIPED_LAST, STRIPED_SQUARE) if not (op.flat and board.mesh.ndim > 1)]
+    for turn, (at, variant) in itertools.product(range(len(boards)), enumerate(op.variants)):
+        if turn and at and not op.square:
+            continue
+        board = boards[(at + turn) % len(boards)]
+        placed = {arg.name: _stripes(variant, arg, board) for arg in variant.args}
+        if any(isinstance(placements[-1], StridedShard) for placements in placed.values()):
+            yield variant.sample(board.mesh, board.of(variant), placed, variant.dtypes[0])
+
+
+def _stripes(variant: Variant, arg: Arg, board: Board) -> Placements:
+    """Two strided pieces a rank along the last mesh dim, of the first dim that they cut evenly; replicated where there is none."""
+    kept = single_placements(arg, variant.dtypes[0])
+    for dim, extent in enumerate(arg.shape(board.of(variant))):
+        if extent and extent % (2 * board.mesh.shape[-1]) == 0 and Shard(dim) in kept:
+            return (*(Replicate(),) * (board.mesh.ndim - 1), StridedShard(dim, 2))
+    return (Replicate(),) * board.mesh.ndim
 
 
 def _corners(op: Op) -> Iterator[Sample]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor"
 # cases of one op in a smoke run
 LIGHT_SWEEPS = 6
-MORE_SWEEPS = 7
+MORE_SWEEPS = 9
 MOST_SWEEPS = 34
 LIGHT_DRAWS = 1
 DRAWS = 2
@@ -38,7 +38,7 @@ PLANTED = {
     **dict.fromkeys(("argmax", "argmin"), "local_indices_returned"),
     **{"item": "item_doubled", "to": "pending_sums_cast", "median.ties": "operands_claimed_whole"},
 }
-CONVOLUTIONS = ("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv1d.options", "nn.functional.conv2d.options")
+CONVOLUTIONS = tuple(f"nn.functional.conv{dims}d{variant}" for dims in (1, 2) for variant in ("", ".options", ".layouts"))
 REPLICATING = ("diagonal", "tril", "triu", "diag", "diag_embed", "rot90", "triangles")
 
 

@@ -66,7 +66,7 @@ def draw_masked(limits: Limits) -> SearchStrategy[Case]:
         for dim in range(mesh.ndim):
             kind = "rows" if dim == rowwise else draw(st.sampled_from(["none", "batch", "columns"]))
             table.append({"rows": Shard(0), "columns": Shard(1)}.get(kind, Replicate()))
-            kept = [Replicate(), Replicate(), Partial("sum"), Partial("max")] if kind == "rows" else [Replicate()]
+            kept: list[Placement] = [Replicate(), Replicate(), Partial("sum"), Partial("max")] if kind == "rows" else [Replicate()]
             at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else draw(st.sampled_from(kept)))
         goals: list[Placement] = [Replicate(), *map(Shard, range(len(index) + 1))]
         to = tuple(draw(st.sampled_from(goals)) for _ in range(mesh.ndim))
