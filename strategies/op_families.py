@@ -62,6 +62,12 @@ take_along_dim.dims light refuses-any
     a=m,n i=m,k:int64:index{n} n>=1      | take_along_dim(a,i,-1)
     a=m,n i=k:int64:index{m*n} m>=1 n>=1 | take_along_dim(a,i)
     a=m,n i=1,n:int64:index{m} m>=1      | take_along_dim(a,i,0)
+getitem.broadcast refuses-any
+    a=m,n i=k,p:int64:index{m} j=p:int64:index{n} m>=1 n>=1 | getitem(a,(i,j))
+    a=m,n i=k,1:int64:index{m} j=p:int64:index{n} m>=1 n>=1 | getitem(a,(i,j))
+    a=m,n,q i=k,p:int64:index{m} n>=1 m>=1                  | getitem(a,(i,)) getitem(a,(i,0))
+index_fill.tensor light refuses-any
+    a=m,n i=k:int64:index{m} s=() m>=1   | index_fill(a,0,i,s) index_fill(a,-2,i,s)
 roll.wrapped light refuses-any
     a=m,n           | roll(a,5,0) roll(a,-7,-1) roll(a,(1,-2),(-1,-2)) roll(a,0,0) roll(a,-3)
     a=m,n,p         | roll(a,(1,1),(0,2)) roll(a,2,-2)
@@ -131,6 +137,9 @@ nn.functional.nll_loss.options inexact light refuses-any
     a=m,n i=m:int64:index{n} w=n::positive m>=1 n>=2 | nn.functional.nll_loss(a,i,w,ignore_index=1,reduction='sum')
         | nn.functional.nll_loss(a,i,w,ignore_index=0,reduction='none')
     a=n i=():int64:index{n} n>=2 | nn.functional.nll_loss(a,i)
+nn.functional.nll_loss.weights inexact refuses-any
+    a=m,n i=m:int64:index{n} w=n::positive m>=1 n>=2 | nn.functional.nll_loss(a,i,w,reduction='sum')
+        | nn.functional.cross_entropy(a,i,w,reduction='sum') nn.functional.nll_loss(a,i,w,reduction='none')
 """)
 
 OPERANDS = read_ops("""

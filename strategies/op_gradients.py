@@ -49,7 +49,7 @@ NEVER_EMPTY = re.compile(r"amax|amin|max|min|pool|interpolate|batch_norm|inf$|fo
 CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^(eq|lt)\(|^_foreach_\w+\(\[a,b\],c\)|torch\.(int|bool)|vector_norm\(a,0[,)]")
 CONSTANT_ARGS = {
     **dict.fromkeys(("nn.functional.batch_norm", "nn.functional.batch_norm.training", "nn.functional.instance_norm"), "uv"),
-    **dict.fromkeys(("nn.functional.nll_loss", "nn.functional.nll_loss.options"), "w"),
+    **dict.fromkeys(("nn.functional.nll_loss", "nn.functional.nll_loss.options", "nn.functional.nll_loss.weights"), "w"),
     **dict.fromkeys(("nn.functional.cross_entropy", "nn.functional.cross_entropy.options"), "w"),
 }
 # equal elements share the gradient evenly, as the documentation of amax says; along a dim max and min choose one
