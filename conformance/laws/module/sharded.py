@@ -213,6 +213,16 @@ def _judge(here: Here, model: nn.Module, dense: nn.Module, check: str, *, grads:
         here.require(ours.requires_grad == theirs.requires_grad, "wrong-metadata", check, f"requires_grad of {name} differs")
 
 
+def sweep_fully(limits: Limits) -> list[Case]:
+    """Beside tensor parallelism, as one unit and as several; with widths that do and do not fit the mesh."""
+    both: list[tuple[str, dict[str, Any]]] = [
+        ("5x8x3", {"optimizer": "sgd", "reshard": "yes"}),
+        ("3x4x5", {"optimizer": "adamw", "reshard": "no", "units": 1}),
+    ]
+    cases = [Case.of("module.fully-shard", mesh="2x2", model="mlp", dims=dims, **asked) for dims, asked in both]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
 def draw_fully(limits: Limits) -> SearchStrategy[Case]:
     on = [mesh for mesh in map(Mesh.parse, ("2", "2", "3", "3", "4", "2x2")) if mesh.size <= limits.world_size]
     sizes = st.sampled_from([3, 5, 7, 4, 2])
@@ -280,7 +290,9 @@ LAWS = (
         control="module.fully-shard mesh=2 model=mlp dims=5x7x3 optimizer=sgd reshard=yes",
         planted="gradients_are_summed_not_averaged",
         draw=draw_fully,
-        draws=10,
+        draws=8,
+        sweep=sweep_fully,
+        sweeps=2,
         needs=NEEDS,
         weight=0.2,
     ),
