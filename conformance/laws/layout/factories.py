@@ -150,6 +150,16 @@ def _other_placements(here: Here, mesh: Mesh) -> object:
     return distribute_tensor(made, **_on(here, mesh, "S(1)"))
 
 
+def _beside(mesh: Mesh) -> Mesh:
+    """The same ranks with one more mesh dim, of size 1."""
+    return Mesh((*mesh.shape, 1), mesh.ranks)
+
+
+def _other_mesh(here: Here, mesh: Mesh) -> object:
+    made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
+    return distribute_tensor(made, **_on(here, _beside(mesh), "S(0)"))
+
+
 def _local_dtensor(here: Here, mesh: Mesh) -> object:
     made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
     return DTensor.from_local(made, **_on(here, mesh, "S(0)"))
@@ -167,6 +177,7 @@ def _stride_alone(here: Here, mesh: Mesh) -> object:
 CALLS: dict[str, tuple[Callable[[Here, Mesh], object], str]] = {
     "non-leaf": (_non_leaf, "distribute_tensor(torch.ones(4, 4, requires_grad=True) * 2, mesh, {at})"),
     "other-placements": (_other_placements, "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {other})"),
+    "other-mesh": (_other_mesh, "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), {beside}, {at_beside})"),
     "local-dtensor": (_local_dtensor, "DTensor.from_local(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {at})"),
     "shape-alone": (_shape_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, shape=torch.Size((8, 4)))"),
     "stride-alone": (_stride_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, stride=(4, 1))"),
@@ -195,8 +206,9 @@ def script_refusals(case: Case) -> Script:
     body = [f"mesh = {scripts.mesh(mesh)}"]
     if how == "call":
         rest = ",R" * (mesh.ndim - 1)
-        at, other = (scripts.placements(parse_placements(text + rest)) for text in ("S(0)", "S(1)"))
-        return scripts.refused(case, body, CALLS[attempt][1].format(at=at, other=other))
+        at, other, wide = (scripts.placements(parse_placements(text + rest)) for text in ("S(0)", "S(1)", "S(0),R"))
+        call = CALLS[attempt][1].format(at=at, other=other, beside=scripts.mesh(_beside(mesh)), at_beside=wide)
+        return scripts.refused(case, body, call)
     spec = case.tensor("x")
     at = scripts.placements(spec.placements or ())
     made = {
@@ -243,7 +255,7 @@ LAWS = (
         control="layout.refusals mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
         planted="mixed_partials_accepted",
         sweep=sweep_refusals,
-        sweeps=140,
+        sweeps=150,
         features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
         weight=0.4,
     ),
