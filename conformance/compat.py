@@ -89,6 +89,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "keep collectives of a redistribution apart",
         ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
     ),
+    "ExplicitRedistributionContext": (
+        "have ops refuse to redistribute",
+        ("torch.distributed.tensor._utils:ExplicitRedistributionContext",),
+    ),
     "plan_cache": ("forget planned redistributions", ("torch.distributed.tensor._redistribute:_gen_transform_infos",)),
     "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),
     "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
