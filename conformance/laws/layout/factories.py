@@ -18,7 +18,7 @@ from conformance.laws.layout.distribute import keeps_grad, wants_grad
 from conformance.report.reproducer import Script
 from reference.layout import Layout
 from reference.mesh import Mesh
-from reference.placement import parse_placements
+from reference.placement import Replicate, parse_placements
 from reference.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -72,32 +72,44 @@ def script_factory(case: Case) -> Script:
 
 
 def draw_context(limits: Limits) -> SearchStrategy[Case]:
+    others = [mesh for mesh in map(Mesh.parse, ("2", "1x2", "3")) if mesh.size <= limits.world_size]
+
     def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"]))}
+        inner = draw(st.sampled_from([None, None, *(other for other in others if other != layout.mesh)]))
+        return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"])), "mesh__inner": inner}
 
     return draws.placed("layout.context", limits, kinds=("R",), extra=how)
 
 
 def check_context(case: Case, here: Here) -> None:
-    """Under ``with mesh:`` the mesh need not be named; where no placements are, every rank holds the whole tensor."""
+    """Under ``with mesh:`` the mesh need not be named; where no placements are, every rank holds the whole tensor. A context within
+    another holds until it ends; then the outer one does again."""
     x, how = given(case), case.get("how")
-    full = here.tensor(x.full)
+    full, want = here.tensor(x.full), torch.zeros(x.layout.shape) if how == "zeros" else x.full
+    calls: dict[str, Callable[[], DTensor]] = {
+        "distribute": lambda: distribute_tensor(full),
+        "from_local": lambda: DTensor.from_local(full),
+        "zeros": lambda: dtensor.zeros(x.layout.shape),
+    }
+    inner = case.mesh("mesh.inner") if "mesh.inner" in case else None
     with here.mesh(x.layout.mesh):
-        if how == "distribute":
-            got = distribute_tensor(full)
-        elif how == "from_local":
-            got = DTensor.from_local(full)
-        else:
-            got = dtensor.zeros(x.layout.shape)
-    here.same_dtensor(
-        got, torch.zeros(x.layout.shape) if how == "zeros" else x.full, how, mesh=x.layout.mesh, placements=x.layout.placements
-    )
+        if inner is not None:
+            with here.mesh(inner):
+                within = calls[how]()
+            here.same_dtensor(within, want, "inner", mesh=inner, placements=(Replicate(),) * inner.ndim)
+        got = calls[how]()
+    here.same_dtensor(got, want, how, mesh=x.layout.mesh, placements=x.layout.placements)
 
 
 def script_context(case: Case) -> Script:
     x, how = given(case), case.get("how")
     call = {"distribute": "distribute_tensor(x)", "from_local": "DTensor.from_local(x)", "zeros": f"dtensor.zeros({x.layout.shape})"}[how]
-    body = [f"x = {scripts.tensor(x.full)}", f"with {scripts.mesh(x.layout.mesh)}:", f"    d = {call}"]
+    body = [f"x = {scripts.tensor(x.full)}"]
+    if "mesh.inner" in case:
+        body += [f"inner = {scripts.mesh(case.mesh('mesh.inner'))}", f"with {scripts.mesh(x.layout.mesh)}:", f"    with inner: {call}"]
+    else:
+        body += [f"with {scripts.mesh(x.layout.mesh)}:"]
+    body += [f"    d = {call}"]
     got = scripts.holds(case, body, "d", torch.zeros(x.layout.shape) if how == "zeros" else x.full, x.layout)
     return Script(got.stages, ("import torch.distributed.tensor as dtensor", *got.imports), got.constants)
 
