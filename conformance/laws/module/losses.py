@@ -243,6 +243,8 @@ REFUSED: dict[str, tuple[str, str, str, tuple[type[Exception], ...]]] = {
     "rows-plain": ("2x2", "4x6:S(0),S(1)", "", (ValueError,)),
     "labels-elsewhere": ("2", "4x6:S(1)", "S(0)", (ValueError, RuntimeError)),
     "classes-twice": ("2x2", "4x8:S(1),S(1)", "R,R", (ValueError,)),
+    "pending-sum": ("2x2", "4x6:P(sum),S(1)", "R,R", (ValueError,)),
+    "pending-extreme": ("1x2", "4x6:P(max),S(1)", "R,R", (ValueError,)),
 }
 ENDS = ("over", "raised", "again")
 
@@ -274,7 +276,10 @@ def check_ends(case: Case, here: Here) -> None:
 
 def sweep_ends(limits: Limits) -> list[Case]:
     law = "module.loss-ends"
-    cases = [Case.of(law, mesh=mesh, x=x, labels=labels or None, way=way) for way, (mesh, x, labels, _) in REFUSED.items()]
+    cases = [
+        Case.of(law, mesh=mesh, x=x, labels=labels or None, way=way, reduction="sum" if "P(" in x else None)
+        for way, (mesh, x, labels, _) in REFUSED.items()
+    ]
     cases += [Case.of(law, mesh="2", x="4x6:R", labels="R", way=way) for way in ENDS]
     return [case for case in cases if case.world <= limits.world_size]
 
@@ -286,7 +291,8 @@ def features_ends(case: Case) -> set[str]:
 def script_ends(case: Case) -> Script:
     loss, attempt = Loss(case), case.get("way")
     mesh, at = scripts.mesh(loss.layout.mesh), scripts.placements(loss.layout.placements)
-    call = "torch.nn.functional.cross_entropy(x, labels)"
+    told = "".join(f", {key}={value!r}" for key, value in loss.options().items() if value != "mean")
+    call = f"torch.nn.functional.cross_entropy(x, labels{told})"
     body = [f"mesh, full, labels = {mesh}, {scripts.tensor(loss.logits())}, {scripts.tensor(loss.labels())}"]
     body += [f"x = distribute_tensor(full, mesh, {at})"]
     if "labels" in case:
@@ -362,7 +368,7 @@ LAWS = (
         control="module.loss-ends mesh=2 x=4x6:R labels=R way=over",
         planted="loss_context_stays",
         sweep=sweep_ends,
-        sweeps=8,
+        sweeps=10,
         needs=NEEDS,
         weight=0.1,
     ),

@@ -73,7 +73,7 @@ def draw_scaled(limits: Limits) -> SearchStrategy[Case]:
         at = draw(placements(mesh, len(first), kinds=("R", "S", "S")))
         second = draw(shapes(min_dims=len(first), max_dims=2, min_size=1))
         # torch looks at where the first of the list lies: one that lies otherwise is in the sweep
-        specs = {"a": TensorSpec(first, at, "float64"), "b": TensorSpec(second, at, "float64")}
+        specs: dict[str, Any] = {"a": TensorSpec(first, at, "float64"), "b": TensorSpec(second, at, "float64")}
         name = draw(st.sampled_from(sorted(specs)))
         place = draw(st.integers(0, math.prod(specs[name].shape) - 1))
         fields: dict[str, Any] = {"odd": draw(st.sampled_from(ODD)), "in": name, "at": place}
@@ -84,11 +84,12 @@ def draw_scaled(limits: Limits) -> SearchStrategy[Case]:
 
 def sweep_scaled(limits: Limits) -> list[Case]:
     """The overflow with the first and with the last rank, alone; and in one of two parameters that lie otherwise."""
-    cases = [
-        Case.of("module.scaled", mesh="2", a="4x3:S(0):float64", b="5:S(0):float64", odd="inf", **{"in": "a"}, at=at) for at in (0, 11)
-    ]
-    for a, b, name in (("4x3:S(0)", "5:R", "a"), ("4x3:R", "5:S(0)", "b")):
-        cases.append(Case.of("module.scaled", mesh="2", a=f"{a}:float64", b=f"{b}:float64", odd="inf", **{"in": name}, at=4))
+    lies = [("4x3:S(0)", "5:S(0)", "a", at) for at in (0, 11)]
+    lies += [("4x3:S(0)", "5:R", "a", 4), ("4x3:R", "5:S(0)", "b", 4)]
+    cases = []
+    for a, b, name, at in lies:
+        fields: dict[str, Any] = {"a": f"{a}:float64", "b": f"{b}:float64", "odd": "inf", "in": name, "at": at}
+        cases.append(Case.of("module.scaled", mesh="2", **fields))
     return [case for case in cases if case.world <= limits.world_size]
 
 
