@@ -285,7 +285,7 @@ def script_mismapped(case: Case) -> Script:
 
 
 def sweep_mismapped(limits: Limits) -> list[Case]:
-    two = {"mesh": "2x2" if limits.world_size > 3 else "1x2", "x": "4x3:R,S(0)"}
+    two: dict[str, Any] = {"mesh": "2x2" if limits.world_size > 3 else "1x2", "x": "4x3:R,S(0)"}
     return [
         Case.of("module.local-map-refusals", attempt=attempt, **(two if attempt.endswith("of-two") else {"mesh": "2", "x": "4x3:S(0)"}))
         for attempt in MISMAPPED

@@ -264,7 +264,8 @@ def check_source(case: Case, here: Here) -> None:
     """Every rank has weights of its own; those that count are the source's, or each rank's own where the source is none."""
     mesh, source, key = case.mesh(), case.get("src"), case.get("key")
     kind = case.get("module", "linear")
-    net: Any = (nn.Linear if kind == "linear" else nn.Embedding)(*case.shape("dims")).double()
+    make: Any = nn.Linear if kind == "linear" else nn.Embedding
+    net: Any = make(*case.shape("dims")).double()
     for name, own in _source(case, here.rank):
         getattr(net, name).data = here.tensor(own)
     plan: Any = style(case.get("style")).make()
