@@ -74,6 +74,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask where the random numbers of a shard start without drawing any",
         ("torch.distributed.tensor._random:OffsetBasedRNGTracker._compute_rng_offsets",),
     ),
+    "PhiloxState": ("read and write how far a generator has come", ("torch.distributed.tensor._random:_PhiloxState",)),
     "TensorMeta": ("describe a tensor to its spec", ("torch.distributed.tensor._dtensor_spec:TensorMeta",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
