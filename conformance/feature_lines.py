@@ -36,6 +36,7 @@ LINES: dict[str, dict[str, str]] = {
         "random": "a tensor of random elements",
         "module": "a module whose parameters are distributed",
         "reused": "one tensor consumed twice",
+        "two-pending": "two results of one op pending side by side",
         "redistributed": "a redistribution between calls",
         "op:*": "seen by a rank: an overload that ran",
     },

@@ -46,6 +46,9 @@ SEVERAL = (
 )
 
 
+USES = {"twice": ("reused",), "both": ("two-pending",), "apart": ("two-pending",)}
+
+
 def sweep_masked(limits: Limits) -> list[Case]:
     cases = []
     for mesh, table, index, out, use in SEVERAL:
@@ -84,7 +87,7 @@ def features_masked(case: Case) -> set[str]:
     ends = [dim for dim, to in enumerate(case.placements("out")) if isinstance(to, Shard)]
     ends += [dim for dim, (one, other) in enumerate(zip(table, index, strict=True)) if one == Shard(1) or isinstance(other, Shard)]
     beside = any(sizes[dim] > 1 and dim not in rows for dim in ends)
-    return {"derived", *(["reused"] if case.get("use") != "once" else []), *(["masked-beside-shard"] if rows and beside else [])}
+    return {"derived", *USES.get(case.get("use"), ()), *(["masked-beside-shard"] if rows and beside else [])}
 
 
 def _second(case: Case) -> Given:
