@@ -43,9 +43,9 @@ def overflow(case: Case, here: Here, dense: list[nn.Parameter], live: list[nn.Pa
 def check_scaled(case: Case, here: Here) -> None:
     """Three steps: the second, whose gradient overflows, is left out by all ranks and lowers the scale, as for dense parameters."""
     dense, live = parameters(case, here)
-    kind = here.device.type if isinstance(here.device, torch.device) else str(here.device)
     pairs: list[tuple[Any, Any, list[nn.Parameter]]] = []
-    for of, device in ((live, kind), (dense, "cpu")):
+    for of in (live, dense):
+        device = of[0].device.type
         scaler: Any = torch.amp.GradScaler(device, init_scale=SCALE, growth_interval=1)
         scaler.scale(torch.ones((), device=device))
         pairs.append((scaler, torch.optim.SGD(of, lr=0.5, foreach=False), of))
@@ -111,7 +111,7 @@ def script_scaled(case: Case) -> Script:
         body += [f"live.append(torch.nn.Parameter(distribute_tensor(full, mesh, {put})))"]
         body += [f"live[-1].grad = distribute_tensor(grad, mesh, {put})"]
     body += ["scales = []", "for of in (dense, live):"]
-    lines = (f'scaler = torch.amp.GradScaler("cpu", init_scale={SCALE})', "scaler.scale(torch.ones(()))",
+    lines = (f"scaler = torch.amp.GradScaler(mesh.device_type, init_scale={SCALE})", "scaler.scale(torch.ones(()))",
              "optimizer = torch.optim.SGD(of, lr=0.5, foreach=False)", "scaler.unscale_(optimizer)", "scaler.step(optimizer)",
              "scaler.update()", "scales.append(scaler.get_scale())")  # fmt: skip
     body += [f"    {line}" for line in lines]
