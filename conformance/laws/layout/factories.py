@@ -162,6 +162,11 @@ def _other_placements(here: Here, mesh: Mesh) -> object:
     return distribute_tensor(made, **_on(here, mesh, "S(1)"))
 
 
+def _other_mesh(here: Here, mesh: Mesh) -> object:
+    made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
+    return distribute_tensor(made, **_on(here, Mesh(mesh.shape, mesh.ranks[::-1]), "S(0)"))
+
+
 def _local_dtensor(here: Here, mesh: Mesh) -> object:
     made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
     return DTensor.from_local(made, **_on(here, mesh, "S(0)"))
@@ -179,6 +184,11 @@ def _stride_alone(here: Here, mesh: Mesh) -> object:
 CALLS: dict[str, tuple[Callable[[Here, Mesh], object], str]] = {
     "non-leaf": (_non_leaf, "distribute_tensor(torch.ones(4, 4, requires_grad=True) * 2, mesh, {at})"),
     "other-placements": (_other_placements, "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {other})"),
+    "other-mesh": (
+        _other_mesh,
+        "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), "
+        "DeviceMesh(mesh.device_type, mesh.mesh.flatten().flip(0).view(mesh.shape)), {at})",
+    ),
     "local-dtensor": (_local_dtensor, "DTensor.from_local(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {at})"),
     "shape-alone": (_shape_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, shape=torch.Size((8, 4)))"),
     "stride-alone": (_stride_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, stride=(4, 1))"),
@@ -255,7 +265,7 @@ LAWS = (
         control="layout.refusals mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
         planted="mixed_partials_accepted",
         sweep=sweep_refusals,
-        sweeps=140,
+        sweeps=145,
         features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
         weight=0.4,
     ),
