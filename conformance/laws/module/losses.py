@@ -41,6 +41,7 @@ KNOWN = {
         "mesh=2 x=2x5x3x2:S(1):float64 reduction=mean ignore=1 targets=sharded seed=4",
         "mesh=2 x=5x8x2:S(1):float64 reduction=none weight=plain ignore=255",
         "mesh=3 x=1x4:S(1) reduction=mean ignore=1 weight=plain targets=sharded",
+        "mesh=2 x=4x5:S(1):float64 reduction=mean ignore=1 weight=plain",
     ),
     "module.loss-beside": (
         "mesh=2x2 x=2x4x3x2:S(1),S(2):float64 reduction=none weight=sharded ignore=0 targets=sharded seed=8",
@@ -322,7 +323,7 @@ LAWS = (
         draw=draw_loss("module.loss", ("2", "2", "2", "3", "3", "4")),
         draws=10,
         sweep=sweep_known("module.loss"),
-        sweeps=3,
+        sweeps=4,
         needs=NEEDS,
         weight=0.2,
     ),
