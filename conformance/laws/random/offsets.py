@@ -79,8 +79,9 @@ def draw_offsets(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_offsets(limits: Limits) -> list[Case]:
-    """Shards of one or two elements, which few draws have."""
-    cases = [Case.of("random.offsets", mesh=3, x="5:S(0)"), Case.of("random.offsets", mesh=4, x="2x4:S(1)")]
+    """Shards of one or two elements, and of a dim that two mesh dims shard, which few draws have."""
+    shards = ((3, "5:S(0)"), (4, "2x4:S(1)"), ("2x2", "8x3:S(0),S(0)"), ("2x2", "3x8:S(1),S(1)"))
+    cases = [Case.of("random.offsets", mesh=mesh, x=x) for mesh, x in shards]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -124,7 +125,7 @@ LAWS = (
         control="random.offsets mesh=2 x=5x6:S(0)",
         planted="offsets_round_down",
         sweep=sweep_offsets,
-        sweeps=2,
+        sweeps=4,
         draw=draw_offsets,
         draws=40,
         weight=0.2,
