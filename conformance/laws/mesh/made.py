@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -147,7 +148,8 @@ def check_one(case: Case, here: Here) -> None:
     for check, other in others.items():
         given = torch.tensor(other) if how == "tensor" else other
         if other != ranks:
-            here.refused(lambda given=given: DeviceMesh.from_group(groups[0], device, mesh=given), check, f"a table of {check[6:]}")
+            made = partial(DeviceMesh.from_group, groups[0], device, mesh=given)
+            here.refused(made, check, f"a table of {check}")
 
 
 def script_one(case: Case) -> Script:
