@@ -74,6 +74,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask where the random numbers of a shard start without drawing any",
         ("torch.distributed.tensor._random:OffsetBasedRNGTracker._compute_rng_offsets",),
     ),
+    "PhiloxState": ("read and write how far a generator has come", ("torch.distributed.tensor._random:_PhiloxState",)),
     "TensorMeta": ("describe a tensor to its spec", ("torch.distributed.tensor._dtensor_spec:TensorMeta",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
@@ -88,6 +89,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unmerged_plan": (
         "keep collectives of a redistribution apart",
         ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
+    ),
+    "ExplicitRedistributionContext": (
+        "have ops refuse to redistribute",
+        ("torch.distributed.tensor._utils:ExplicitRedistributionContext",),
     ),
     "plan_cache": ("forget planned redistributions", ("torch.distributed.tensor._redistribute:_gen_transform_infos",)),
     "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),

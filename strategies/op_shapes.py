@@ -33,7 +33,8 @@ t
 movedim
     a=m,n,p | movedim(a,0,-1) movedim(a,(0,1),(2,0)) movedim(a,-1,0)
 squeeze no-zeros refuses-any
-    a=m,1,n | squeeze(a) squeeze(a,1) squeeze(a,-2) squeeze(a,0) squeeze(a,(1,))
+    a=m,1,n | squeeze(a) squeeze(a,1) squeeze(a,-2) squeeze(a,0) squeeze(a,(1,)) squeeze(a,(-2,-1))
+    a=2,1,n | squeeze(a,(0,1)) squeeze(a)
     a=1,m   | squeeze(a,0) squeeze(a,-2) squeeze(a)
     a=m,1   | squeeze(a,-1)
     a=m,1,n | a.squeeze_(1)

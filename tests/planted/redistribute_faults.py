@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute, _utils
 from torch.distributed.tensor import placement_types as types
 
 from tests.planted.hook import instead
@@ -107,3 +107,15 @@ def plans_are_remembered_by_placements() -> None:
     @instead(_redistribute, "_gen_transform_infos")
     def fault(true: Any, source: Any, to: Any, *rest: Any) -> Any:
         return known.setdefault((source.placements, to.placements, source.device_mesh), true(source, to, *rest))
+
+
+def redistributions_are_never_observed() -> None:
+    @instead(_utils.ExplicitRedistributionContext, "observe_redistribution")
+    def fault(true: Any, *args: Any) -> None:
+        return None
+
+
+def shards_are_views() -> None:
+    @instead(Shard, "_replicate_to_shard")
+    def fault(true: Any, self: Any, local: Any, mesh: Any, mesh_dim: int, index: int) -> Any:
+        return local.tensor_split(mesh.size(mesh_dim), self.dim)[index]

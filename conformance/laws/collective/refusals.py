@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from conformance import compat
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import scripts
@@ -107,6 +108,14 @@ def two() -> torch.Tensor:
     return torch.ones(2)
 
 
+def asks(size: int) -> torch.Tensor:
+    return torch.ones(size, requires_grad=True)
+
+
+def functional() -> Any:
+    return compat.name("functional")
+
+
 # what every rank is asked for, as a statement of a user; ``size`` is the number of ranks
 ATTEMPTS: dict[str, tuple[Callable[[int, int], object], str]] = {
     "list-too-short": (
@@ -151,6 +160,14 @@ ATTEMPTS: dict[str, tuple[Callable[[int, int], object], str]] = {
     "no-tensor": (lambda rank, size: dist.all_reduce([1, 2]), "dist.all_reduce([1, 2])"),
     "to-oneself": (lambda rank, size: dist.send(two(), rank), "dist.send(torch.ones(2), rank)"),
     "rank-twice-in-group": (lambda rank, size: dist.new_group([0, 0]), "dist.new_group([0, 0])"),
+    "gradient-of-a-maximum": (
+        lambda rank, size: functional().all_reduce(asks(2), "max", dist.group.WORLD).sum().backward(),
+        'funcol.all_reduce(torch.ones(2, requires_grad=True), "max", dist.group.WORLD).sum().backward()',
+    ),
+    "gradient-of-a-scattered-maximum": (
+        lambda rank, size: functional().reduce_scatter_tensor(asks(size), "max", 0, dist.group.WORLD).sum().backward(),
+        'funcol.reduce_scatter_tensor(torch.ones({size}, requires_grad=True), "max", 0, dist.group.WORLD).sum().backward()',
+    ),
     "rank-outside-group": (lambda rank, size: dist.new_group([0, size + 3]), "dist.new_group([0, {size} + 3])"),
 }
 
@@ -169,7 +186,10 @@ def check_refusals(case: Case, here: Here) -> None:
 
 
 def script_refusals(case: Case) -> Script:
-    return scripts.refused(case, [], ATTEMPTS[case.get("attempt")][1].format(size=case.world))
+    text = ATTEMPTS[case.get("attempt")][1].format(size=case.world)
+    told = scripts.refused(case, [], text)
+    imports = ("import torch.distributed._functional_collectives as funcol",) if "funcol" in text else ()
+    return Script(told.stages, (*told.imports, *imports), told.constants)
 
 
 def features_refusals(case: Case) -> set[str]:
@@ -236,7 +256,7 @@ LAWS = (
         control="collective.refusals mesh=2 attempt=two-roots",
         planted="any_root_will_do",
         sweep=sweep_refusals,
-        sweeps=32,
+        sweeps=36,
         needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "p2p", "reduce_scatter"),
         weight=0.2,
     ),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from conformance import compat
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
@@ -102,6 +103,14 @@ def check_parameter(case: Case, here: Here) -> None:
     plain = nn.Parameter(here.tensor(x.full), requires_grad=not frozen)
     parameter: Any = nn.Parameter(distribute_tensor(plain, live, at, src_data_rank=None), requires_grad=not frozen)
     here.require(parameter.requires_grad is not frozen, "wrong-metadata", "requires_grad", "requires_grad differs", not frozen)
+    if compat.torch_release() >= (2, 13):  # which promises it
+        with torch.no_grad():
+            kinds = [isinstance(one.to_local(), nn.Parameter) for one in (parameter, parameter.detach())]
+        kinds.append(isinstance(parameter.to_local(), nn.Parameter))
+        due = [True, False, True]
+        here.require(
+            kinds == due, "wrong-metadata", "kind", "whether a local tensor is a parameter, as its DTensor is, differs", due, kinds
+        )
     for times in (1, 2):
         out = parameter.redistribute(placements=here.placements(to.placements)).to_local()
         here.require(

@@ -235,7 +235,7 @@ def draw_negative(limits: Limits) -> SearchStrategy[Case]:
 
 
 def check_negative(case: Case, here: Here) -> None:
-    """A shard of dim -1 is a shard of the last dim: the DTensor says so and holds it."""
+    """A shard of dim -1 is a shard of the last dim: the DTensor says so and holds it; the list that was passed stays as it was."""
     x, how = given(case), case.get("how")
     live, at = here.mesh(x.layout.mesh), here.placements(case.tensor("x").placements or ())
     if how == "distribute":
@@ -251,6 +251,8 @@ def check_negative(case: Case, here: Here) -> None:
     here.same_dtensor(got, x.full, how, mesh=x.layout.mesh)
     due = here.placements(x.layout.placements)
     here.require(list(got.placements) == due, "wrong-metadata", "placements", "negative dims are not normalised", due, list(got.placements))
+    passed = here.placements(case.tensor("x").placements or ())
+    here.require(at == passed, "wrong-value", "argument", "the list of placements that was passed is another afterwards", passed, at)
 
 
 def script_negative(case: Case) -> Script:
@@ -258,12 +260,14 @@ def script_negative(case: Case) -> Script:
     at = scripts.placements(case.tensor("x").placements or ())
     if how == "from_local":
         constants, body = scripts.source(Given(x.spec, x.full, x.layout, x.seed), case.world)
-        body[-1] = body[-1].replace(scripts.placements(x.layout.placements), at)
+        body[-1] = body[-1].replace(scripts.placements(x.layout.placements), "at")
+        body = [f"at = {at}", *body, f"assert at == {at}"]
         return scripts.holds(case, body, "x", x.full, x.layout, constants=constants)
     whole = scripts.placements(draws.replicated(x.layout))
-    body = [f"x = {scripts.tensor(x.full)}", f"mesh = {scripts.mesh(x.layout.mesh)}"]
-    body += [f"d = distribute_tensor(x, mesh, {at if how == 'distribute' else whole}, src_data_rank=None)"]
-    return scripts.holds(case, body, "d" if how == "distribute" else f"d.redistribute(placements={at})", x.full, x.layout)
+    body = [f"x = {scripts.tensor(x.full)}", f"mesh, at = {scripts.mesh(x.layout.mesh)}, {at}"]
+    body += [f"d = distribute_tensor(x, mesh, {'at' if how == 'distribute' else whole}, src_data_rank=None)"]
+    body += ["d = d.redistribute(placements=at)"] if how == "redistribute" else []
+    return scripts.holds(case, [*body, f"assert at == {at}"], "d", x.full, x.layout)
 
 
 LAWS = (

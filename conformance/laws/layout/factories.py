@@ -18,7 +18,7 @@ from conformance.laws.layout.distribute import keeps_grad, wants_grad
 from conformance.report.reproducer import Script
 from reference.layout import Layout
 from reference.mesh import Mesh
-from reference.placement import parse_placements
+from reference.placement import Replicate, parse_placements
 from reference.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -72,32 +72,44 @@ def script_factory(case: Case) -> Script:
 
 
 def draw_context(limits: Limits) -> SearchStrategy[Case]:
+    others = [mesh for mesh in map(Mesh.parse, ("2", "1x2", "3")) if mesh.size <= limits.world_size]
+
     def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"]))}
+        inner = draw(st.sampled_from([None, None, *(other for other in others if other != layout.mesh)]))
+        return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"])), "mesh__inner": inner}
 
     return draws.placed("layout.context", limits, kinds=("R",), extra=how)
 
 
 def check_context(case: Case, here: Here) -> None:
-    """Under ``with mesh:`` the mesh need not be named; where no placements are, every rank holds the whole tensor."""
+    """Under ``with mesh:`` the mesh need not be named; where no placements are, every rank holds the whole tensor. A context within
+    another holds until it ends; then the outer one does again."""
     x, how = given(case), case.get("how")
-    full = here.tensor(x.full)
+    full, want = here.tensor(x.full), torch.zeros(x.layout.shape) if how == "zeros" else x.full
+    calls: dict[str, Callable[[], DTensor]] = {
+        "distribute": lambda: distribute_tensor(full),
+        "from_local": lambda: DTensor.from_local(full),
+        "zeros": lambda: dtensor.zeros(x.layout.shape),
+    }
+    inner = case.mesh("mesh.inner") if "mesh.inner" in case else None
     with here.mesh(x.layout.mesh):
-        if how == "distribute":
-            got = distribute_tensor(full)
-        elif how == "from_local":
-            got = DTensor.from_local(full)
-        else:
-            got = dtensor.zeros(x.layout.shape)
-    here.same_dtensor(
-        got, torch.zeros(x.layout.shape) if how == "zeros" else x.full, how, mesh=x.layout.mesh, placements=x.layout.placements
-    )
+        if inner is not None:
+            with here.mesh(inner):
+                within = calls[how]()
+            here.same_dtensor(within, want, "inner", mesh=inner, placements=(Replicate(),) * inner.ndim)
+        got = calls[how]()
+    here.same_dtensor(got, want, how, mesh=x.layout.mesh, placements=x.layout.placements)
 
 
 def script_context(case: Case) -> Script:
     x, how = given(case), case.get("how")
     call = {"distribute": "distribute_tensor(x)", "from_local": "DTensor.from_local(x)", "zeros": f"dtensor.zeros({x.layout.shape})"}[how]
-    body = [f"x = {scripts.tensor(x.full)}", f"with {scripts.mesh(x.layout.mesh)}:", f"    d = {call}"]
+    body = [f"x = {scripts.tensor(x.full)}"]
+    if "mesh.inner" in case:
+        body += [f"inner = {scripts.mesh(case.mesh('mesh.inner'))}", f"with {scripts.mesh(x.layout.mesh)}:", f"    with inner: {call}"]
+    else:
+        body += [f"with {scripts.mesh(x.layout.mesh)}:"]
+    body += [f"    d = {call}"]
     got = scripts.holds(case, body, "d", torch.zeros(x.layout.shape) if how == "zeros" else x.full, x.layout)
     return Script(got.stages, ("import torch.distributed.tensor as dtensor", *got.imports), got.constants)
 
@@ -150,14 +162,9 @@ def _other_placements(here: Here, mesh: Mesh) -> object:
     return distribute_tensor(made, **_on(here, mesh, "S(1)"))
 
 
-def _beside(mesh: Mesh) -> Mesh:
-    """The same ranks with one more mesh dim, of size 1."""
-    return Mesh((*mesh.shape, 1), mesh.ranks)
-
-
 def _other_mesh(here: Here, mesh: Mesh) -> object:
     made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
-    return distribute_tensor(made, **_on(here, _beside(mesh), "S(0)"))
+    return distribute_tensor(made, **_on(here, Mesh(mesh.shape, mesh.ranks[::-1]), "S(0)"))
 
 
 def _local_dtensor(here: Here, mesh: Mesh) -> object:
@@ -177,7 +184,11 @@ def _stride_alone(here: Here, mesh: Mesh) -> object:
 CALLS: dict[str, tuple[Callable[[Here, Mesh], object], str]] = {
     "non-leaf": (_non_leaf, "distribute_tensor(torch.ones(4, 4, requires_grad=True) * 2, mesh, {at})"),
     "other-placements": (_other_placements, "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {other})"),
-    "other-mesh": (_other_mesh, "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), {beside}, {at_beside})"),
+    "other-mesh": (
+        _other_mesh,
+        "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), "
+        "DeviceMesh(mesh.device_type, mesh.mesh.flatten().flip(0).view(mesh.shape)), {at})",
+    ),
     "local-dtensor": (_local_dtensor, "DTensor.from_local(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {at})"),
     "shape-alone": (_shape_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, shape=torch.Size((8, 4)))"),
     "stride-alone": (_stride_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, stride=(4, 1))"),
@@ -206,9 +217,8 @@ def script_refusals(case: Case) -> Script:
     body = [f"mesh = {scripts.mesh(mesh)}"]
     if how == "call":
         rest = ",R" * (mesh.ndim - 1)
-        at, other, wide = (scripts.placements(parse_placements(text + rest)) for text in ("S(0)", "S(1)", "S(0),R"))
-        call = CALLS[attempt][1].format(at=at, other=other, beside=scripts.mesh(_beside(mesh)), at_beside=wide)
-        return scripts.refused(case, body, call)
+        at, other = (scripts.placements(parse_placements(text + rest)) for text in ("S(0)", "S(1)"))
+        return scripts.refused(case, body, CALLS[attempt][1].format(at=at, other=other))
     spec = case.tensor("x")
     at = scripts.placements(spec.placements or ())
     made = {
@@ -255,7 +265,7 @@ LAWS = (
         control="layout.refusals mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
         planted="mixed_partials_accepted",
         sweep=sweep_refusals,
-        sweeps=150,
+        sweeps=145,
         features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
         weight=0.4,
     ),

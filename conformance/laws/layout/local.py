@@ -138,11 +138,14 @@ def draw_checked(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_checked(limits: Limits) -> list[Case]:
-    """Shards of 1 and 3 rows where the layout says 2 and 2; replicas on meshes whose table does not ascend, and on a part of the world."""
+    """Shards of 1 and 3 rows where the layout says 2 and 2; replicas on meshes whose table does not ascend, and on a part of the world;
+    tensors that lie otherwise in the memory of one rank."""
     uneven = (("2", "4x3"), ("2", "4"), ("3", "6x2"), ("4", "8x3"))
     sizes = [Case.of("layout.run-check", mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
     cases = [*sizes, Case.of("layout.run-check", mesh="2@0,2", x="4x3:R", how="data")]
-    return [case for case in cases if case.world <= limits.world_size] + draws.out_of_order("layout.run-check", "R", how="data")(limits)
+    lies = [Case.of("layout.run-check", mesh=mesh, x=x, how="stride") for mesh, x in (("2", "4x6:S(0)"), ("3", "3x4:R"))]
+    cases = [case for case in (*cases, *lies) if case.world <= limits.world_size]
+    return cases + draws.out_of_order("layout.run-check", "R", how="data")(limits)
 
 
 def _as_passed(case: Case, rank: int) -> torch.Tensor:
@@ -160,6 +163,8 @@ def _as_passed(case: Case, rank: int) -> torch.Tensor:
         return torch.cat([largest, dense((1, *largest.shape[1:]), local.dtype)]) if odd else local
     if how == "dtype":
         return local.to(torch.float64) if odd else local
+    if how == "stride":
+        return local.t().contiguous().t() if odd else local
     sizes = [1, 3, 1, 3] if x.layout.mesh.size == 4 else [1, *[2] * (x.layout.mesh.size - 2), 3]
     start = sum(sizes[: coord[0]])
     return x.full[start : start + sizes[coord[0]]].clone()
@@ -201,7 +206,7 @@ def script_checked(case: Case) -> Script:
     x, how = given(case), case.get("how")
     ranks = range(case.world)
     constants = scripts.tensors("X", {rank: _as_passed(case, rank) for rank in ranks})
-    shape = "" if how in ("shape", "dtype") else f", shape=torch.Size({x.layout.shape}), stride={x.full.stride()}"
+    shape = "" if how in ("shape", "dtype", "stride") else f", shape=torch.Size({x.layout.shape}), stride={x.full.stride()}"
     made = f"DTensor.from_local(X[rank], mesh, {scripts.placements(x.layout.placements)}, run_check=True{shape})"
     body = [f"mesh = {scripts.mesh(x.layout.mesh)}"]
     if how != "data":
@@ -309,7 +314,7 @@ LAWS = (
         planted="run_check_broadcasts_along_first_dim",
         draw=draw_checked,
         sweep=sweep_checked,
-        sweeps=8,
+        sweeps=10,
         draws=60,
         needs=("broadcast", "object_collectives"),
         weight=0.6,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 
 from conformance import compat
@@ -136,6 +137,11 @@ def check_wrapper(case: Case, here: Here) -> None:
     counts = len(back.local_sizes()), len(back.local_offsets())
     message = "sizes and offsets are not listed one for each shard"
     here.require(counts == (len(own), len(own)), "wrong-metadata", "count", message, (len(own),) * 2, counts)
+    for at, (box, shard) in enumerate(zip(own, back.local_shards(), strict=True)):
+        for number in (None, at, (at + 1) % len(own)):  # a hint: what is asked for is where the shard starts
+            found: Any = got.__get_tensor_shard__(MetadataIndex("x", torch.Size(box.offset), number))  # type: ignore[no-untyped-call]
+            same = found.data_ptr() == shard.data_ptr() and found.shape == shard.shape
+            here.require(same, "wrong-value", "lookup", f"the shard at {box.offset}, by the number {number}, is another")
     if own:
         here.require(got.dtype == x.full.dtype, "wrong-metadata", "dtype", "dtype is not that of the shards", x.full.dtype, got.dtype)
 
@@ -165,11 +171,16 @@ def script_wrapper(case: Case) -> Script:
         "if rank in SHARDS:",
         "    back = d.to_local()",
         f"    expected += [SIZES[rank], OFFSETS[rank], SHARDS[rank], {x.full.dtype} if SHARDS[rank] else d.dtype]",
+        "    for at, offset in enumerate(OFFSETS[rank]):",
+        "        for number in (None, at, (at + 1) % len(OFFSETS[rank])):",
+        '            found = d.__get_tensor_shard__(MetadataIndex("x", torch.Size(offset), number))',
+        "            assert found.data_ptr() == back.local_shards()[at].data_ptr()",
         "    got += [list(map(tuple, back.local_sizes())), list(map(tuple, back.local_offsets())), back.local_shards(), d.dtype]",
         "return expected, got",
     ]
     made = scripts.script(body, world=case.world, constants=[*literals(case), *sizes])
-    return Script(made.stages, (IMPORT, *made.imports), made.constants)
+    looked_up = "from torch.distributed.checkpoint.metadata import MetadataIndex"
+    return Script(made.stages, (IMPORT, looked_up, *made.imports), made.constants)
 
 
 OPS = ("clone", "detach", "copy", "equal", "view", "new_empty")

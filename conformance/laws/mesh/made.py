@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -143,9 +144,12 @@ def check_one(case: Case, here: Here) -> None:
     here.require(live.get_group() is groups[0], "wrong-value", "group", "the mesh of a group communicates by another group")
     at = live.get_coordinate()
     here.require((None if at is None else tuple(at)) == coord, "wrong-value", "coordinate", "this rank sits elsewhere", coord, at)
-    other = [rank + 1 for rank in ranks]
-    given = torch.tensor(other) if how == "tensor" else other
-    here.refused(lambda: DeviceMesh.from_group(groups[0], device, mesh=given), "other table", "a table of other ranks than the group's")
+    others = {"other table": [rank + 1 for rank in ranks], "other order": ranks[::-1]}
+    for check, other in others.items():
+        given = torch.tensor(other) if how == "tensor" else other
+        if other != ranks:
+            made = partial(DeviceMesh.from_group, groups[0], device, mesh=given)
+            here.refused(made, check, f"a table of {check}")
 
 
 def script_one(case: Case) -> Script:

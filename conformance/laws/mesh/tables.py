@@ -49,6 +49,13 @@ def draw_tables(limits: Limits) -> SearchStrategy[Case]:
     return st.sampled_from([Case.of("mesh.tables", mesh=mesh, table=form) for mesh in all_meshes(limits) for form in FORMS])
 
 
+def sweep_tables(limits: Limits) -> list[Case]:
+    """Tables of two dims of several ranks in each form: of one row or column all forms but one lie alike."""
+    meshes = [mesh for mesh in map(Mesh.parse, ("2x2", "2x2@0,2,1,3")) if mesh.size <= limits.world_size]
+    forms = [("transposed", mesh) for mesh in meshes] + [(form, mesh) for mesh in meshes[:1] for form in FORMS if form != "transposed"]
+    return [Case.of("mesh.tables", mesh=mesh, table=form) for form, mesh in forms]
+
+
 def _rows(mesh: Mesh) -> Any:
     return torch.tensor(mesh.ranks).reshape(mesh.shape).tolist()
 
@@ -137,6 +144,10 @@ VIEW_REFUSALS: dict[str, tuple[Callable[[DeviceMesh, DeviceMesh], Any], str]] = 
     "flatten-unnamed": (lambda mesh, bare: bare._flatten("flat"), 'bare._flatten("flat")'),
     "flatten-taken": (lambda mesh, bare: mesh._flatten("a"), 'mesh._flatten("a")'),
     "flatten-other": (lambda mesh, bare: (mesh._flatten("f"), mesh["b"]._flatten("f")), '(mesh._flatten("f"), mesh["b"]._flatten("f"))'),
+    "flatten-alike": (
+        lambda mesh, bare: (mesh["a"]._flatten("f"), mesh["b"]._flatten("f")),
+        '(mesh["a"]._flatten("f"), mesh["b"]._flatten("f"))',
+    ),
     "unflatten-names": (lambda mesh, bare: mesh._unflatten(0, (1, 2), ("p",)), 'mesh._unflatten(0, (1, 2), ("p",))'),
     "unflatten-size": (lambda mesh, bare: mesh._unflatten(0, (2, 5), ("p", "q")), 'mesh._unflatten(0, (2, 5), ("p", "q"))'),
     "unflatten-far": (lambda mesh, bare: mesh._unflatten(5, (1, 2), ("p", "q")), 'mesh._unflatten(5, (1, 2), ("p", "q"))'),
@@ -154,6 +165,7 @@ def sweep_view_refusals(limits: Limits) -> list[Case]:
     taken = [(attempt, mesh) for attempt in VIEW_REFUSALS for mesh in meshes]
     # flattened dims of size 1 add nothing: there the two flattenings are one
     usable = [(attempt, mesh) for attempt, mesh in taken if attempt != "flatten-other" or mesh.shape[1] < mesh.size]
+    usable = [(attempt, mesh) for attempt, mesh in usable if attempt != "flatten-alike" or mesh.shape[0] == mesh.shape[1]]
     return [Case.of("mesh.view-refusals", mesh=mesh, attempt=attempt) for attempt, mesh in usable]
 
 
@@ -189,7 +201,9 @@ LAWS = (
         control="mesh.tables mesh=2x2 table=transposed",
         planted="mesh_reads_memory_not_elements",
         draw=draw_tables,
-        draws=40,
+        draws=36,
+        sweep=sweep_tables,
+        sweeps=4,
         needs=("subgroups",),
         weight=0.4,
     ),
@@ -216,7 +230,7 @@ LAWS = (
         control="mesh.view-refusals mesh=2x2 attempt=flatten-taken",
         planted="mesh_flatten_takes_any_name",
         sweep=sweep_view_refusals,
-        sweeps=36,
+        sweeps=37,
         needs=("all_reduce", "subgroups"),
         weight=0.3,
         tier="extended",

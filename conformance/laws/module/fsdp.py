@@ -39,10 +39,12 @@ CLAUSES = {
     "accumulated": "Gradients of several backward passes add up whether each is shared with the other ranks or the last alone.",
     "precision": "Parameters compute in param_dtype, gradients travel in reduce_dtype and arrive in the parameter's own dtype.",
     "shared": "A weight that two modules share is sharded once, and its gradient is the sum of both uses.",
+    "partly": "Parameters may stay sharded over fewer ranks between the forward and the backward pass; gradients are the same.",
     "otherwise": "Parameters are sharded on the dim that shard_placement_fn names, gradients divided by the factor that was set.",
 }
 PLANTED = {"hybrid": "gradients_are_summed_not_averaged", "accumulated": "gradients_are_summed_not_averaged",
            "precision": "parameters_keep_their_dtype", "shared": "gradients_are_summed_not_averaged",
+           "partly": "gradients_are_summed_not_averaged",
            "otherwise": "divide_factors_are_forgotten"}  # fmt: skip
 
 
@@ -50,9 +52,15 @@ def kind_of(case: Case) -> str:
     return case.law.partition("[")[2].removesuffix("]")
 
 
+def resharded(case: Case) -> bool | int:
+    """What becomes of parameters after the forward pass: all sharded, all kept, or sharded over so many ranks."""
+    told = case.get("reshard")
+    return int(told) if told.isdecimal() else told == "yes"
+
+
 def options(case: Case, here: Here) -> dict[str, Any]:
     """What fully_shard is given."""
-    told: dict[str, Any] = {"mesh": named(case, here), "reshard_after_forward": case.get("reshard") == "yes"}
+    told: dict[str, Any] = {"mesh": named(case, here), "reshard_after_forward": resharded(case)}
     if "compute" in case:
         told["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=DTYPES[case.get("compute")],
@@ -107,7 +115,10 @@ def check_fsdp(case: Case, here: Here) -> None:
             for rank, out in enumerate(outs):
                 out.backward((incoming(out, case.seed + rank) / scale).to(out.dtype))
             if "synced" in case:
-                model.set_requires_gradient_sync(at == passes - 1 or case.get("synced") == "each")
+                if case.get("synced") == "held":  # shared with the ranks that shard, held back from those that replicate
+                    model.set_requires_all_reduce(at == passes - 1)
+                else:
+                    model.set_requires_gradient_sync(at == passes - 1 or case.get("synced") == "each")
             got = model(here.tensor(inputs[place]))
             want = outs[place].detach().to(DTYPES[case.get("output", case.get("compute", "float64"))])
             near(here, got, want, f"forward-{step}", "the output")
@@ -155,7 +166,7 @@ def judge(here: Here, case: Case, model: nn.Module, dense: nn.Module, check: str
 
 def draw_fsdp(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     def strategy(limits: Limits) -> SearchStrategy[Case]:
-        texts = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2")}.get(kind, ("2", "2", "3"))
+        texts = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2"), "partly": ("4",)}.get(kind, ("2", "2", "3"))
         on = [mesh for mesh in map(Mesh.parse, texts) if mesh.size <= limits.world_size]
         sizes = st.sampled_from([3, 5, 7, 4, 2])
 
@@ -165,6 +176,8 @@ def draw_fsdp(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
             model = "tied" if kind == "shared" else draw(st.sampled_from(["mlp", "mlp", "norm"]))
             dims: tuple[int, ...] = draw(st.tuples(sizes, sizes, sizes)) if model == "mlp" else draw(st.tuples(sizes, sizes))
             fields: dict[str, Any] = {"reshard": draw(st.sampled_from(["yes", "no"]))}
+            if kind == "partly":
+                fields["reshard"] = "2"
             fields["units"] = draw(st.sampled_from([None, 1])) if model != "tied" else None
             fields["looked"] = draw(st.sampled_from([None, 1]))
             if kind == "accumulated":
@@ -182,6 +195,14 @@ def draw_fsdp(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     return strategy
 
 
+# cases that few draws would not meet
+ALWAYS = {"accumulated": ("mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held",)}
+
+
+def sweep_fsdp(kind: str) -> Callable[[Limits], list[Case]]:
+    return lambda limits: [case for text in ALWAYS[kind] if (case := Case.parse(f"module.fsdp[{kind}] {text}")).world <= limits.world_size]
+
+
 def features_fsdp(case: Case) -> set[str]:
     shards = case.mesh().shape[-1]
     uneven = {"uneven"} if any(extent % shards for extent in case.shape("dims")) else set()
@@ -191,7 +212,7 @@ def features_fsdp(case: Case) -> set[str]:
 def script_fsdp(case: Case) -> Script:
     """One linear layer of the same size: its gradient after as many passes as the case makes."""
     mesh, dims = case.mesh(), case.shape("dims")
-    made = f"fully_shard(net, mesh=mesh, reshard_after_forward={case.get('reshard') == 'yes'}"
+    made = f"fully_shard(net, mesh=mesh, reshard_after_forward={resharded(case)}"
     if "compute" in case:
         reduce = f", reduce_dtype=torch.{case.get('reduce')}" if "reduce" in case else ""
         made += f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{case.get('compute')}{reduce})"
@@ -206,7 +227,12 @@ def script_fsdp(case: Case) -> Script:
         made,
         *([f"net.set_gradient_divide_factor({case.get('factor')})"] if "factor" in case else []),
         f"for at in range({passes}):",
-        *([f"    net.set_requires_gradient_sync({True if synced == 'each' else f'at == {passes - 1}'})"] if synced else []),
+        *(
+            [f"    net.set_requires_gradient_sync({True if synced == 'each' else f'at == {passes - 1}'})"]
+            if synced in ("each", "last")
+            else []
+        ),
+        *([f"    net.set_requires_all_reduce(at == {passes - 1})"] if synced == "held" else []),
         f"    net(torch.ones(2, {dims[0]}, dtype=torch.float64) * (1 + rank)).sum().backward()",
         f"want = torch.full({(dims[1], dims[0])}, {value}, dtype=torch.float64)",
         "return want, net.weight.grad.full_tensor()",
@@ -220,6 +246,7 @@ CONTROLS = {
     "accumulated": "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last",
     "precision": "mesh=2 model=mlp dims=5x7x3 reshard=yes compute=float32 reduce=float64",
     "shared": "mesh=2 model=tied dims=5x3 reshard=yes",
+    "partly": "mesh=4 model=mlp dims=5x7x3 reshard=2 units=1",
     "otherwise": "mesh=2 model=mlp dims=4x6x2 reshard=yes dim=1 factor=1.0",
 }
 LAWS = tuple(
@@ -233,7 +260,9 @@ LAWS = tuple(
         control=f"module.fsdp[{kind}] {CONTROLS[kind]}",
         planted=PLANTED[kind],
         draw=draw_fsdp(kind),
-        draws=5,
+        draws=3 if kind == "partly" else 5,
+        sweep=sweep_fsdp(kind) if kind in ALWAYS else None,
+        sweeps=len(ALWAYS.get(kind, ())),
         needs=NEEDS,
         weight=0.1,
     )

@@ -179,6 +179,10 @@ def sweep_map(limits: Limits) -> list[Case]:
     """Shards that are not alike, which are known to come out otherwise, and would hide the rest if they were drawn."""
     sizes = (("2", "5:S(0)"), ("3", "4:S(0)"))
     cases = [Case.of("module.local-map", mesh=mesh, a=f"{a}:float64:small", fn="scale") for mesh, a in sizes]
+    # functions of which an input is used whole on every rank: its gradients add up only if they are declared to
+    for name, b in (("by-columns", "6x2:S(1)"), ("by-rows", "6x3:R")):
+        a = "4x6:R" if name == "by-columns" else "4x6:S(0)"
+        cases.append(Case.of("module.local-map", mesh="2", a=f"{a}:float64:small", b=f"{b}:float64:small", fn=name, grads=1))
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -220,6 +224,11 @@ MISMAPPED: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]], type[Exception
     "placed-otherwise": (
         "local_map(lambda a: a, [Shard(0)], ([Replicate()],))(x)",
         lambda x: (local_map(lambda a: a, SHARDED, ([Replicate()],)), x),
+        ValueError,
+    ),
+    "other-placements-of-two": (
+        "local_map(lambda a: a, [Replicate(), Shard(0)], ([Shard(0), Shard(0)],))(x)",
+        lambda x: (local_map(lambda a: a, [Replicate(), Shard(0)], ([Shard(0), Shard(0)],)), x),
         ValueError,
     ),
     "none-for-tensor": (
@@ -276,7 +285,11 @@ def script_mismapped(case: Case) -> Script:
 
 
 def sweep_mismapped(limits: Limits) -> list[Case]:
-    return [Case.of("module.local-map-refusals", mesh="2", x="4x3:S(0)", attempt=attempt) for attempt in MISMAPPED]
+    two: dict[str, Any] = {"mesh": "2x2" if limits.world_size > 3 else "1x2", "x": "4x3:R,S(0)"}
+    return [
+        Case.of("module.local-map-refusals", attempt=attempt, **(two if attempt.endswith("of-two") else {"mesh": "2", "x": "4x3:S(0)"}))
+        for attempt in MISMAPPED
+    ]
 
 
 LAWS = (
@@ -290,9 +303,9 @@ LAWS = (
         control="module.local-map mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=inner checked=moved grads=1",
         planted="map_takes_inputs_as_they_lie",
         draw=draw_map,
-        draws=16,
+        draws=14,
         sweep=sweep_map,
-        sweeps=2,
+        sweeps=4,
         needs=NEEDS,
         weight=0.3,
     ),
@@ -305,7 +318,7 @@ LAWS = (
         control="module.local-map-refusals mesh=2 x=4x3:S(0) attempt=placed-otherwise",
         planted="map_moves_unasked",
         sweep=sweep_mismapped,
-        sweeps=9,
+        sweeps=10,
         weight=0.1,
     ),
 )

@@ -41,6 +41,7 @@ KNOWN = {
         "mesh=2 x=2x5x3x2:S(1):float64 reduction=mean ignore=1 targets=sharded seed=4",
         "mesh=2 x=5x8x2:S(1):float64 reduction=none weight=plain ignore=255",
         "mesh=3 x=1x4:S(1) reduction=mean ignore=1 weight=plain targets=sharded",
+        "mesh=2 x=4x5:S(1):float64 reduction=mean ignore=1 weight=plain",
     ),
     "module.loss-beside": (
         "mesh=2x2 x=2x4x3x2:S(1),S(2):float64 reduction=none weight=sharded ignore=0 targets=sharded seed=8",
@@ -243,6 +244,8 @@ REFUSED: dict[str, tuple[str, str, str, tuple[type[Exception], ...]]] = {
     "rows-plain": ("2x2", "4x6:S(0),S(1)", "", (ValueError,)),
     "labels-elsewhere": ("2", "4x6:S(1)", "S(0)", (ValueError, RuntimeError)),
     "classes-twice": ("2x2", "4x8:S(1),S(1)", "R,R", (ValueError,)),
+    "pending-sum": ("2x2", "4x6:P(sum),S(1)", "R,R", (ValueError,)),
+    "pending-extreme": ("1x2", "4x6:P(max),S(1)", "R,R", (ValueError,)),
 }
 ENDS = ("over", "raised", "again")
 
@@ -274,7 +277,10 @@ def check_ends(case: Case, here: Here) -> None:
 
 def sweep_ends(limits: Limits) -> list[Case]:
     law = "module.loss-ends"
-    cases = [Case.of(law, mesh=mesh, x=x, labels=labels or None, way=way) for way, (mesh, x, labels, _) in REFUSED.items()]
+    cases = [
+        Case.of(law, mesh=mesh, x=x, labels=labels or None, way=way, reduction="sum" if "P(" in x else None)
+        for way, (mesh, x, labels, _) in REFUSED.items()
+    ]
     cases += [Case.of(law, mesh="2", x="4x6:R", labels="R", way=way) for way in ENDS]
     return [case for case in cases if case.world <= limits.world_size]
 
@@ -286,7 +292,8 @@ def features_ends(case: Case) -> set[str]:
 def script_ends(case: Case) -> Script:
     loss, attempt = Loss(case), case.get("way")
     mesh, at = scripts.mesh(loss.layout.mesh), scripts.placements(loss.layout.placements)
-    call = "torch.nn.functional.cross_entropy(x, labels)"
+    told = "".join(f", {key}={value!r}" for key, value in loss.options().items() if value != "mean")
+    call = f"torch.nn.functional.cross_entropy(x, labels{told})"
     body = [f"mesh, full, labels = {mesh}, {scripts.tensor(loss.logits())}, {scripts.tensor(loss.labels())}"]
     body += [f"x = distribute_tensor(full, mesh, {at})"]
     if "labels" in case:
@@ -316,7 +323,7 @@ LAWS = (
         draw=draw_loss("module.loss", ("2", "2", "2", "3", "3", "4")),
         draws=10,
         sweep=sweep_known("module.loss"),
-        sweeps=3,
+        sweeps=4,
         needs=NEEDS,
         weight=0.2,
     ),
@@ -362,7 +369,7 @@ LAWS = (
         control="module.loss-ends mesh=2 x=4x6:R labels=R way=over",
         planted="loss_context_stays",
         sweep=sweep_ends,
-        sweeps=8,
+        sweeps=10,
         needs=NEEDS,
         weight=0.1,
     ),

@@ -31,6 +31,11 @@ def shifted(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x - x.amax(dim, keepdim=True)
 
 
+def shifted_by(x: torch.Tensor, *, dim: int) -> torch.Tensor:
+    """The same, told its dim by name alone."""
+    return shifted(x, dim)
+
+
 def rule(x: Any, dim: int) -> list[tuple[list[Any], list[Any]]]:
     """Replicas, or shards of any other dim."""
     others = [at for at in range(x.ndim) if at != dim % x.ndim]
@@ -38,31 +43,37 @@ def rule(x: Any, dim: int) -> list[tuple[list[Any], list[Any]]]:
     return [whole, *(([Shard(at)], [Shard(at), None]) for at in others)]
 
 
+def rule_by(x: Any, *, dim: int) -> list[tuple[list[Any], list[Any]]]:
+    return [(after, before[:1]) for after, before in rule(x, dim)]
+
+
 @cache
-def registered() -> Callable[[Any, int], Any]:
+def registered(named: bool) -> Callable[[Any, int], Any]:
     """The op, made and given its rule once in a process."""
-    op: Any = torch.library.custom_op("shardlaw::shifted", shifted, mutates_args=())
+    name, make, of = ("shifted_by", shifted_by, rule_by) if named else ("shifted", shifted, rule)
+    op: Any = torch.library.custom_op(f"shardlaw::{name}", make, mutates_args=())
     op.register_fake(lambda x, dim: torch.empty_like(x))
-    register_sharding(torch.ops.shardlaw.shifted.default)(rule)
-    called: Callable[[Any, int], Any] = torch.ops.shardlaw.shifted.default
-    return called
+    called: Any = getattr(torch.ops.shardlaw, name).default
+    register_sharding(called)(of)
+    return lambda x, dim: called(x, dim=dim) if named else called(x, dim)
 
 
 def check_registered(case: Case, here: Here) -> None:
-    """The op gives the dense result, placed as one of the registered rules says."""
-    x, dim = given(case), case.integer("dim")
-    got = registered()(x.dtensor(here), dim)
-    if here.same_dtensor(got, shifted(x.full, dim), "result", mesh=x.layout.mesh):
-        at = got.placements
-        ndim = x.full.ndim
-        kept = all(isinstance(one, Replicate) or (isinstance(one, Shard) and one.dim != dim % ndim) for one in at)
-        here.require(kept, "wrong-metadata", "rule", "the result is placed as no rule says", "replicas, or shards of other dims", at)
+    """The op gives the dense result, placed as one of the registered rules says, also when it was called with other dims before."""
+    x, ndim = given(case), given(case).full.ndim
+    op, live = registered(case.get("by", "place") == "name"), x.dtensor(here)
+    for dim in (*(at for at in range(ndim) if at != case.integer("dim") % ndim), case.integer("dim")):
+        got = op(live, dim)
+        if here.same_dtensor(got, shifted(x.full, dim), f"result-{dim}", mesh=x.layout.mesh):
+            at = got.placements
+            kept = all(isinstance(one, Replicate) or (isinstance(one, Shard) and one.dim != dim % ndim) for one in at)
+            here.require(kept, "wrong-metadata", "rule", "the result is placed as no rule says", "replicas, or shards of other dims", at)
 
 
 def draw_registered(limits: Limits) -> SearchStrategy[Case]:
     def extra(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         ndim = len(layout.shape)
-        return {"dim": draw(st.integers(-ndim, ndim - 1))}
+        return {"dim": draw(st.integers(-ndim, ndim - 1)), "by": draw(st.sampled_from([None, "name"]))}
 
     drawn = draws.placed("module.registered", limits, kinds=("R", "S", "S", "P"), min_dims=1, on=inside(limits), extra=extra)
     return drawn.filter(lambda case: 0 not in case.tensor("x").shape)
@@ -81,17 +92,19 @@ def features_registered(case: Case) -> set[str]:
 def script_registered(case: Case) -> Script:
     x, dim = given(case), case.integer("dim")
     constants, body = scripts.source(x, case.world)
+    star, told, none = ("*, ", "dim=", "") if case.get("by", "place") == "name" else ("", "", ", None")
     body = [
-        "def shifted(x: torch.Tensor, dim: int) -> torch.Tensor:",
+        f"def shifted(x: torch.Tensor, {star}dim: int) -> torch.Tensor:",
         "    return x - x.amax(dim, keepdim=True)",
         'op = torch.library.custom_op("mine::shifted", shifted, mutates_args=())',
         "op.register_fake(lambda x, dim: torch.empty_like(x))",
-        "def rule(x, dim):",
+        f"def rule(x, {star}dim):",
         "    others = [at for at in range(x.ndim) if at != dim % x.ndim]",
-        "    return [([Replicate()], [Replicate(), None])] + [([Shard(at)], [Shard(at), None]) for at in others]",
+        f"    return [([Replicate()], [Replicate(){none}])] + [([Shard(at)], [Shard(at){none}]) for at in others]",
         "register_sharding(torch.ops.mine.shifted.default)(rule)",
         *body,
-        f"return {scripts.tensor(shifted(x.full, dim))}, torch.ops.mine.shifted.default(x, {dim}).full_tensor()",
+        *(f"torch.ops.mine.shifted.default(x, {told}{at})" for at in range(x.full.ndim) if at != dim % x.full.ndim),
+        f"return {scripts.tensor(shifted(x.full, dim))}, torch.ops.mine.shifted.default(x, {told}{dim}).full_tensor()",
     ]
     made = scripts.script(body, world=case.world, constants=constants)
     return Script(made.stages, (*made.imports, "from torch.distributed.tensor.experimental import register_sharding"), made.constants)

@@ -22,7 +22,7 @@ from reference import simulate
 from reference.layout import Layout
 from reference.mesh import Mesh
 from reference.notation import Shape, format_shape
-from reference.placement import Placement, Placements
+from reference.placement import Placement
 from reference.placement import Replicate as R
 from reference.placement import Shard as S
 from strategies.modules import RMSNorm, eighths, indices
@@ -214,6 +214,15 @@ def draw_weighed(kind: str) -> Any:
     return strategy
 
 
+def sweep_weighed(kind: str) -> Any:
+    """Frozen parameters of either module, which few draws would meet."""
+    law = f"module.styles[{'colwise' if kind.startswith('C') else 'rowwise'}]"
+    linear: dict[str, Any] = {"module": "linear", "dims": "4x6", "input": "4x4"}
+    embedding: dict[str, Any] = {"module": "embedding", "dims": "4x6", "input": "4", "from_": R()}
+    cases = [Case.of(law, mesh="2", style=kind, **fields, frozen=1) for fields in (linear, embedding)]
+    return lambda limits: cases
+
+
 def draw_sequence(limits: Limits) -> SearchStrategy[Case]:
     on = lines(limits)
 
@@ -243,35 +252,48 @@ def draw_sequence(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
-def _source(case: Case, rank: int) -> torch.Tensor:
-    return eighths(case.shape("dims")[::-1], case.seed + rank)
+def _source(case: Case, rank: int) -> list[tuple[str, torch.Tensor]]:
+    """The parameters that a rank has before, by name: of a linear layer weight and bias, of an embedding its table."""
+    dims = case.shape("dims")
+    if case.get("module", "linear") == "embedding":
+        return [("weight", eighths(dims, case.seed + rank))]
+    return [("weight", eighths(dims[::-1], case.seed + rank)), ("bias", eighths(dims[1:], case.seed + rank + 5))]
 
 
 def check_source(case: Case, here: Here) -> None:
     """Every rank has weights of its own; those that count are the source's, or each rank's own where the source is none."""
     mesh, source, key = case.mesh(), case.get("src"), case.get("key")
-    net: Any = nn.Linear(case.shape("dims")[0], case.shape("dims")[1], bias=False).double()
-    net.weight.data = here.tensor(_source(case, here.rank))
+    kind = case.get("module", "linear")
+    make: Any = nn.Linear if kind == "linear" else nn.Embedding
+    net: Any = make(*case.shape("dims")).double()
+    for name, own in _source(case, here.rank):
+        getattr(net, name).data = here.tensor(own)
     plan: Any = style(case.get("style")).make()
     model = net if key in ("style", "itself") else nn.ModuleDict({"net": nn.ModuleDict({"inner": net})})
     whole = {"style": plan, "itself": {"": plan}, "path": {"net.inner": plan}, "pattern": {"n*.*": plan}}[key]
     parallelize_module(model, here.mesh(mesh), whole, src_data_rank=None if source == "own" else int(source))
-    at: Placements = (MODULES["linear"][1][case.get("style")][0],)
-    full = _source(case, here.rank if source == "own" else mesh.ranks[int(source)])
-    here.same_dtensor(net.weight, full, "weight", placements=at)
+    parts = _source(case, here.rank if source == "own" else mesh.ranks[int(source)])
+    for (name, full), at in zip(parts, MODULES[kind][1][case.get("style")], strict=False):
+        here.same_dtensor(getattr(net, name), full, name, placements=(at,))
 
 
 def script_source(case: Case) -> Script:
     mesh, source, key, one = case.mesh(), case.get("src"), case.get("key"), style(case.get("style"))
     option = None if source == "own" else int(source)
-    body = [f"mesh, net = {scripts.mesh(mesh)}, nn.Linear{tuple(case.shape('dims'))}", "net.weight.data = W[rank]"]
+    kind, places = case.get("module", "linear"), MODULES[case.get("module", "linear")][1][case.get("style")]
+    made = "nn.Linear" if kind == "linear" else "nn.Embedding"
+    body, constants, names = [f"mesh, net = {scripts.mesh(mesh)}, {made}{tuple(case.shape('dims'))}"], list[str](), list[str]()
+    for at, (name, _) in enumerate(_source(case, 0)):
+        own = {rank: _source(case, rank)[at][1] for rank in mesh.ranks}
+        due = {rank: taken(own[rank if option is None else mesh.ranks[option]], places[at], mesh, rank) for rank in mesh.ranks}
+        constants += [*scripts.tensors(name.upper(), own), *scripts.tensors(f"WANT_{name.upper()}", due)]
+        body.append(f"net.{name}.data = {name.upper()}[rank]")
+        names.append(name)
     model = "net" if key in ("style", "itself") else 'nn.ModuleDict({"net": nn.ModuleDict({"inner": net})})'
     plan = {"style": f"{one}", "itself": f'{{"": {one}}}', "path": f'{{"net.inner": {one}}}', "pattern": f'{{"n*.*": {one}}}'}[key]
-    body += [f"parallelize_module({model}, mesh, {plan}, src_data_rank={option})", "return WANT[rank], net.weight.to_local().detach()"]
-    at = MODULES["linear"][1][case.get("style")][0]
-    full = {rank: _source(case, rank if option is None else mesh.ranks[option]) for rank in mesh.ranks}
-    constants = scripts.tensors("W", {rank: _source(case, rank) for rank in mesh.ranks})
-    constants += scripts.tensors("WANT", {rank: taken(full[rank], at, mesh, rank) for rank in mesh.ranks})
+    want, got = (", ".join(text.format(name=name, NAME=name.upper()) for name in names)
+                 for text in ("WANT_{NAME}[rank]", "net.{name}.to_local().detach()"))  # fmt: skip
+    body += [f"parallelize_module({model}, mesh, {plan}, src_data_rank={option})", f"return [{want}], [{got}]"]
     told = scripts.script(body, world=case.world, constants=constants)
     return Script(told.stages, (*told.imports, "from torch import nn", module_plans.imports([one])), told.constants)
 
@@ -282,9 +304,16 @@ def draw_source(limits: Limits) -> SearchStrategy[Case]:
         mesh, sizes = draw(st.sampled_from(lines(limits))), st.sampled_from([3, 5, 4])
         source, key = draw(st.sampled_from(["0", "1", str(mesh.size - 1), "own"])), draw(st.sampled_from(KEYS))
         dims, kind = draw(st.tuples(sizes, sizes)), draw(st.sampled_from(["ColwiseParallel", "RowwiseParallel"]))
-        return Case.of("module.source", mesh=mesh, style=kind, dims=format_shape(dims), key=key, src=source, seed=draw(draws.seeds()))
+        fields: dict[str, Any] = {"module": draw(st.sampled_from([None, None, "embedding"])), "dims": format_shape(dims)}
+        return Case.of("module.source", mesh=mesh, style=kind, **fields, key=key, src=source, seed=draw(draws.seeds()))
 
     return case()
+
+
+def sweep_source(limits: Limits) -> list[Case]:
+    """Every kind of parameter, from the second rank: sharded and replicated ones."""
+    kinds = [(style, module) for module in (None, "embedding") for style in ("ColwiseParallel", "RowwiseParallel")]
+    return [Case.of("module.source", mesh="2", style=style, module=module, dims="3x4", key="path", src="1") for style, module in kinds]
 
 
 def features_source(case: Case) -> set[str]:
@@ -304,7 +333,9 @@ LAWS = (
         control=COLUMN_CONTROL,
         planted="colwise_always_gives_local_tensors",
         draw=draw_weighed("ColwiseParallel"),
-        draws=12,
+        draws=11,
+        sweep=sweep_weighed("ColwiseParallel"),
+        sweeps=2,
         needs=NEEDS,
         weight=0.2,
     ),
@@ -318,7 +349,9 @@ LAWS = (
         control=ROW_CONTROL,
         planted="rowwise_stays_pending",
         draw=draw_weighed("RowwiseParallel"),
-        draws=12,
+        draws=11,
+        sweep=sweep_weighed("RowwiseParallel"),
+        sweeps=2,
         needs=NEEDS,
         weight=0.2,
     ),
@@ -346,7 +379,9 @@ LAWS = (
         control="module.source mesh=2 style=ColwiseParallel dims=3x4 key=path src=1",
         planted="source_is_always_first",
         draw=draw_source,
-        draws=10,
+        draws=8,
+        sweep=sweep_source,
+        sweeps=4,
         needs=("broadcast", "scatter"),
         weight=0.1,
     ),

@@ -40,6 +40,8 @@ PAIRED = (
     "nn.functional.linear(a,b)",
     "_foreach_add([a],[b])",
 )
+# of these, the ones that a plain vector could be broadcast in
+BROADCAST = ("add(a,b)", "mul(b,a)", "where(gt(a,0),a,b)", "maximum(a,b)", "eq(a,b)", "a.add_(b)", "lerp(a,b,0.5)")
 # calls on a 4x6 tensor a and a 6x4 tensor b that no tensor allows
 SENSELESS = (
     "add(a,b)",
@@ -96,6 +98,9 @@ def _mixed(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def drawn(draw: st.DrawFn) -> Case:
         mesh = draw(st.sampled_from(_meshes(limits)))
+        if draw(st.integers(0, 3)) == 3:
+            a, b = TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4,), None)
+            return Case.of("op.refuses[mixed]", mesh=mesh, a=a, b=b, steps=draw(st.sampled_from(BROADCAST)))
         steps = draw(st.sampled_from(PAIRED))
         specs = [TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4, 4), None)]
         a, b = specs if draw(st.booleans()) else reversed(specs)

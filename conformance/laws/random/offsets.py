@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from conformance.here import Here
 
 
-def offsets(x: Given, here: Here) -> dict[Coord, tuple[int, int]]:
-    """Where the numbers of each coordinate start, and where those of the next tensor start."""
-    layout, found = x.layout, {}
+BEFORE = 40  # how far the generator has come before
+
+
+def offsets(x: Given, here: Here) -> tuple[dict[Coord, tuple[int, int]], dict[Coord, tuple[int, int]]]:
+    """Where the numbers of each coordinate start, and where those of the next tensor start: as computed, and as states are set."""
+    layout, found, came = x.layout, {}, {}
     tracker = compat.name("OffsetBasedRNGTracker")
     try:
         compat.name("rng_offsets")
+        compat.name("PhiloxState")
     except compat.TorchMovedError as moved:
         here.reject(str(moved))
     table = torch.tensor(layout.mesh.ranks).reshape(layout.mesh.shape)
@@ -34,14 +38,23 @@ def offsets(x: Given, here: Here) -> dict[Coord, tuple[int, int]]:
     for coord in layout.mesh.coords():
         live = compat.seated_mesh(here.device.type, table, layout.mesh.rank_at(coord))
         spec = compat.name("DTensorSpec")(live, tuple(here.placements(layout.placements)), tensor_meta=meta)
-        found[coord] = tracker._compute_rng_offsets(object.__new__(tracker), spec)
-    return found
+        of = object.__new__(tracker)
+        found[coord] = tracker._compute_rng_offsets(of, spec)
+        state: Any = compat.name("PhiloxState")(torch.zeros(16, dtype=torch.uint8))
+        state.offset = old = torch.tensor([BEFORE])
+        tracker._set_pre_op_offset(of, state, spec)
+        begun = int(state.offset)
+        tracker._set_post_op_offset(of, state, spec, old)
+        came[coord] = begun - BEFORE, int(state.offset) - BEFORE
+    return found, came
 
 
 def check_offsets(case: Case, here: Here) -> None:
-    """Replicas start alike, different shards apart, and afterwards all ranks go on behind the last, from the same place."""
+    """Replicas start alike, different shards apart and in the order in which they lie; afterwards all ranks go on behind the last, from
+    the same place. The state of a generator is set so."""
     x = given(case)
-    layout, found = x.layout, offsets(x, here)
+    layout, (found, came) = x.layout, offsets(x, here)
+    here.require(found == came, "wrong-value", "states", "states are set otherwise than computed", found, came)
     here.require(all(start % 4 == 0 and end % 4 == 0 for start, end in found.values()), "wrong-value", "fours", "not in fours", "", found)
     here.require(len({end for _, end in found.values()}) == 1, "wrong-value", "after", "ranks go on from different places", "", found)
     for one, (start, end) in found.items():
@@ -50,7 +63,13 @@ def check_offsets(case: Case, here: Here) -> None:
             if same_shard(layout, one, other):
                 here.require(start == found[other][0], "wrong-value", "replicas", "replicas start apart", "", found)
             elif 0 not in (*layout.local_shape(one), *layout.local_shape(other)):
-                here.require(start != found[other][0], "wrong-value", "shards", f"shards at {one} and {other} start alike", "", found)
+                later = found[other][0]
+                here.require(start != later, "wrong-value", "shards", f"shards at {one} and {other} start alike", "", found)
+                ahead = layout.offset(one) < layout.offset(other)
+                turned = start != later and (start < later) != ahead
+                here.require(
+                    not turned, "wrong-value", "order", f"shards at {one} and {other} start in another order than they lie", "", found
+                )
 
 
 def draw_offsets(limits: Limits) -> SearchStrategy[Case]:
@@ -60,8 +79,9 @@ def draw_offsets(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_offsets(limits: Limits) -> list[Case]:
-    """Shards of one or two elements, which few draws have."""
-    cases = [Case.of("random.offsets", mesh=3, x="5:S(0)"), Case.of("random.offsets", mesh=4, x="2x4:S(1)")]
+    """Shards of one or two elements, and of a dim that two mesh dims shard, which few draws have."""
+    shards = ((3, "5:S(0)"), (4, "2x4:S(1)"), ("2x2", "8x3:S(0),S(0)"), ("2x2", "3x8:S(1),S(1)"))
+    cases = [Case.of("random.offsets", mesh=mesh, x=x) for mesh, x in shards]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -85,7 +105,12 @@ def script_offsets(case: Case) -> Script:
     first = [next(at for at, one in enumerate(coords) if same_shard(x.layout, one, coord)) for coord in coords]
     ranks = [x.layout.mesh.rank_at(coord) for coord in coords]
     body += [f"# ranks that hold one shard have one number: {dict(zip(ranks, first, strict=True))}"]
-    made = scripts.script([*body, f"return {len(set(first))}, len(set(found))"], world=case.world, constants=constants)
+    end = [f"return {len(set(first))}, len(set(found))"]
+    if not x.layout.empty_coords():  # then the order of the starts is that of the shards
+        lie = {x.layout.mesh.rank_at(coord): x.layout.offset(coord) for coord in coords}
+        order = [sorted(set(lie.values())).index(lie[rank]) for rank in sorted(lie)]
+        end = ["starts = sorted(set(found))", f"return {order}, [starts.index(one) for one in found]"]
+    made = scripts.script([*body, *end], world=case.world, constants=constants)
     return Script(made.stages, (*made.imports, "from torch.distributed.tensor._random import OffsetBasedRNGTracker"), made.constants)
 
 
@@ -100,7 +125,7 @@ LAWS = (
         control="random.offsets mesh=2 x=5x6:S(0)",
         planted="offsets_round_down",
         sweep=sweep_offsets,
-        sweeps=2,
+        sweeps=4,
         draw=draw_offsets,
         draws=40,
         weight=0.2,

@@ -55,6 +55,11 @@ def sweep_bystander(limits: Limits) -> list[Case]:
         for shape in shapes
         for source, to in moves
     ]
+    # of strided shards the outer mesh dim is gathered first: what is merged is not in the order of the flattened dims
+    cases += [
+        Case.of("redistribute.bystander", mesh="2x2", x=f"{shape}:_S(0,2),S(0)", to="R,R", flatten="a,b", before="none")
+        for shape in ("4x4", "8x3")
+    ]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -199,7 +204,7 @@ LAWS = (
         draw=draw_bystander,
         draws=84,
         sweep=sweep_bystander,
-        sweeps=10,
+        sweeps=12,
         narrow=draws.narrowed,
         needs=("subgroups",),
         weight=2.0,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
-from conformance.laws.given import given
+from conformance.laws.given import Given, given
 from conformance.report.reproducer import Script
 from reference.layout import Layout
 from reference.placement import Partial, Placement, Replicate, Shard
@@ -40,7 +40,14 @@ SEVERAL = (
     ("3", "7x2:S(0)", "5:R", "S(0)", "twice"),
     ("1x2", "4x4:R,S(0)", "3x2:R,R", "R,S(1)", "twice"),
     ("2x1", "4x4:S(0),R", "3:R,R", "R,R", "twice"),
+    ("2", "5x3:S(0)", "4:R", "R", "both"),
+    ("3", "7x2:S(0)", "3x2:R", "S(0)", "both"),
+    ("2", "5x3:S(0)", "4:R", "R", "apart"),
+    ("3", "7x2:S(0)", "3x2:R", "R", "apart"),
 )
+
+
+USES = {"twice": ("reused",), "both": ("two-pending",), "apart": ("two-pending",)}
 
 
 def sweep_masked(limits: Limits) -> list[Case]:
@@ -82,7 +89,12 @@ def features_masked(case: Case) -> set[str]:
     ends = [dim for dim, to in enumerate(case.placements("out")) if isinstance(to, Shard)]
     ends += [dim for dim, (one, other) in enumerate(zip(table, index, strict=True)) if one == Shard(1) or isinstance(other, Shard)]
     beside = any(sizes[dim] > 1 and dim not in rows for dim in ends)
-    return {"derived", *(["reused"] if case.get("use") == "twice" else []), *(["masked-beside-shard"] if rows and beside else [])}
+    return {"derived", *USES.get(case.get("use"), ()), *(["masked-beside-shard"] if rows and beside else [])}
+
+
+def _second(case: Case) -> Given:
+    """The indices of a second lookup while the first is pending: the same, or others of the same shape."""
+    return given(case if case.get("use") == "both" else case.with_fields(seed=case.seed + 1), "i")
 
 
 def _wanted(case: Case) -> tuple[torch.Tensor, Layout]:
@@ -94,11 +106,21 @@ def check_masked(case: Case, here: Here) -> None:
     """Each row comes from the one rank that has it, however the sum is then placed, and as often as it is asked for."""
     table, index = given(case, "w"), given(case, "i")
     full, to = _wanted(case)
-    found: Any = functional.embedding(index.dtensor(here), table.dtensor(here))
-    here.require(isinstance(found, DTensor), "wrong-metadata", "kind", "a lookup in a DTensor is no DTensor")
-    for _ in range(1 + (case.get("use") == "twice")):
-        got = found.redistribute(placements=here.placements(to.placements))
-        here.same_dtensor(got, full, "rows", mesh=to.mesh, placements=to.placements)
+    w = table.dtensor(here)
+    found: list[tuple[Any, torch.Tensor]] = [(functional.embedding(index.dtensor(here), w), full)]
+    here.require(isinstance(found[0][0], DTensor), "wrong-metadata", "kind", "a lookup in a DTensor is no DTensor")
+    if case.get("use") == "twice":
+        found *= 2
+    elif case.get("use") != "once":
+        second = _second(case)
+        try:
+            found.append((functional.embedding(second.dtensor(here), w), functional.embedding(second.full, table.full)))
+        except RuntimeError:
+            found[0][0].redistribute(placements=here.placements(to.placements))  # so that no later case meets its mask
+            raise
+    for rows, want in found:
+        got = rows.redistribute(placements=here.placements(to.placements))
+        here.same_dtensor(got, want, "rows", mesh=to.mesh, placements=to.placements)
 
 
 def script_masked(case: Case) -> Script:
@@ -108,6 +130,9 @@ def script_masked(case: Case) -> Script:
     body += [*lines[1:], "found = torch.nn.functional.embedding(i, w)"]
     moved = f"found.redistribute(placements={scripts.placements(to.placements)})"
     body += [moved] if case.get("use") == "twice" else []
+    if case.get("use") in ("both", "apart"):
+        again, lines = scripts.source(_second(case), case.world, "j")
+        more, body = [*more, *again], [*body, *lines[1:], "torch.nn.functional.embedding(j, w)"]
     return scripts.holds(case, body, moved, full, to, constants=[*constants, *more])
 
 
@@ -122,7 +147,7 @@ LAWS = (
         control="redistribute.masked mesh=2 w=5x3:S(0) i=4:R:int64:index5 out=R use=once",
         planted="mask_is_not_applied",
         sweep=sweep_masked,
-        sweeps=13,
+        sweeps=17,
         draw=draw_masked,
         draws=30,
         needs=("all_reduce",),

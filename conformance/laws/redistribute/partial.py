@@ -92,7 +92,7 @@ def draw_merged(limits: Limits) -> SearchStrategy[Case]:
         goal = draw(st.sampled_from(goals))
         to: list[Placement] = [goal] * mesh.ndim
         if draw(st.integers(0, 3)) == 3:
-            to[draw(st.integers(0, mesh.ndim - 1))] = Replicate()
+            to[draw(st.integers(0, mesh.ndim - 1))] = draw(st.sampled_from(goals))
         flat = draw(st.sampled_from(["a,b"] if mesh.ndim == 2 else ["a,b,c", "a,b", "b,c"]))
         spec = TensorSpec(shape, tuple(map(Partial, ops)))
         return Case.of("redistribute.merged", mesh=mesh, x=spec, to=tuple(to), flatten=flat, seed=draw(draws.seeds()))
@@ -101,9 +101,12 @@ def draw_merged(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_merged(limits: Limits) -> list[Case]:
-    """On a mesh whose rows and columns ascend, but not when they are read one after the other."""
-    case = Case.of("redistribute.merged", mesh="2x2@0,2,1,3", x="4x4:P(sum),P(sum)", to="S(0),S(0)", flatten="a,b")
-    return [moved for moved in (case, case.with_fields(to="R,R")) if moved.world <= limits.world_size]
+    """On a mesh whose rows and columns ascend, but not when they are read one after the other; to shards of two dims, which are not to be
+    merged; and where the dims that are flattened are others, of as many ranks."""
+    turned = Case.of("redistribute.merged", mesh="2x2@0,2,1,3", x="4x4:P(sum),P(sum)", to="S(0),S(0)", flatten="a,b")
+    plain = turned.with_fields(mesh="2x2", to="S(0),S(1)")
+    others = Case.of("redistribute.merged", mesh="1x2x2", x="4x4:P(sum),R,P(sum)", to="R,R,R", flatten="a,b")
+    return [case for case in (turned, turned.with_fields(to="R,R"), plain, others) if case.world <= limits.world_size]
 
 
 def features_merged(case: Case) -> set[str]:
@@ -182,7 +185,7 @@ LAWS = (
         planted="merged_average_is_sum",
         draw=draw_merged,
         sweep=sweep_merged,
-        sweeps=2,
+        sweeps=4,
         draws=60,
         needs=("all_reduce", "reduce_scatter", "subgroups"),
         weight=1.0,

@@ -129,7 +129,7 @@ def script_same(case: Case) -> Script:
 
 
 def check_full(case: Case, here: Here) -> None:
-    """``full_tensor`` is the whole tensor, pending reductions done, on every rank."""
+    """``full_tensor`` is the whole tensor, pending reductions done, on every rank; of contiguous parts it is contiguous, as views need."""
     x = given(case)
     got = x.dtensor(here).full_tensor()
     here.require(not isinstance(got, DTensor), "wrong-metadata", "kind", "full_tensor is a DTensor")
@@ -137,6 +137,8 @@ def check_full(case: Case, here: Here) -> None:
         here.require(got.numel() == 0, "wrong-layout", "outside", "a rank outside the mesh got elements", "nothing", got)
     else:
         here.same(got, x.full, "full", what="full tensor")
+        if x.spec.memory == "plain":
+            here.require(got.is_contiguous(), "wrong-metadata", "strides", "the full tensor of contiguous parts is not", "", got.stride())
 
 
 def draw_full(limits: Limits) -> SearchStrategy[Case]:
@@ -151,7 +153,13 @@ def script_full(case: Case) -> Script:
     constants, body = scripts.source(x, case.world)
     body += [f"full = {scripts.tensor(x.full.contiguous())}", "got = x.full_tensor()"]
     return scripts.script(
-        [*body, "return (full, got) if mesh.get_coordinate() is not None else (None, None)"], world=case.world, constants=constants
+        [
+            *body,
+            f"whole = [got{', got.is_contiguous()' if x.spec.memory == 'plain' else ''}]",
+            "return ([full, True][: len(whole)], whole) if mesh.get_coordinate() is not None else (None, None)",
+        ],
+        world=case.world,
+        constants=constants,
     )
 
 

@@ -17,7 +17,7 @@ from conformance.laws.redistribute.placements import DOC, judged, script_local
 from conformance.report.reproducer import Script
 from reference.layout import Layout
 from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Replicate, Shard
+from reference.placement import Partial, Placement, Placements, Replicate, Shard
 from reference.simulate import can_reduce
 from reference.tensors import DTYPES, TensorSpec
 from strategies import shapes
@@ -108,6 +108,46 @@ def script_replicas(case: Case) -> Script:
     return scripts.script(lines, world=case.world, constants=table)
 
 
+# Memory
+
+
+def draw_apart(limits: Limits) -> SearchStrategy[Case]:
+    on, law = draws.meshes(limits, tables=False, least=2), "redistribute.apart"
+    options: dict[str, Any] = {"on": on, "dtypes": draws.EXACT, "memories": ("plain", "transposed")}
+    replicas = draws.moved(law, limits, kinds=("R",), targets=("R", "S"), **options)
+    any_kind = draws.moved(law, limits, kinds=("R", "S", "P"), targets=("R", "S", "P"), **options)
+
+    def moves(case: Case) -> bool:
+        """Whether any mesh dim of several ranks changes its placement; without one a redistribution may give the same memory."""
+        return any(size > 1 and old != new for size, old, new in zip(case.mesh().shape, *(_ends(case)), strict=True))
+
+    return draws.mostly(replicas, any_kind, 3).filter(moves)
+
+
+def _ends(case: Case) -> tuple[Placements, Placements]:
+    return case.tensor("x").placements or (), case.placements("to")
+
+
+def check_apart(case: Case, here: Here) -> None:
+    """What is written into the result of a redistribution does not reach the tensor that was redistributed."""
+    x = given(case)
+    live = x.dtensor(here)
+    got = live.redistribute(placements=here.placements(target(case, x).placements))
+    if here.coord(x.layout.mesh) is None:
+        return
+    with torch.no_grad():
+        got.to_local().add_(1)
+    here.same(live.to_local(), x.local(here.coord(x.layout.mesh)), "source", what="what was redistributed, once the result was written")
+
+
+def script_apart(case: Case) -> Script:
+    x = given(case)
+    constants, body = scripts.source(x, case.world)
+    body += [f"got = x.redistribute(placements={scripts.placements(target(case, x).placements)})", "before = x.to_local().clone()"]
+    body += ["if mesh.get_coordinate() is None:", "    return None, None"] if x.layout.mesh.size < case.world else []
+    return scripts.script([*body, "got.to_local().add_(1)", "return before, x.to_local()"], world=case.world, constants=constants)
+
+
 # reductions that elements of a dtype do not have
 NOT_THERE = (("int64", "avg"), ("int32", "avg"), ("uint8", "avg"), ("bool", "avg"), ("float32", "band"), ("float64", "bor"),
              ("float32", "bxor"), ("bfloat16", "band"), ("complex64", "max"), ("complex64", "min"))  # fmt: skip
@@ -178,6 +218,19 @@ LAWS = (
         draws=30,
         needs=("all_reduce",),
         weight=0.4,
+    ),
+    Law(
+        id="redistribute.apart",
+        clause="A tensor that was redistributed is of its own memory: what is written into it does not reach its source.",
+        source=f"{DOC}: out of place, it leaves the original one unchanged",
+        check=check_apart,
+        script=script_apart,
+        control="redistribute.apart mesh=2 x=4x6:R to=S(0)",
+        planted="shards_are_views",
+        draw=draw_apart,
+        draws=30,
+        weight=0.2,
+        tier="extended",
     ),
     Law(
         id="redistribute.dtype-closure",

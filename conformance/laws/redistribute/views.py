@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
@@ -163,17 +164,40 @@ def draw_caches(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
+# two redistributions by one planner, on a mesh that nothing was planned for: x, to, b, to.b
+PLANNED = (
+    ("8x4:_S(0,2),S(0)", "R,S(1)", "8:_S(0,2),S(0)", "R,R"),
+    ("4x8:S(1),R", "_S(0,2),S(0)", "8:S(0),R", "_S(0,2),S(0)"),
+)
+
+
+def sweep_caches(limits: Limits) -> list[Case]:
+    """After a tensor of fewer dims, and of other extents, one whose way has to be searched for."""
+    cases = [
+        Case.of("redistribute.after", mesh=mesh, x=x, to=to, b=b, to__b=to_b, fresh=1)
+        for mesh in ("1x2", "2x2")
+        for x, to, b, to_b in PLANNED
+    ]
+    return [case for case in cases if case.world <= limits.world_size]
+
+
+def _planned_for(case: Case, here: Here) -> Any:
+    """The mesh of a case: the one that the world keeps, or one of names that no other case has."""
+    names = tuple(f"{name}{zlib.crc32(case.text.encode()):x}" for name in NAMES[: case.mesh().ndim])
+    return here.mesh(case.mesh(), fresh=True, names=names) if "fresh" in case else None
+
+
 def features_caches(case: Case) -> set[str]:
     return {"bystander", "repeated"}
 
 
 def check_caches(case: Case, here: Here) -> None:
     """Two tensors redistributed one after the other, in either order, each end where they do alone."""
-    first, second = given(case, "b"), given(case)
-    for one, to, check in ((first, target(case, first, "to.b"), "first"), (second, target(case, second), "second")):
-        judged(here, one.dtensor(here).redistribute(placements=here.placements(to.placements)), one, to.placements, check)
-    again = target(case, first, "to.b")
-    judged(here, first.dtensor(here).redistribute(placements=here.placements(again.placements)), first, again.placements, "third")
+    first, second, live = given(case, "b"), given(case), _planned_for(case, here)
+    for one, field, check in ((first, "to.b", "first"), (second, "to", "second"), (first, "to.b", "third")):
+        to = target(case, one, field)
+        got = one.dtensor(here, mesh=live).redistribute(placements=here.placements(to.placements))
+        judged(here, got, one, to.placements, check)
 
 
 def script_caches(case: Case) -> Script:
@@ -211,6 +235,8 @@ LAWS = (
         planted="plans_are_remembered_by_placements",
         draw=draw_caches,
         draws=42,
+        sweep=sweep_caches,
+        sweeps=4,
         weight=0.8,
     ),
 )
