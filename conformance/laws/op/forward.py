@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from conformance.case import Case
-from conformance.law import Law
+from conformance.law import Law, Limits
 from conformance.laws import draws
 from conformance.laws.op.check import check_program, operands, registered_everywhere, without_pending
 from conformance.laws.op.refusals import REFUSALS
 from conformance.laws.op.scripts import script_of
 from strategies.op_catalogue import OPS
+from strategies.op_corners import corner_samples
 from strategies.op_draws import no_larger, op_samples
-from strategies.op_programs import op_histories, op_programs
+from strategies.op_programs import family_histories, op_histories, op_programs
 from strategies.op_sweep import Sweep, plainest
 from strategies.ops import Op, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hypothesis.strategies import SearchStrategy
 
     from conformance.here import Here
@@ -59,6 +62,11 @@ def case_of(law: str, sample: Sample, seed: int = 0) -> Case:
 def cases_of(law: str, samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
     """Cases of samples, with seeds."""
     return st.tuples(samples, st.integers(0, 3)).map(lambda drawn: case_of(law, *drawn))
+
+
+def listed(law: str, samples: Sequence[Sample], limits: Limits) -> draws.Listed[Sample]:
+    """The cases of those ``samples`` that have ranks enough."""
+    return draws.Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.world_size], lambda sample: case_of(law, sample))
 
 
 def _forward(op: Op) -> Law:
@@ -109,6 +117,8 @@ PROGRAM = Law(
     planted="pending_sums_kept",
     draw=lambda limits: cases_of("op.program", op_programs(world_size=limits.world_size)),
     draws=160,
+    sweep=lambda limits: listed("op.program", corner_samples(), limits),
+    sweeps=len(corner_samples()),
     weight=8.0,
     refusal="allowed",
     script=lambda case: script_of(case, exact=False),
@@ -123,6 +133,8 @@ HISTORY = Law(
     planted="cache_ignores_arguments",
     draw=lambda limits: cases_of("op.history", op_histories(world_size=limits.world_size)),
     draws=120,
+    sweep=lambda limits: listed("op.history", family_histories(), limits),
+    sweeps=len(family_histories()),
     weight=5.0,
     refusal="allowed",
     script=lambda case: script_of(case, exact=False, every_step=True),

@@ -39,6 +39,9 @@ PAIRED = (
     "lerp(a,b,0.5)",
     "nn.functional.linear(a,b)",
     "_foreach_add([a],[b])",
+    "addmm(b,a,a)",
+    "gather(a,0,argsort(b,0))",
+    "scatter(a,0,argsort(a,0),b)",
 )
 # calls on a 4x6 tensor a and a 6x4 tensor b that no tensor allows
 SENSELESS = (

@@ -1,0 +1,148 @@
+"""Programs of tables: what chance puts together too seldom, each written down once.
+
+A line is ``MESH | TENSORS | PROGRAMS``. ``P(*)`` among the placements stands for each reduction in turn. Programs hold no spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reference.mesh import Mesh
+from reference.placement import parse_placements
+from reference.tensors import TensorSpec
+from strategies.op_gradients import Backward
+from strategies.ops import Sample
+
+REDUCTIONS = ("sum", "avg", "max", "min")
+
+# scalars of either sign on what is pending: a reduction that one of them keeps another turns round
+SCALED = """
+2 | a=4x3:P(*):float32:small | mul(a,-1) mul(a,2.5) div(a,-2) add(a,-3) sub(a,2) rsub(a,2) add(a,a,alpha=-1) clamp(a,-1,2) lerp(a,a,-1.0)
+"""
+
+# both mesh dims shard one dim of the tensor, whose halves split evenly and whose quarters do not
+NESTED = """
+2x2 | a=6x5:S(0),S(0) | mean(a,0) mean(a) sum(a,0) amax(a,0) linalg.vector_norm(a,2,0) var(a,0) select(a,0,3) narrow(a,0,1,4) t(a)
+2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
+2x2 | a=6x5:S(0),S(0) | flip(a,(0,))
+2x2 | a=5x6:S(1),S(1) | mean(a,-1) mean(a) sum(a,-1) amin(a,1) var(a,-1) select(a,-1,3) view(a,(30,)) transpose(a,-1,0) cat([a,a],-1)
+2x2 | a=2x5:S(1),S(1) | view(a,(10,)) flatten(a) view(a,(1,10)) reshape(a,(10,))
+2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
+"""
+
+# results whose reduction is pending, scattered, and put beside others
+JOINED = """
+2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);redistribute(x,'S(0)') x=linalg.vector_norm(a,3,0);redistribute(x,'S(0)')
+2 | a=5x6:S(1):float32:small | x=linalg.vector_norm(a,1,1);redistribute(x,'S(0)') x=mean(a,1);redistribute(x,'S(0)')
+2 | a=5x6:S(1):float32:small | x=amin(a,1);redistribute(x,'S(0)')
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=linalg.vector_norm(a,2,0);y=stack([x,b]);redistribute(y,'R')
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=linalg.vector_norm(a,3,0);y=cat([b,x]);redistribute(y,'R')
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=amax(a,0);stack([b,x]) x=mean(a,0);cat([x,b]) x=sum(a,0);stack([x,b])
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=amin(a,0);cat([b,x,b])
+2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);y=linalg.vector_norm(a,3,0);z=stack([x,y]);redistribute(z,'R')
+2 | a=4x3:S(0):float32:small | x=amax(a,0);y=amin(a,0);stack([x,y])
+2 | a=4x3:S(0):float32:small | x=sum(a,0);y=amax(a,0);stack([x,y])
+2x2 | a=4x6:S(0),S(1):float32:small | x=linalg.vector_norm(a,2,0);redistribute(x,'S(0),R') x=sum(a,0);y=amax(x,0);add(x,y)
+2x2 | a=4x6:S(0),S(1):float32:small | x=mean(a,1);stack([x,x])
+"""
+
+# strided shards, as a view leaves them
+STRIDED = """
+2 | a=4x6:S(1) | x=view(a,(24,));view(x,(4,6)) x=view(a,(24,));view(x,(2,2,6)) x=view(a,(24,));y=unsqueeze(x,0);select(y,0,0)
+2 | a=4x6:S(1) | x=view(a,(24,));y=unsqueeze(x,0);squeeze(y,0) x=view(a,(24,));y=stack([x,x]);select(y,0,1) x=view(a,(24,));sum(x)
+2 | a=4x6:S(1) | x=view(a,(24,));y=unsqueeze(x,1);t(y) x=view(a,(24,));flip(x,(0,)) x=view(a,(24,));y=stack([x,x]);unbind(y)
+2 | a=4x6:S(1) | x=view(a,(24,));mean(x)
+2 | a=4x6:S(1) b=2x12:S(1) | x=view(a,(24,));y=view(b,(24,));add(x,y) x=view(a,(24,));y=view(b,(24,));maximum(y,x)
+2 | a=4x6:S(1) b=24:S(0) | x=view(a,(24,));add(x,b) x=view(a,(24,));mul(b,x)
+2x2 | a=4x6:S(0),S(1) | x=view(a,(24,));view(x,(4,6)) x=view(a,(24,));neg(x) x=view(a,(24,));sum(x)
+2x2 | a=2x4x6:S(1),S(2) | x=view(a,(2,24));view(x,(2,4,6)) x=view(a,(2,24));select(x,0,1) x=view(a,(2,24));sum(x,0)
+"""
+
+# arguments that tables give other shapes: indices of unlike dims, of size 1; channels that are not last; no batch
+SHAPED = """
+2 | a=5x4:R i=3:R:int64:index4 j=2x3:S(1):int64:index4 | getitem(a,(i,j)) getitem(a,(j,i))
+2 | a=5x4:R i=3:S(0):int64:index4 j=2x3:R:int64:index4 | getitem(a,(i,j)) getitem(a,(j,i))
+2 | a=3x5x4:S(2) i=3:R:int64:index3 j=2x3:R:int64:index3 | getitem(a,(i,j)) getitem(a,(j,i))
+2 | a=5x4:S(1) i=5x1:R:int64:index4 | gather(a,1,i) gather(a,-1,i)
+2 | a=4x5:S(0) i=1x5:R:int64:index4 | gather(a,0,i) gather(a,-2,i)
+2 | a=4x4x3:S(1) i=4x3:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.cross_entropy(a,i,reduction='none')
+2 | a=4x4x3:S(2) i=4x3:S(1):int64:index4 | nn.functional.nll_loss(a,i,reduction='none') nn.functional.cross_entropy(a,i,reduction='sum')
+2 | a=4x4x2x3:S(1) i=4x2x3:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum')
+2 | a=3x4x4:S(1) | nn.functional.max_pool2d(a,2) nn.functional.avg_pool2d(a,2) nn.functional.adaptive_avg_pool2d(a,(2,2))
+2 | a=4x4:S(1) | nn.functional.avg_pool1d(a,2) nn.functional.max_pool1d(a,2)
+2 | a=2x4x4x4:S(1) | nn.functional.avg_pool3d(a,2) nn.functional.max_pool3d(a,2) nn.functional.interpolate(a,scale_factor=2.0)
+"""
+
+# ops with rules of their own, each operand pending in turn
+OWN_RULES = """
+2 | a=2x3x2x3:P(sum) b=2x2x2x2:R:float32:unit | grid_sampler_2d(a,b,0,0,False)
+2 | a=2x3x2x3:R b=2x2x2x2:P(sum):float32:unit | grid_sampler_2d(a,b,0,0,False)
+2 | a=2x3x2x3:S(1) b=2x2x2x2:R:float32:unit | grid_sampler_2d(a,b,0,0,True)
+2 | a=2x2x3x3:P(*):float32:small | nn.functional.interpolate(a,size=(4,4),mode='bilinear') nn.functional.avg_pool2d(a,2)
+2 | a=2x2x3x3:P(*):float32:small | nn.functional.max_pool2d(a,2)
+2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | cholesky_solve(b,a) linalg.solve(a,b)
+2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | linalg.solve_triangular(a,b,upper=True)
+2 | a=2x2x2:P(sum):float32:small | linalg.matrix_exp(a) linalg.slogdet(a) linalg.det(a)
+2 | a=3x2x2:S(1):float32:small | linalg.matrix_exp(a) linalg.det(a)
+2 | a=4x3:P(*) i=2:R:int64:index4 v=():R | index_fill(a,0,i,v)
+2 | a=4x3:R i=2:R:int64:index4 v=():P(*) | index_fill(a,0,i,v)
+"""
+
+# a reduced dim that is kept stands before the dim that is sharded
+KEPT = """
+2 | a=3x5:S(1):float32:small | sum(a,0,keepdim=True) mean(a,0,keepdim=True) amax(a,0,keepdim=True) max(a,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | min(a,-2,keepdim=True)
+2 | a=3x5:S(1):float32:small | median(a,0,keepdim=True) kthvalue(a,2,0,keepdim=True) nanmedian(a,-2,keepdim=True)
+2 | a=3x5:S(1):float32:small | logsumexp(a,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | argmax(a,0,keepdim=True) argmin(a,-2,keepdim=True) var(a,0,keepdim=True) std(a,-2,keepdim=True)
+2 | a=3x5:S(1):float32:small | any(a,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | all(a,0,keepdim=True) prod(a,0,keepdim=True) linalg.vector_norm(a,2,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | aminmax(a,dim=0,keepdim=True)
+2 | a=2x3x5:S(2):float32:distinct | kthvalue(a,1,1) median(a,-2) max(a,1) argmax(a,-2) logsumexp(a,(0,1)) sum(a,(0,1)) var(a,(0,-2))
+2 | a=2x3x5:S(2):float32:distinct | mean(a,(0,1))
+"""
+
+FORWARD = SCALED + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT
+
+# the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
+BACKWARD = """
+2 | a=4x3:S(0) i=4:S(0):int64:index3 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i) | a |
+2 | a=4x3:S(0) i=4:R:int64:index3 | nn.functional.nll_loss(a,i,ignore_index=1) nn.functional.cross_entropy(a,i,ignore_index=1) | a | R
+2 | a=4x3x2:S(0) i=4x2:S(0):int64:index3 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='none') | a |
+2 | a=4x2x5:S(0) w=2x2x3:R b=2:R | nn.functional.conv1d(a,w,b) | a,w,b | R
+2 | a=4x2x5:S(0) w=2x2x3:R b=2:R | nn.functional.conv1d(a,w,b,padding=1) | a,w | P(sum)
+2 | a=4x2x3x3:S(0) w=3x2x2x2:R | nn.functional.conv2d(a,w) | w | R
+2 | a=4x3x2:S(0) w=2:R b=2:R | nn.functional.layer_norm(a,(2,),w,b) nn.functional.rms_norm(a,(2,),w) | a,w | R
+2 | a=4x3x2:S(1) w=3x2:R b=3x2:R | nn.functional.layer_norm(a,(3,2),w,b) | a,w,b | S(0)
+2 | w=4x3:S(0) i=5:R:int64:index4 | nn.functional.embedding(i,w) | w | S(0)
+2 | w=4x3:R i=5:S(0):int64:index4 | nn.functional.embedding(i,w) | w | R
+2 | a=2x3x4x4:S(1) | nn.functional.max_pool2d(a,2) nn.functional.avg_pool2d(a,2) nn.functional.interpolate(a,scale_factor=2.0) | a | P(sum)
+2 | a=5x4:S(0) | nn.functional.softmax(a,0) nn.functional.log_softmax(a,-1) logsumexp(a,0) cumsum(a,0) sort(a,0) | a | S(0)
+2 | a=5x4:S(1) i=3:R:int64:index5 | index_select(a,0,i) getitem(a,i) select(a,0,-1) narrow(a,0,1,3) | a | R
+2x2 | a=6x4:S(0),S(0) | mean(a,0) mean(a) linalg.vector_norm(a,2,1) view(a,(24,)) | a | R,R
+"""
+
+
+def corner_samples(table: str = FORWARD) -> list[Sample]:
+    """The programs of ``table``, one sample each, in order."""
+    found = []
+    for mesh, tensors, programs, *_ in _lines(table):
+        specs = tuple((name, TensorSpec.parse(text)) for name, _, text in (word.partition("=") for word in tensors.split()))
+        found += [Sample(Mesh.parse(mesh), specs, steps) for steps in programs.split()]
+    return found
+
+
+def corner_gradients(table: str = BACKWARD) -> list[Backward]:
+    """The programs of ``table``, with the leaves whose gradients are judged and how the incoming one lies."""
+    return [
+        Backward(sample, tuple(wrt.split(",")), parse_placements(arrives) if arrives else None)
+        for mesh, tensors, programs, wrt, arrives in _lines(table)
+        for sample in corner_samples(f"{mesh} | {tensors} | {programs}")
+    ]
+
+
+def _lines(table: str) -> Iterator[list[str]]:
+    """The columns of each line, with every reduction that it asks for."""
+    for line in filter(None, table.splitlines()):
+        for op in REDUCTIONS if "P(*)" in line else ("",):
+            yield [column.strip() for column in line.replace("P(*)", f"P({op})").split("|")]
