@@ -20,13 +20,20 @@ SCALED = """
 2 | a=4x3:P(*):float32:small | mul(a,-1) mul(a,2.5) div(a,-2) add(a,-3) sub(a,2) rsub(a,2) add(a,a,alpha=-1) clamp(a,-1,2) lerp(a,a,-1.0)
 """
 
+# operands that wait for reductions of two kinds, each along a mesh dim of its own
+UNLIKE = """
+2x2 | a=4x4:R,P(max) b=4x4:P(avg),R | add(a,b) sub(a,b) add(b,a) maximum(a,b)
+2x2 | a=4x4:P(sum),R:float32:small b=4x4:R,P(min):float32:small | add(a,b) mul(a,b) minimum(a,b) mm(a,b)
+2x2 | a=4x4:S(0),P(avg) b=4x4:P(max),S(0) | add(a,b) neg(a)
+"""
+
 # both mesh dims shard one dim of the tensor, whose halves split evenly and whose quarters do not
 NESTED = """
 2x2 | a=6x5:S(0),S(0) | mean(a,0) mean(a) sum(a,0) amax(a,0) linalg.vector_norm(a,2,0) var(a,0) select(a,0,3) narrow(a,0,1,4) t(a)
 2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
 2x2 | a=6x5:S(0),S(0) | flip(a,(0,))
 2x2 | a=5x6:S(1),S(1) | mean(a,-1) mean(a) sum(a,-1) amin(a,1) var(a,-1) select(a,-1,3) view(a,(30,)) transpose(a,-1,0) cat([a,a],-1)
-2x2 | a=2x5:S(1),S(1) | view(a,(10,)) flatten(a) view(a,(1,10)) reshape(a,(10,))
+2x2 | a=2x5:S(1),S(1) | view(a,(10,)) t(a)
 2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
 """
 
@@ -102,7 +109,18 @@ KEPT = """
 2 | a=2x3x5:S(2):float32:distinct | mean(a,(0,1))
 """
 
-FORWARD = SCALED + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT
+# the dim is named, and is the one that is sharded
+NAMED = """
+2 | a=3x4:S(0) b=3x4:S(0) | linalg.cross(a,b,dim=0) cross(a,b,dim=0) cat([a,b],dim=0) stack([a,b],dim=1)
+2 | a=5x4:S(0):float32:small | sum(a,dim=0) amax(a,dim=0) argmax(a,dim=0) cumsum(a,dim=0) flip(a,dims=(0,)) roll(a,1,dims=0) std(a,dim=0)
+2 | a=5x4:S(0):float32:small | nn.functional.softmax(a,dim=0) logsumexp(a,dim=0) topk(a,2,dim=0) sort(a,dim=0,descending=True)
+2 | a=5x4:S(0):float32:small | aminmax(a,dim=0)
+2 | a=5x4:S(0):float32:small | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1) linalg.vector_norm(a,2,dim=0)
+2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | gather(a,dim=0,index=i) index_select(a,dim=0,index=select(i,0,1)) unsqueeze(a,dim=0)
+2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | diagonal(a,dim1=1,dim2=0)
+"""
+
+FORWARD = SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """

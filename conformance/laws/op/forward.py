@@ -132,7 +132,7 @@ HISTORY = Law(
     control="op.history mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
     planted="cache_ignores_arguments",
     draw=lambda limits: cases_of("op.history", op_histories(world_size=limits.world_size)),
-    draws=120,
+    draws=100,
     sweep=lambda limits: listed("op.history", family_histories(), limits),
     sweeps=len(family_histories()),
     weight=5.0,
