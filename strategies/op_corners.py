@@ -47,6 +47,7 @@ JOINED = """
 2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=amax(a,0);stack([b,x]) x=mean(a,0);cat([x,b]) x=sum(a,0);stack([x,b])
 2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=amin(a,0);cat([b,x,b])
 2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);y=linalg.vector_norm(a,3,0);z=stack([x,y]);redistribute(z,'R')
+2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);sum(x)
 2 | a=4x3:S(0):float32:small | x=amax(a,0);y=amin(a,0);stack([x,y])
 2 | a=4x3:S(0):float32:small | x=sum(a,0);y=amax(a,0);stack([x,y])
 2x2 | a=4x6:S(0),S(1):float32:small | x=linalg.vector_norm(a,2,0);redistribute(x,'S(0),R') x=sum(a,0);y=amax(x,0);add(x,y)
@@ -120,7 +121,30 @@ NAMED = """
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | diagonal(a,dim1=1,dim2=0)
 """
 
-FORWARD = SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED
+# parts of a sharded dim, with and without a step
+SLICED = """
+2 | a=6x5:S(0) | getitem(a,slice(None,None,2)) getitem(a,slice(1,None,2)) getitem(a,slice(0,-1)) getitem(a,slice(-2,None))
+2 | a=6x5:S(0) | getitem(a,slice(0,6,3))
+2 | a=5x6:S(1) | getitem(a,(slice(None),slice(None,None,2))) getitem(a,(slice(None),slice(None,-1)))
+2 | a=5x6:S(1) | getitem(a,(slice(1,None),slice(2,None)))
+2 | a=4x3:R b=6:R | x=getitem(sort(b),0);y=redistribute(x,'S(0)');bucketize(a,y)
+2 | a=4x3:R b=6:R | x=getitem(sort(b),0);y=redistribute(a,'S(1)');bucketize(y,x)
+2 | a=4x3:P(sum):float32:small b=4x3:P(max):float32:small | stack([a,b]) stack([b,a],-1) add(a,b) maximum(b,a)
+"""
+
+# three dims, those behind the one that is spoken of alike, so that no shape tells one from the other
+SOLID = """
+2 | a=2x4x4:S(1) b=4x4:R | select_scatter(a,b,0,1) select(a,0,1) unbind(a) stack([a,a]) stack([a,a],1) repeat(a,(2,1,1)) expand(a,(2,2,4,4))
+2 | a=2x4x4:S(2) b=4x4:S(0) | select_scatter(a,b,0,1) select(a,0,1) unbind(a) stack([a,a],2) movedim(a,0,1) movedim(a,(0,1),(1,2)) sum(a,0)
+2 | a=4x2x4:S(2) b=4x4:S(0) | select_scatter(a,b,1,0) select(a,1,1) unbind(a,1) argmax(a,1) median(a,1) cumsum(a,1) topk(a,1,1)
+2 | a=4x2x4:S(2) b=4x4:S(0) | kthvalue(a,1,1)
+2 | a=4x4x4:S(1) b=4x4x2:R | slice_scatter(a,b,2,0,2) nn.functional.softmax(a,2) sort(a,0) flip(a,(0,2)) roll(a,1,2) split(a,2,2)
+2 | a=4x4x4:S(1) b=4x4x2:R | diagonal(a,0,0,2)
+2 | a=4x4x4:S(1) i=3:R:int64:index4 | index_select(a,0,i) index_select(a,2,i) index_fill(a,2,i,5) getitem(a,i)
+2 | a=4x4x4:S(1) i=3:R:int64:index4 | getitem(a,(slice(None),slice(None),i))
+"""
+
+FORWARD = SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """
