@@ -33,7 +33,6 @@ NESTED = """
 2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
 2x2 | a=6x5:S(0),S(0) | flip(a,(0,))
 2x2 | a=5x6:S(1),S(1) | mean(a,-1) mean(a) sum(a,-1) amin(a,1) var(a,-1) select(a,-1,3) view(a,(30,)) transpose(a,-1,0) cat([a,a],-1)
-2x2 | a=2x5:S(1),S(1) | view(a,(10,)) t(a)
 2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
 """
 
@@ -134,6 +133,8 @@ SLICED = """
 
 # three dims, those behind the one that is spoken of alike, so that no shape tells one from the other
 SOLID = """
+2 | a=4x4:S(1) | repeat(a,(1,1,2)) tile(a,(1,2)) repeat(a,(2,1,1)) expand(a,(2,4,4))
+2 | a=4x4:S(0) | repeat(a,(1,2,1)) tile(a,(2,1)) repeat(a,(2,1,1)) expand(a,(2,4,4))
 2 | a=2x4x4:S(1) b=4x4:R | select_scatter(a,b,0,1) select(a,0,1) unbind(a) stack([a,a]) stack([a,a],1) repeat(a,(2,1,1)) expand(a,(2,2,4,4))
 2 | a=2x4x4:S(2) b=4x4:S(0) | select_scatter(a,b,0,1) select(a,0,1) unbind(a) stack([a,a],2) movedim(a,0,1) movedim(a,(0,1),(1,2)) sum(a,0)
 2 | a=4x2x4:S(2) b=4x4:S(0) | select_scatter(a,b,1,0) select(a,1,1) unbind(a,1) argmax(a,1) median(a,1) cumsum(a,1) topk(a,1,1)
