@@ -60,6 +60,7 @@ STRIDED = """
 2 | a=4x6:S(1) | x=view(a,(24,));y=unsqueeze(x,1);t(y) x=view(a,(24,));flip(x,(0,)) x=view(a,(24,));y=stack([x,x]);unbind(y)
 2 | a=4x6:S(1) | x=view(a,(24,));mean(x)
 2 | a=4x6:S(1) b=2x12:S(1) | x=view(a,(24,));y=view(b,(24,));add(x,y) x=view(a,(24,));y=view(b,(24,));maximum(y,x)
+2 | a=4x6:S(1) | x=view(a,(24,));narrow(x,0,2,8) x=view(a,(24,));select(x,0,5) x=view(a,(24,));cat([x,x]) x=view(a,(24,));split(x,8)
 2 | a=4x6:S(1) b=24:S(0) | x=view(a,(24,));add(x,b) x=view(a,(24,));mul(b,x)
 2x2 | a=4x6:S(0),S(1) | x=view(a,(24,));view(x,(4,6)) x=view(a,(24,));neg(x) x=view(a,(24,));sum(x)
 2x2 | a=2x4x6:S(1),S(2) | x=view(a,(2,24));view(x,(2,4,6)) x=view(a,(2,24));select(x,0,1) x=view(a,(2,24));sum(x,0)
@@ -162,6 +163,8 @@ BACKWARD = """
 2 | a=2x3x4x4:S(1) | nn.functional.max_pool2d(a,2) nn.functional.avg_pool2d(a,2) nn.functional.interpolate(a,scale_factor=2.0) | a | P(sum)
 2 | a=5x4:S(0) | nn.functional.softmax(a,0) nn.functional.log_softmax(a,-1) logsumexp(a,0) cumsum(a,0) sort(a,0) | a | S(0)
 2 | a=5x4:S(1) i=3:R:int64:index5 | index_select(a,0,i) getitem(a,i) select(a,0,-1) narrow(a,0,1,3) | a | R
+2 | a=6x4:R | narrow(a,0,1,3) getitem(a,slice(1,5)) select(a,1,1) getitem(a,(slice(None),slice(1,3))) | a | S(0)
+2 | a=4x4:S(1) i=4:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.nll_loss(a,i) | a |
 2x2 | a=6x4:S(0),S(0) | mean(a,0) mean(a) linalg.vector_norm(a,2,1) view(a,(24,)) | a | R,R
 """
 
