@@ -17,6 +17,7 @@ REDUCTIONS = ("sum", "avg", "max", "min")
 
 # scalars of either sign on what is pending: a reduction that one of them keeps another turns round
 SCALED = """
+2 | a=4x4:P(sum):float32:unit | x=to(a,torch.float64);to(a,torch.int64) x=to(a,torch.float64);y=to(a,torch.bool);to(a,torch.int32)
 2 | a=4x3:P(*):float32:small | mul(a,-1) mul(a,2.5) div(a,-2) add(a,-3) sub(a,2) rsub(a,2) add(a,a,alpha=-1) clamp(a,-1,2) lerp(a,a,-1.0)
 """
 
