@@ -31,6 +31,8 @@ REFUSAL_WORDS = (
     "not supported",
     "not implemented",
 )
+# A plan that stumbles is reported with the words of the field behind what it stumbled over.
+STUMBLES = ("tuple index out of range", "list index out of range", "'NoneType' object", "object has no attribute", "unhashable type")
 
 
 def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Verdict:
@@ -82,6 +84,8 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
 
 def is_refusal(error: str, text: str) -> bool:
     """Whether an exception says that sharding this is not possible, instead of stumbling over it."""
+    if text.startswith(STUMBLES[:2]) or any(words in text.partition("Sharding propagation failed")[0] for words in STUMBLES[2:]):
+        return False
     return error == "NotImplementedError" or (error in REFUSAL_CLASSES and any(word in text.lower() for word in REFUSAL_WORDS))
 
 

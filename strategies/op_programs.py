@@ -7,7 +7,7 @@ rounds is never followed by what jumps (a cast to integers, a comparison): a rou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -231,7 +231,38 @@ alpha
 cat
     a=m,n b=m,n | cat([a,b],0) cat([a,b],1) stack([a,b],0) stack([a,b],1) cat([a,b,a],0)
 index_select
-    a=m,n i=k:int64:index2 m>=2 n>=2 | index_select(a,0,i) index_select(a,1,i)
+    a=m,n i=k:int64:index2 m>=2 n>=2 | index_select(a,0,i) index_select(a,1,i) index_fill(a,0,i,5) index_fill(a,1,i,5)
+gather
+    a=m,m i=m,m:int64:index2 m>=2 | gather(a,0,i) gather(a,1,i) scatter(a,0,i,5) scatter(a,1,i,5)
+embedding
+    a=m,n i=k:int64:index2 m>=2 n>=2 | nn.functional.embedding(i,a) nn.functional.embedding(i,a,padding_idx=0) getitem(a,i) getitem(a,(i,i))
+means
+    a=m,n m>=2 n>=2 | mean(a,0) mean(a,1) mean(a,1,keepdim=True) prod(a,0) prod(a,1) std(a,0) std(a,1) var_mean(a,0) var_mean(a,1)
+bools    ties
+    a=m,n | any(a,0) any(a,1) any(a,1,keepdim=True) all(a,0) all(a,1) all(a) count_nonzero(a,0) count_nonzero(a,1)
+chosen
+    a=m,n m>=3 n>=3 | median(a,0) median(a,1) kthvalue(a,1,0) kthvalue(a,1,1) kthvalue(a,1,1,keepdim=True) aminmax(a,dim=0) aminmax(a,dim=1)
+ordered
+    a=m,n m>=3 n>=3 | sort(a,dim=0,stable=True) sort(a,dim=1,stable=True) argsort(a,0) argsort(a,1) cummax(a,0) cummax(a,1) argmin(a,0)
+        | argmin(a,1)
+logs     small
+    a=m,n | logsumexp(a,0) logsumexp(a,1) logsumexp(a,(0,1)) logcumsumexp(a,0) logcumsumexp(a,1) nn.functional.log_softmax(a,0)
+        | nn.functional.log_softmax(a,1)
+diagonal
+    a=m,n m>=2 n>=2 | diagonal(a) diagonal(a,1) diag(a) diag_embed(a) diag_embed(a,0,0,2) diag_embed(a,0,0,1)
+views
+    a=4,2*n | view(a,(4,2,{n})) view(a,(2,2,{2*n})) view(a,({8*n},)) unflatten(a,1,(2,{n})) unflatten(a,0,(2,2)) flatten(a)
+pieces
+    a=m,n m>=2 n>=2 | getitem(a,slice(0,1)) getitem(a,slice(1,None)) getitem(a,(slice(None),slice(0,1))) split(a,(1,{m-1}))
+        | tensor_split(a,2,1)
+scattered
+    a=m,m b=m m>=2 | select_scatter(a,b,0,0) select_scatter(a,b,1,0) select_scatter(a,b,0,1)
+taken
+    a=m,m i=m:int64:index2 o=m,m::small:W m>=2 | index_select(a,1,i,out=o) index_select(a,0,i,out=o)
+counted
+    a=m,n | histc(a,4,-8,8) histc(a,3,-8,8) histc(a,4)
+nansum
+    a=m,n | nansum(a,0) nansum(a,1) nansum(a,1,keepdim=True)
 shapes
     a=m,n b=n m>=3 n>=3 | sum(a) sum(b) amax(a) amax(b) neg(a) neg(b)
 dtypes   small
@@ -265,3 +296,19 @@ def op_histories(*, world_size: int = 4) -> SearchStrategy[Sample]:
         return Sample(mesh, tuple(specs), ";".join(call.steps(sizes) for call in calls))
 
     return drawn()
+
+
+def family_histories() -> list[Sample]:
+    """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn."""
+    found = []
+    for at, family in enumerate(FAMILIES):
+        for args in dict.fromkeys(variant.args for variant in family.variants):
+            several = [variant for variant in family.variants if variant.args == args]
+            sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
+            placed: dict[str, Placements] = {}
+            for arg in args:
+                shards = [Shard(dim) for dim in range(len(arg.dims)) if not arg.dtype]
+                placed[arg.name] = (shards[at % len(shards)] if shards else Replicate(),)
+            sample = several[0].sample(Mesh.of(2), sizes, placed, several[0].dtypes[0])
+            found.append(replace(sample, steps=";".join(variant.steps(sizes) for variant in several)))
+    return found

@@ -88,6 +88,7 @@ getitem.tensor
     a=m,n,p i=k:int64:index{m} j=k:int64:index{p} m>=1 p>=1 | getitem(a,(i,slice(None),j))
     a=m,n,p i=k:int64:index{n} n>=1    | getitem(a,(slice(None),i)) getitem(a,(slice(None),i,slice(None)))
     a=m,n i=k,2:int64:index{m} m>=1    | getitem(a,i)
+    a=m,n i=k:int64:index{m} j=2,k:int64:index{n} m>=1 n>=1 k>=1 | getitem(a,(i,j))
 split
     a=m,n m>=2 n>=2 | split(a,2) split(a,2,1) split(a,3,-1) split(a,(1,{m-1}),0) split(a,({n-2},2),-1)
 chunk

@@ -60,7 +60,7 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
         mesh = draw(st.sampled_from(lines(limits)))
         shape, dim = [draw(st.sampled_from([1, 2, 3])) for _ in range(draw(st.sampled_from([2, 3, 4])))], draw(st.sampled_from([1, 1, 2]))
         dim = min(dim, len(shape) - 1)
-        shape[dim] = 2 * mesh.size * draw(st.sampled_from([1, 2]))
+        shape[dim] = mesh.size * draw(st.sampled_from([2, 4, 1, 3]))
         fields: dict[str, Any] = {"shape": format_shape(tuple(shape)), "dim": dim, "kept": draw(st.sampled_from([None, None, 1]))}
         return Case.of("module.context-parallel", mesh=mesh, **fields, seed=draw(draws.seeds()))
 
@@ -68,8 +68,11 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_context(limits: Limits) -> list[Case]:
-    """A sequence along the first dim, as of a table of positions."""
-    return [Case.of("module.context-parallel", mesh="2", shape=shape, dim=0) for shape in ("8x3", "4x2")]
+    """A sequence along the first dim, as of a table of positions; shares that cannot be dealt from both ends."""
+    return [
+        Case.of("module.context-parallel", mesh="2", shape=shape, dim=dim)
+        for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1))
+    ]
 
 
 def script_context(case: Case) -> Script:

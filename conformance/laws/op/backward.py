@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from conformance.case import Case
 from conformance.departures import of_layout
 from conformance.here import read_placements
-from conformance.law import Law
+from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
 from conformance.laws.given import Given
 from conformance.laws.op.check import (
@@ -33,6 +33,7 @@ from reference.mesh import Mesh
 from reference.notation import Shape
 from reference.placement import Placements, Replicate, format_placements, is_reduction, parse_placements, shard_dim
 from reference.tensors import TensorSpec, dense
+from strategies.op_corners import corner_gradients
 from strategies.op_gradient_programs import gradient_programs
 from strategies.op_gradients import DIFFERENTIABLE, Backward, GradientSweep, gradient_samples, plainest
 from strategies.ops import Op
@@ -245,6 +246,12 @@ def _backward(op: Op) -> Law:
     )
 
 
+def corners(limits: Limits) -> draws.Listed[Backward]:
+    """The programs of a table, those that have ranks enough."""
+    fitting = [drawn for drawn in corner_gradients() if max(drawn.sample.mesh.ranks) < limits.world_size]
+    return draws.Listed(fitting, lambda drawn: case_of("op.program-backward", drawn))
+
+
 PROGRAM = Law(
     id="op.program-backward",
     clause="The gradients of the end of a chain of ops with respect to all its leaves are those of the same chain of full tensors.",
@@ -254,6 +261,8 @@ PROGRAM = Law(
     planted="leaf_gradients_shifted",
     draw=lambda limits: cases_of("op.program-backward", gradient_programs(world_size=limits.world_size)),
     draws=60,
+    sweep=corners,
+    sweeps=len(corner_gradients()),
     weight=5.0,
     refusal="allowed",
     features=features,

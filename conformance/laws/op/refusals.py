@@ -39,6 +39,9 @@ PAIRED = (
     "lerp(a,b,0.5)",
     "nn.functional.linear(a,b)",
     "_foreach_add([a],[b])",
+    "addmm(b,a,a)",
+    "gather(a,0,argsort(b,0))",
+    "scatter(a,0,argsort(a,0),b)",
 )
 # of these, the ones that a plain vector could be broadcast in
 BROADCAST = ("add(a,b)", "mul(b,a)", "where(gt(a,0),a,b)", "maximum(a,b)", "eq(a,b)", "a.add_(b)", "lerp(a,b,0.5)")

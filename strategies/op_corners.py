@@ -1,0 +1,195 @@
+"""Programs of tables: what chance puts together too seldom, each written down once.
+
+A line is ``MESH | TENSORS | PROGRAMS``. ``P(*)`` among the placements stands for each reduction in turn. Programs hold no spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reference.mesh import Mesh
+from reference.placement import parse_placements
+from reference.tensors import TensorSpec
+from strategies.op_gradients import Backward
+from strategies.ops import Sample
+
+REDUCTIONS = ("sum", "avg", "max", "min")
+
+# scalars of either sign on what is pending: a reduction that one of them keeps another turns round
+SCALED = """
+2 | a=4x4:P(sum):float32:unit | x=to(a,torch.float64);to(a,torch.int64) x=to(a,torch.float64);y=to(a,torch.bool);to(a,torch.int32)
+2 | a=4x3:P(*):float32:small | mul(a,-1) mul(a,2.5) div(a,-2) add(a,-3) sub(a,2) rsub(a,2) add(a,a,alpha=-1) clamp(a,-1,2) lerp(a,a,-1.0)
+"""
+
+# operands that wait for reductions of two kinds, each along a mesh dim of its own
+UNLIKE = """
+2x2 | a=4x4:R,P(max) b=4x4:P(avg),R | add(a,b) sub(a,b) add(b,a) maximum(a,b)
+2x2 | a=4x4:P(sum),R:float32:small b=4x4:R,P(min):float32:small | add(a,b) mul(a,b) minimum(a,b) mm(a,b)
+2x2 | a=4x4:S(0),P(avg) b=4x4:P(max),S(0) | add(a,b) neg(a)
+"""
+
+# both mesh dims shard one dim of the tensor, whose halves split evenly and whose quarters do not
+NESTED = """
+2x2 | a=6x5:S(0),S(0) | mean(a,0) mean(a) sum(a,0) amax(a,0) linalg.vector_norm(a,2,0) var(a,0) select(a,0,3) narrow(a,0,1,4) t(a)
+2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
+2x2 | a=6x5:S(0),S(0) | flip(a,(0,))
+2x2 | a=5x6:S(1),S(1) | mean(a,-1) mean(a) sum(a,-1) amin(a,1) var(a,-1) select(a,-1,3) view(a,(30,)) transpose(a,-1,0) cat([a,a],-1)
+2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
+"""
+
+# results whose reduction is pending, scattered, and put beside others
+JOINED = """
+2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);redistribute(x,'S(0)') x=linalg.vector_norm(a,3,0);redistribute(x,'S(0)')
+2 | a=5x6:S(1):float32:small | x=linalg.vector_norm(a,1,1);redistribute(x,'S(0)') x=mean(a,1);redistribute(x,'S(0)')
+2 | a=5x6:S(1):float32:small | x=amin(a,1);redistribute(x,'S(0)')
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=linalg.vector_norm(a,2,0);y=stack([x,b]);redistribute(y,'R')
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=linalg.vector_norm(a,3,0);y=cat([b,x]);redistribute(y,'R')
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=amax(a,0);stack([b,x]) x=mean(a,0);cat([x,b]) x=sum(a,0);stack([x,b])
+2 | a=4x3:S(0):float32:small b=3:R:float32:positive | x=amin(a,0);cat([b,x,b])
+2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);y=linalg.vector_norm(a,3,0);z=stack([x,y]);redistribute(z,'R')
+2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);sum(x)
+2 | a=4x3:S(0):float32:small | x=amax(a,0);y=amin(a,0);stack([x,y])
+2 | a=4x3:S(0):float32:small | x=sum(a,0);y=amax(a,0);stack([x,y])
+2x2 | a=4x6:S(0),S(1):float32:small | x=linalg.vector_norm(a,2,0);redistribute(x,'S(0),R') x=sum(a,0);y=amax(x,0);add(x,y)
+2x2 | a=4x6:S(0),S(1):float32:small | x=mean(a,1);stack([x,x])
+"""
+
+# strided shards, as a view leaves them
+STRIDED = """
+2 | a=4x6:S(1) | x=view(a,(24,));view(x,(4,6)) x=view(a,(24,));view(x,(2,2,6)) x=view(a,(24,));y=unsqueeze(x,0);select(y,0,0)
+2 | a=4x6:S(1) | x=view(a,(24,));y=unsqueeze(x,0);squeeze(y,0) x=view(a,(24,));y=stack([x,x]);select(y,0,1) x=view(a,(24,));sum(x)
+2 | a=4x6:S(1) | x=view(a,(24,));y=unsqueeze(x,1);t(y) x=view(a,(24,));flip(x,(0,)) x=view(a,(24,));y=stack([x,x]);unbind(y)
+2 | a=4x6:S(1) | x=view(a,(24,));mean(x)
+2 | a=4x6:S(1) b=2x12:S(1) | x=view(a,(24,));y=view(b,(24,));add(x,y) x=view(a,(24,));y=view(b,(24,));maximum(y,x)
+2 | a=4x6:S(1) | x=view(a,(24,));narrow(x,0,2,8) x=view(a,(24,));select(x,0,5) x=view(a,(24,));cat([x,x]) x=view(a,(24,));split(x,8)
+2 | a=4x6:S(1) b=24:S(0) | x=view(a,(24,));add(x,b) x=view(a,(24,));mul(b,x)
+2x2 | a=4x6:S(0),S(1) | x=view(a,(24,));view(x,(4,6)) x=view(a,(24,));neg(x) x=view(a,(24,));sum(x)
+2x2 | a=2x4x6:S(1),S(2) | x=view(a,(2,24));view(x,(2,4,6)) x=view(a,(2,24));select(x,0,1) x=view(a,(2,24));sum(x,0)
+"""
+
+# arguments that tables give other shapes: indices of unlike dims, of size 1; channels that are not last; no batch
+SHAPED = """
+2 | a=5x4:R i=3:R:int64:index4 j=2x3:S(1):int64:index4 | getitem(a,(i,j)) getitem(a,(j,i))
+2 | a=5x4:R i=3:S(0):int64:index4 j=2x3:R:int64:index4 | getitem(a,(i,j)) getitem(a,(j,i))
+2 | a=3x5x4:S(2) i=3:R:int64:index3 j=2x3:R:int64:index3 | getitem(a,(i,j)) getitem(a,(j,i))
+2 | a=5x4:S(1) i=5x1:R:int64:index4 | gather(a,1,i) gather(a,-1,i)
+2 | a=4x5:S(0) i=1x5:R:int64:index4 | gather(a,0,i) gather(a,-2,i)
+2 | a=4x4x3:S(1) i=4x3:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.cross_entropy(a,i,reduction='none')
+2 | a=4x4x3:S(2) i=4x3:S(1):int64:index4 | nn.functional.nll_loss(a,i,reduction='none') nn.functional.cross_entropy(a,i,reduction='sum')
+2 | a=4x4x2x3:S(1) i=4x2x3:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum')
+2 | a=3x4x4:S(1) | nn.functional.max_pool2d(a,2) nn.functional.avg_pool2d(a,2) nn.functional.adaptive_avg_pool2d(a,(2,2))
+2 | a=4x4:S(1) | nn.functional.avg_pool1d(a,2) nn.functional.max_pool1d(a,2)
+2 | a=2x4x4x4:S(1) | nn.functional.avg_pool3d(a,2) nn.functional.max_pool3d(a,2) nn.functional.interpolate(a,scale_factor=2.0)
+"""
+
+# ops with rules of their own, each operand pending in turn
+OWN_RULES = """
+2 | a=2x3x2x3:P(sum) b=2x2x2x2:R:float32:unit | grid_sampler_2d(a,b,0,0,False)
+2 | a=2x3x2x3:R b=2x2x2x2:P(sum):float32:unit | grid_sampler_2d(a,b,0,0,False)
+2 | a=2x3x2x3:S(1) b=2x2x2x2:R:float32:unit | grid_sampler_2d(a,b,0,0,True)
+2 | a=2x2x3x3:P(*):float32:small | nn.functional.interpolate(a,size=(4,4),mode='bilinear') nn.functional.avg_pool2d(a,2)
+2 | a=2x2x3x3:P(*):float32:small | nn.functional.max_pool2d(a,2)
+2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | cholesky_solve(b,a) linalg.solve(a,b)
+2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | linalg.solve_triangular(a,b,upper=True)
+2 | a=2x2x2:P(sum):float32:small | linalg.matrix_exp(a) linalg.slogdet(a) linalg.det(a)
+2 | a=3x2x2:S(1):float32:small | linalg.matrix_exp(a) linalg.det(a)
+2 | a=4x3:P(*) i=2:R:int64:index4 v=():R | index_fill(a,0,i,v)
+2 | a=4x3:R i=2:R:int64:index4 v=():P(*) | index_fill(a,0,i,v)
+"""
+
+# a reduced dim that is kept stands before the dim that is sharded
+KEPT = """
+2 | a=3x5:S(1):float32:small | sum(a,0,keepdim=True) mean(a,0,keepdim=True) amax(a,0,keepdim=True) max(a,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | min(a,-2,keepdim=True)
+2 | a=3x5:S(1):float32:small | median(a,0,keepdim=True) kthvalue(a,2,0,keepdim=True) nanmedian(a,-2,keepdim=True)
+2 | a=3x5:S(1):float32:small | logsumexp(a,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | argmax(a,0,keepdim=True) argmin(a,-2,keepdim=True) var(a,0,keepdim=True) std(a,-2,keepdim=True)
+2 | a=3x5:S(1):float32:small | any(a,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | all(a,0,keepdim=True) prod(a,0,keepdim=True) linalg.vector_norm(a,2,0,keepdim=True)
+2 | a=3x5:S(1):float32:small | aminmax(a,dim=0,keepdim=True)
+2 | a=2x3x5:S(2):float32:distinct | kthvalue(a,1,1) median(a,-2) max(a,1) argmax(a,-2) logsumexp(a,(0,1)) sum(a,(0,1)) var(a,(0,-2))
+2 | a=2x3x5:S(2):float32:distinct | mean(a,(0,1))
+"""
+
+# the dim is named, and is the one that is sharded
+NAMED = """
+2 | a=3x4:S(0) b=3x4:S(0) | linalg.cross(a,b,dim=0) cross(a,b,dim=0) cat([a,b],dim=0) stack([a,b],dim=1)
+2 | a=5x4:S(0):float32:small | sum(a,dim=0) amax(a,dim=0) argmax(a,dim=0) cumsum(a,dim=0) flip(a,dims=(0,)) roll(a,1,dims=0) std(a,dim=0)
+2 | a=5x4:S(0):float32:small | nn.functional.softmax(a,dim=0) logsumexp(a,dim=0) topk(a,2,dim=0) sort(a,dim=0,descending=True)
+2 | a=5x4:S(0):float32:small | aminmax(a,dim=0)
+2 | a=5x4:S(0):float32:small | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1) linalg.vector_norm(a,2,dim=0)
+2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | gather(a,dim=0,index=i) index_select(a,dim=0,index=select(i,0,1)) unsqueeze(a,dim=0)
+2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | diagonal(a,dim1=1,dim2=0)
+"""
+
+# parts of a sharded dim, with and without a step
+SLICED = """
+2 | a=6x5:S(0) | getitem(a,slice(None,None,2)) getitem(a,slice(1,None,2)) getitem(a,slice(0,-1)) getitem(a,slice(-2,None))
+2 | a=6x5:S(0) | getitem(a,slice(0,6,3))
+2 | a=5x6:S(1) | getitem(a,(slice(None),slice(None,None,2))) getitem(a,(slice(None),slice(None,-1)))
+2 | a=5x6:S(1) | getitem(a,(slice(1,None),slice(2,None)))
+2 | a=4x3:R b=6:R | x=getitem(sort(b),0);y=redistribute(x,'S(0)');bucketize(a,y)
+2 | a=4x3:R b=6:R | x=getitem(sort(b),0);y=redistribute(a,'S(1)');bucketize(y,x)
+2 | a=4x3:P(sum):float32:small b=4x3:P(max):float32:small | stack([a,b]) stack([b,a],-1) add(a,b) maximum(b,a)
+"""
+
+# three dims, those behind the one that is spoken of alike, so that no shape tells one from the other
+SOLID = """
+2 | a=4x4:S(1) | repeat(a,(1,1,2)) tile(a,(1,2)) repeat(a,(2,1,1)) expand(a,(2,4,4))
+2 | a=4x4:S(0) | repeat(a,(1,2,1)) tile(a,(2,1)) repeat(a,(2,1,1)) expand(a,(2,4,4))
+2 | a=2x4x4:S(1) b=4x4:R | select_scatter(a,b,0,1) select(a,0,1) unbind(a) stack([a,a]) stack([a,a],1) repeat(a,(2,1,1)) expand(a,(2,2,4,4))
+2 | a=2x4x4:S(2) b=4x4:S(0) | select_scatter(a,b,0,1) select(a,0,1) unbind(a) stack([a,a],2) movedim(a,0,1) movedim(a,(0,1),(1,2)) sum(a,0)
+2 | a=4x2x4:S(2) b=4x4:S(0) | select_scatter(a,b,1,0) select(a,1,1) unbind(a,1) argmax(a,1) median(a,1) cumsum(a,1) topk(a,1,1)
+2 | a=4x2x4:S(2) b=4x4:S(0) | kthvalue(a,1,1)
+2 | a=4x4x4:S(1) b=4x4x2:R | slice_scatter(a,b,2,0,2) nn.functional.softmax(a,2) sort(a,0) flip(a,(0,2)) roll(a,1,2) split(a,2,2)
+2 | a=4x4x4:S(1) b=4x4x2:R | diagonal(a,0,0,2)
+2 | a=4x4x4:S(1) i=3:R:int64:index4 | index_select(a,0,i) index_select(a,2,i) index_fill(a,2,i,5) getitem(a,i)
+2 | a=4x4x4:S(1) i=3:R:int64:index4 | getitem(a,(slice(None),slice(None),i))
+"""
+
+FORWARD = SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
+
+# the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
+BACKWARD = """
+2 | a=4x3:S(0) i=4:S(0):int64:index3 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i) | a |
+2 | a=4x3:S(0) i=4:R:int64:index3 | nn.functional.nll_loss(a,i,ignore_index=1) nn.functional.cross_entropy(a,i,ignore_index=1) | a | R
+2 | a=4x3x2:S(0) i=4x2:S(0):int64:index3 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='none') | a |
+2 | a=4x2x5:S(0) w=2x2x3:R b=2:R | nn.functional.conv1d(a,w,b) | a,w,b | R
+2 | a=4x2x5:S(0) w=2x2x3:R b=2:R | nn.functional.conv1d(a,w,b,padding=1) | a,w | P(sum)
+2 | a=4x2x3x3:S(0) w=3x2x2x2:R | nn.functional.conv2d(a,w) | w | R
+2 | a=4x3x2:S(0) w=2:R b=2:R | nn.functional.layer_norm(a,(2,),w,b) nn.functional.rms_norm(a,(2,),w) | a,w | R
+2 | a=4x3x2:S(1) w=3x2:R b=3x2:R | nn.functional.layer_norm(a,(3,2),w,b) | a,w,b | S(0)
+2 | w=4x3:S(0) i=5:R:int64:index4 | nn.functional.embedding(i,w) | w | S(0)
+2 | w=4x3:R i=5:S(0):int64:index4 | nn.functional.embedding(i,w) | w | R
+2 | a=2x3x4x4:S(1) | nn.functional.max_pool2d(a,2) nn.functional.avg_pool2d(a,2) nn.functional.interpolate(a,scale_factor=2.0) | a | P(sum)
+2 | a=5x4:S(0) | nn.functional.softmax(a,0) nn.functional.log_softmax(a,-1) logsumexp(a,0) cumsum(a,0) sort(a,0) | a | S(0)
+2 | a=5x4:S(1) i=3:R:int64:index5 | index_select(a,0,i) getitem(a,i) select(a,0,-1) narrow(a,0,1,3) | a | R
+2 | a=6x4:R | narrow(a,0,1,3) getitem(a,slice(1,5)) select(a,1,1) getitem(a,(slice(None),slice(1,3))) | a | S(0)
+2 | a=4x4:S(1) i=4:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.nll_loss(a,i) | a |
+2x2 | a=6x4:S(0),S(0) | mean(a,0) mean(a) linalg.vector_norm(a,2,1) view(a,(24,)) | a | R,R
+"""
+
+
+def corner_samples(table: str = FORWARD) -> list[Sample]:
+    """The programs of ``table``, one sample each, in order."""
+    found = []
+    for mesh, tensors, programs, *_ in _lines(table):
+        specs = tuple((name, TensorSpec.parse(text)) for name, _, text in (word.partition("=") for word in tensors.split()))
+        found += [Sample(Mesh.parse(mesh), specs, steps) for steps in programs.split()]
+    return found
+
+
+def corner_gradients(table: str = BACKWARD) -> list[Backward]:
+    """The programs of ``table``, with the leaves whose gradients are judged and how the incoming one lies."""
+    return [
+        Backward(sample, tuple(wrt.split(",")), parse_placements(arrives) if arrives else None)
+        for mesh, tensors, programs, wrt, arrives in _lines(table)
+        for sample in corner_samples(f"{mesh} | {tensors} | {programs}")
+    ]
+
+
+def _lines(table: str) -> Iterator[list[str]]:
+    """The columns of each line, with every reduction that it asks for."""
+    for line in filter(None, table.splitlines()):
+        for op in REDUCTIONS if "P(*)" in line else ("",):
+            yield [column.strip() for column in line.replace("P(*)", f"P({op})").split("|")]
