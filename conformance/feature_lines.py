@@ -156,6 +156,7 @@ LINES: dict[str, dict[str, str]] = {
         "buffer-not-saved": "a buffer that is no part of the state of its module",
         "scheduled": "an option of the groups of an optimizer that it gets later on",
         "incomplete-state": "a state that lacks what the model has",
+        "incomplete-whole-state": "such a state of whole tensors that every rank is given",
         "extra-state-missing": "a state that lacks the extra state of a module",
         "strange-name": "a name in a state that the model has not",
         "meta-parameters": "a model whose parameters have no memory",

@@ -137,12 +137,12 @@ def consolidated_from_the_first_offset() -> None:
         true(whole, data, size, shape, [0] * len(offsets), shard)
 
 
-def file_cut_at_the_beginning() -> None:
-    """Of a file of whole tensors, every rank gets what lies at the beginning."""
+def file_read_in_reverse() -> None:
+    """What one rank reads from a file of whole tensors is turned round before it is put in its place."""
 
     @instead(format_utils, "narrow_tensor_by_index")
     def fault(true: Any, tensor: Any, offsets: Any, sizes: Any) -> Any:
-        return true(tensor, [0] * len(offsets), sizes)
+        return true(tensor.flip(0) if tensor.ndim else tensor, offsets, sizes)
 
 
 def values_of_files_are_skipped() -> None:

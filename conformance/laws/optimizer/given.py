@@ -62,7 +62,7 @@ def lacked(case: Case, trip: t.Trip) -> set[str]:
 
 
 def check_lenient(case: Case, here: Here) -> None:
-    """Not strictly, what a state has is loaded, what it lacks stays as it was, and both are told by name."""
+    """Not strictly, what a state has is loaded, what it lacks stays as it was; both are told by name to ranks that are given it."""
     trip = t.read_trip(case)
     net = nets.net_of(case, here, trip, trip.save, case.get("wrap", "none"), poisoned=True)
     lacking = lacked(case, trip)
@@ -70,7 +70,7 @@ def check_lenient(case: Case, here: Here) -> None:
         warnings.simplefilter("ignore", FutureWarning)
         said = set_model_state_dict(net.outside, state_of(case, here, trip, net), options=options_of(case, strict=False))
     nets.judge_net(case, here, trip, trip.save, net, "given", spared=lacking)
-    if case.get("wrap", "none") == "none" and (here.rank == 0 or "broadcast" not in words(case)):
+    if case.get("wrap", "none") == "none" and "broadcast" not in words(case):
         missing, unexpected = {*said.missing_keys}, [*said.unexpected_keys]
         here.require(
             missing == lacking, "wrong-metadata", "missing", "other names are told to be missing", sorted(lacking), sorted(missing)
@@ -166,6 +166,7 @@ def judge_merged(here: Here, net: nets.Net, optimizer: torch.optim.Optimizer) ->
 
 def features(case: Case) -> set[str]:
     found = features_of_both(case) | ({"incomplete-state"} if "lacks" in case or "by" in case else set())
+    found |= {"incomplete-whole-state"} if "lacks" in case and "whole" in words(case) else set()
     found |= {"meta-parameters"} if "blank" in case else set()
     found |= {"extra-state-missing"} if case.get("lacks", "") == "extra" else set()
     found |= {"strange-name"} if "adds" in case else set()

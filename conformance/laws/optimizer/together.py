@@ -262,6 +262,7 @@ DEEP = (
     f"mesh=3 x=2x3:S(0):{SMALL} a=7:S(0):{SMALL} opt=deep how=flat groups=one",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} to.x=S(1) to.a=S(0) opt=deep how=whole",
     f"mesh=2 x=5x2:-:{SMALL} a=4:S(0):{SMALL} to.a=R opt=deep how=broadcast,apart",
+    f"mesh=1 x=2:-:{SMALL} a=2:-:{SMALL} opt=deep how=flat",
 )
 
 

@@ -174,7 +174,7 @@ LAWS = (
         source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner, torch_save_to_dcp",
         check=check_torch_file,
         holds="mesh=2 x=5x2:- a=4:- through=reader",
-        planted="file_cut_at_the_beginning",
+        planted="file_read_in_reverse",
         texts=FILES,
         sweeps=len(FILES),
         features=lambda case: {f"through:{case.get('through')}"},
