@@ -223,7 +223,7 @@ SMALL = "float32:small"
 TOGETHER = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=extra,hidden",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4x3:S(1):{SMALL} b=3:R:int64 how=flat with=frozen",
-    f"mesh=3 x=2x3:S(0):{SMALL} a=7:S(0):{SMALL} to.x=S(1) to.a=R how=whole with=extra,idle",
+    f"mesh=3 x=2x3:S(0):{SMALL} a=7:S(0):{SMALL} to.x=S(1) to.a=R how=whole with=extra,hidden,idle",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4x3:S(1):{SMALL} b=3:-:{SMALL} to.x=R to.a=S(0) how=broadcast,apart with=extra,hidden,frozen",
     f"mesh=2x2 x=5x4:S(0),S(1):{SMALL} a=6:R,S(0):{SMALL} to.x=S(1),S(1) to.a=S(0),R how=broadcast,apart,offload",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} b=2:R:{SMALL} how=offload groups=one with=renamed,idle",
