@@ -150,6 +150,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fsspec_reader": ("read checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
+    "load_state_dict_from_keys": (
+        "load what some keys name",
+        ("torch.distributed.checkpoint.state_dict_loader:_load_state_dict_from_keys",),
+    ),
     "flatten_state_dict": ("flatten a state", ("torch.distributed.checkpoint._nested_dict:flatten_state_dict",)),
     "unflatten_state_dict": ("put a state together again", ("torch.distributed.checkpoint._nested_dict:unflatten_state_dict",)),
     "dynamo": ("load beforehand what the first DTensor of a process loads", ("torch._dynamo:",)),

@@ -88,6 +88,8 @@ MODULES = (
     "plan.save",
     "sharded_tensor.specs",
     "optimizer.offsets",
+    "optimizer.together",
+    "optimizer.given",
     "documents.example",
     "roundtrip.reshard",
     "roundtrip.protocol",
@@ -95,6 +97,7 @@ MODULES = (
     "roundtrip.damage",
     "roundtrip.options",
     "roundtrip.staged",
+    "roundtrip.single",
 )
 
 

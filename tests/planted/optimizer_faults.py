@@ -83,3 +83,76 @@ def whole_tensors_in_reverse() -> None:
 def nested_offsets_not_added() -> None:
     """The chunk of a part is taken for one of the whole."""
     _sharded_tensor_utils._element_wise_add = lambda outer, inner: list(inner)
+
+
+def optimizer_is_not_set_with_its_model() -> None:
+    """Where both states are given, that of the optimizer is left."""
+
+    @instead(state_dict, "_load_optim_state_dict")
+    def fault(true: Any, model: Any, optimizers: Any, state: Any, info: Any) -> Any:
+        return None if info.handle_model else true(model, optimizers, state, info)
+
+
+def prefixes_of_wrappers_stay() -> None:
+    """Names keep what a wrapper puts before them."""
+
+    @instead(state_dict, "_get_fqns")
+    def fault(true: Any, model: Any, name: str, *args: Any, **how: Any) -> Any:
+        return {name} if "module." in name or "_orig_mod." in name else true(model, name, *args, **how)
+
+
+def tied_parameters_are_dropped() -> None:
+    """A parameter under two names is in no group of a state that is set."""
+
+    @instead(state_dict, "_split_optim_state_dict")
+    def fault(true: Any, model: Any, optim: Any, state: Any, info: Any) -> Any:
+        found = true(model, optim, state, info)
+        tied = {name for name in info.shared_params_mapping if isinstance(name, str)}
+        found["state"] = {name: held for name, held in found["state"].items() if name not in tied}
+        return found
+
+
+def inner_dicts_come_back_empty() -> None:
+    """Of the state of an optimizer that is set, dicts within lose what is in them."""
+
+    @instead(state_dict, "_unflatten_optim_state_dict")
+    def fault(true: Any, *args: Any, **how: Any) -> Any:
+        found = true(*args, **how)
+        for held in found["state"].values():
+            held.update({key: {} for key, value in held.items() if isinstance(value, dict)})
+        return found
+
+
+def what_is_lacking_is_zero() -> None:
+    """Parameters that a state lacks are set to zero."""
+
+    @instead(state_dict, "_load_model_state_dict")
+    def fault(true: Any, model: Any, state: Any, info: Any) -> Any:
+        said = true(model, state, info)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in said.missing_keys:
+                    parameter.zero_()
+        return said
+
+
+def memory_that_was_not_filled() -> None:
+    """What gets memory with a whole state is ones."""
+    true = torch.nn.Module.load_state_dict
+
+    def fault(self: Any, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        if assign:
+            state_dict = {key: torch.ones_like(held) if torch.is_tensor(held) else held for key, held in state_dict.items()}
+        return true(self, state_dict, strict, assign)
+
+    torch.nn.Module.load_state_dict = fault  # type: ignore[method-assign]
+
+
+def anything_is_taken() -> None:
+    """Nothing that is asked of a state is looked at."""
+
+    @instead(state_dict, "_verify_options")
+    def fault(true: Any, model: Any, optims: Any, optim_only: bool, *, submodules: Any = None, options: Any = None) -> Any:
+        if options is not None and options.broadcast_from_rank0:
+            options.full_state_dict = True
+        return true(model, optims, optim_only, submodules=submodules, options=options)

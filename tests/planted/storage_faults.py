@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import _consolidate_hf_safetensors, _fsspec_filesystem, default_planner, filesystem, utils
+from torch.distributed.checkpoint import _consolidate_hf_safetensors, _fsspec_filesystem, default_planner, filesystem, format_utils, utils
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from tests.planted.hook import instead
@@ -135,3 +135,27 @@ def consolidated_from_the_first_offset() -> None:
     @instead(_consolidate_hf_safetensors, "_write_sub_tensor_to_file_optimized")
     def fault(true: Any, whole: Any, data: Any, size: int, shape: Any, offsets: Any, shard: Any) -> None:
         true(whole, data, size, shape, [0] * len(offsets), shard)
+
+
+def file_read_in_reverse() -> None:
+    """What one rank reads from a file of whole tensors is turned round before it is put in its place."""
+
+    @instead(format_utils, "narrow_tensor_by_index")
+    def fault(true: Any, tensor: Any, offsets: Any, sizes: Any) -> Any:
+        return true(tensor.flip(0) if tensor.ndim else tensor, offsets, sizes)
+
+
+def values_of_files_are_skipped() -> None:
+    """A value that is no tensor is left out where a file of tensors is loaded."""
+
+    @instead(format_utils.DynamicMetaLoadPlanner, "set_up_planner")
+    def fault(true: Any, self: Any, state: Any, *args: Any, **how: Any) -> Any:
+        return true(self, {key: value for key, value in state.items() if hasattr(value, "shape")}, *args, **how)
+
+
+def keys_of_the_top_alone() -> None:
+    """Keys name nothing but leaves."""
+
+    @instead(default_planner._EmptyStateDictLoadPlanner, "_should_include_key")
+    def fault(true: Any, self: Any, key: str, metadata: Any) -> bool:
+        return self.keys is None or key in self.keys
