@@ -102,6 +102,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "ChunkShardingSpec": ("shard tensors by chunks", ("torch.distributed._shard.sharding_spec:ChunkShardingSpec",)),
     "EnumerableShardingSpec": ("shard tensors by boxes", ("torch.distributed._shard.sharding_spec:EnumerableShardingSpec",)),
+    "load_with_process_group": ("load pickled sharded tensors", ("torch.distributed._shard.api:load_with_process_group",)),
+    "custom_sharding_spec_op": (
+        "register an op for sharded tensors of a spec",
+        ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
+    ),
     "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
     "ReaderWithOffset": (
         "plan the load of a part of an optimizer's state",

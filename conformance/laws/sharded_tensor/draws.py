@@ -20,7 +20,7 @@ from strategies.shard_specs import chunk_specs, specs
 WORLDS = (2, 3, 2, 3, 4)
 GROUPS = {3: ((1, 2), (0, 2)), 4: ((1, 3), (0, 2, 3), (1, 2, 3))}
 DTYPES = ("float32", "float32", "int64", "bfloat16", "int32", "float64", "bool", "int32", "uint8", "float32")
-MAKES = ("zeros", "ones", "full", "empty", "rand")
+MAKES = ("zeros", "ones", "full", "empty", "rand", "randn")
 FLOATS = ("float32", "float64", "bfloat16")
 
 
@@ -52,7 +52,7 @@ def made(law: str, limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
         world, ranks, more = draw(shared(limits))
         shape, spec = draw(_spec(draw(shapes(min_dims=1)), ranks, chunks=chunks, every=False))
         make = draw(st.sampled_from(MAKES))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make == "rand" else DTYPES)))
+        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make.startswith("rand") else DTYPES)))
         apart = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
         return Case.of(law, world=world, **more, x=x, spec=spec, make=make, size=apart)
 
