@@ -75,6 +75,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.tensor._random:OffsetBasedRNGTracker._compute_rng_offsets",),
     ),
     "TensorMeta": ("describe a tensor to its spec", ("torch.distributed.tensor._dtensor_spec:TensorMeta",)),
+    "BackendOptions": ("make options of any backend", ("torch._C._distributed_c10d:Backend.Options",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
     "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),
@@ -184,6 +185,11 @@ def seated_mesh(device: str, table: Any, rank: int) -> Any:
         return DeviceMesh(device, table, _init_backend=False, _rank=rank)
     except TypeError as error:
         raise TorchMovedError(f"a mesh cannot be made for another rank: {error}") from error
+
+
+def timeout_of(group: Any, device: Any) -> Any:
+    """How long the backend of a process group waits."""
+    return group._get_backend(device).options._timeout
 
 
 def forget_kept_plans() -> None:

@@ -41,6 +41,7 @@ MODULES = (
     "mesh.algebra",
     "mesh.names",
     "mesh.tables",
+    "mesh.backends",
     "layout.distribute",
     "layout.local",
     "layout.math",

@@ -153,7 +153,8 @@ def check_gathered(case: Case, here: Here) -> None:
     to = case.integer("dst", 0)
     here_goes = g.members(case)[to] == here.rank
     out = here.tensor(torch.zeros_like(full)) if here_goes else None
-    how: dict[str, Any] = {"dtype": {"dtype": full.dtype}, "enforced": {"enforce_dtype": True}}.get(case.get("how", ""), {})
+    ways: dict[str, dict[str, Any]] = {"dtype": {"dtype": full.dtype}, "enforced": {"enforce_dtype": True}}
+    how = ways.get(case.get("how", ""), {})
     with g.without_warnings():
         given = held.gather(dst=to, out=out, **how)
     here.require(given is None, "wrong-metadata", "result", "gather writes into `out`, it must not give anything", None, given)
