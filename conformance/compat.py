@@ -123,6 +123,14 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "ShardedTensorMetadata": ("describe sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensorMetadata",)),
     "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
+    "global_tensor_shape": (
+        "put the shapes of uneven shards together",
+        ("torch.distributed.tensor._utils:compute_global_tensor_shape",),
+    ),
+    "local_tensor_info": (
+        "ask for the shape and strides of an even shard",
+        ("torch.distributed.tensor._utils:compute_local_tensor_info",),
+    ),
     "local_shape_and_offset_at": (
         "ask for the local shape and offset at a coordinate",
         ("torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",),

@@ -58,6 +58,7 @@ LINES: dict[str, dict[str, str]] = {
         "plain-operand": "a plain tensor beside a sharded one",
         "operands-in-list": "tensors inside a list or a tuple that is an argument",
         "unlike-placements": "operands that are placed differently",
+        "non-finite": "a gradient with an element that is no finite number",
         "tie": "elements that are equal, for ops that choose among them",
         "option:*": "a keyword argument by name, other than dim and keepdim",
         "source-rank": "data that is taken from another rank than the first",

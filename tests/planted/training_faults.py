@@ -165,3 +165,14 @@ def what_arrives_is_doubled() -> None:
     @instead(torch.Tensor, "backward")
     def fault(true: Any, self: Any, gradient: Any = None, *args: Any, **options: Any) -> Any:
         return true(self, gradient * 2 if isinstance(gradient, DTensor) else gradient, *args, **options)
+
+
+def infinities_are_forgotten() -> None:
+    """Only the first rank keeps in mind that a gradient was not finite."""
+
+    @instead(torch.amp.GradScaler, "_unscale_grads_")
+    def fault(true: Any, *args: Any, **options: Any) -> Any:
+        found = true(*args, **options)
+        for bad in found.values():
+            bad.mul_(float(torch.distributed.get_rank() == 0))
+        return found
