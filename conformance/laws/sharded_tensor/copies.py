@@ -101,6 +101,8 @@ def _judge_elsewhere(here: Here, held: Any, load: Any, group: Any) -> None:
     dist.all_gather_object(pickled, pickle.dumps(held), group=group)
     if size > 1:
         here.refused(lambda: load(pickled[(at + 1) % size]), "elsewhere", "what another rank has pickled")
+    if group is not None:
+        here.refused(lambda: pickle.loads(pickled[at]), "other group", "what was pickled in a group, without the group")
 
 
 def copied_script(case: Case) -> Script:
@@ -136,7 +138,11 @@ def _copied(limits: Limits) -> SearchStrategy[Case]:
 
 def _each_way(limits: Limits) -> list[Case]:
     fields: dict[str, Any] = {"world": 2, "x": "5x3", "spec": "chunk(0)@0,1"}
-    return [Case.of("sharded_tensor.copied", **fields, how=how, to="float64" if way.converts else None) for how, way in WAYS.items()]
+    within: dict[str, Any] = {"world": 3, "x": "5x3", "spec": "chunk(0)@1,2", "group": "1,2"}
+    found = [Case.of("sharded_tensor.copied", **fields, how=how, to="float64" if way.converts else None) for how, way in WAYS.items()]
+    found += [Case.of("sharded_tensor.copied", **within, how="dtype", to="float64")]
+    found += [Case.of("sharded_tensor.copied", **within, how=how) for how in ("pickle", "clone")]
+    return [case for case in found if case.world <= limits.world_size]
 
 
 def check_inferred(case: Case, here: Here) -> None:
@@ -264,6 +270,12 @@ def _custom(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
+def _within(limits: Limits) -> list[Case]:
+    """Within a group, beside a tensor of all ranks."""
+    texts = [f"sharded_tensor.custom world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec")]
+    return [case for case in map(Case.parse, texts) if case.world <= limits.world_size]
+
+
 LAWS = (
     law_of(
         "copied",
@@ -273,7 +285,7 @@ LAWS = (
         holds="world=2 x=4x3 spec=chunk(0)@0,1 how=dtype to=float64",
         planted="other_dtypes_forgotten",
         sweep=_each_way,
-        sweeps=len(WAYS),
+        sweeps=len(WAYS) + 3,
         draw=_copied,
         draws=20,
         features=g.features("spec"),
@@ -299,8 +311,10 @@ LAWS = (
         check=check_custom,
         holds="world=2 x=4x3 spec=chunk(0)@0,1 by=function",
         planted="custom_ops_turned_round",
+        sweep=_within,
+        sweeps=2,
         draw=_custom,
-        draws=8,
+        draws=6,
         features=g.features("spec"),
         script=custom_script,
     ),
