@@ -28,10 +28,10 @@ PATIENCE = timedelta(seconds=77)
 NOTES: list[tuple[tuple[int, ...], Any, timedelta]] = []
 GIVEN = ("backend", "options", "pair")
 MADE = {
-    "name": ("1", "2", "1x2", "2x2", "4", "2x1x2"),
-    "number": ("2", "2x2", "1x3"),
+    "name": ("2x2", "1x2", "1", "2", "4", "2x1x2"),
+    "number": ("2x2", "2", "1x3"),
     "flatten": ("2x2", "1x2", "2x1x2"),
-    "cut": ("2", "4"),
+    "cut": ("4", "2"),
 }
 
 
@@ -41,7 +41,14 @@ def sweep(limits: Limits) -> list[Case]:
         for mesh in map(Mesh.parse, texts):
             dims = range(mesh.ndim) if how in ("name", "number") else (0, 1) if how == "cut" else (0,)
             found += [Case.of("mesh.backends", mesh=mesh, how=how, of=NAMES[dim], options=given) for dim in dims for given in GIVEN]
-    return [case for case in found if case.world <= limits.world_size]
+    # each way, and what is given in each, before more meshes
+    order: dict[tuple[str, str], int] = {}
+    placed = []
+    for case in found:
+        key = case.get("how"), case.get("options")
+        order[key] = order.get(key, 0) + 1
+        placed.append((order[key], len(placed), case))
+    return [case for _, _, case in sorted(placed, key=lambda entry: entry[:2]) if case.world <= limits.world_size]
 
 
 def _creator(options: Any, backend_options: Any) -> Any:
@@ -144,7 +151,7 @@ LAWS = (
         control="mesh.backends mesh=2x2 how=name of=a options=backend",
         planted="mesh_backends_of_the_next_dim",
         sweep=sweep,
-        sweeps=18,
+        sweeps=24,
         needs=("all_reduce", "subgroups"),
         weight=0.3,
         tier="extended",

@@ -161,7 +161,7 @@ VIEW_MESHES = ("2x2", "1x2", "2x1", "1x3", "2x1x2")
 
 def sweep_view_refusals(limits: Limits) -> list[Case]:
     meshes = [mesh for mesh in map(Mesh.parse, VIEW_MESHES) if mesh.size <= limits.world_size]
-    taken = [(attempt, mesh) for attempt in VIEW_REFUSALS for mesh in meshes]
+    taken = [(attempt, mesh) for mesh in meshes for attempt in VIEW_REFUSALS]
     # flattened dims of size 1 add nothing: there the two flattenings are one
     usable = [(attempt, mesh) for attempt, mesh in taken if attempt != "flatten-other" or mesh.shape[1] < mesh.size]
     return [Case.of("mesh.view-refusals", mesh=mesh, attempt=attempt) for attempt, mesh in usable]
