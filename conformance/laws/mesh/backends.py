@@ -43,7 +43,7 @@ def sweep(limits: Limits) -> list[Case]:
             found += [Case.of("mesh.backends", mesh=mesh, how=how, of=NAMES[dim], options=given) for dim in dims for given in GIVEN]
     # each way, and what is given in each, before more meshes
     order: dict[tuple[str, str], int] = {}
-    placed = []
+    placed: list[tuple[int, int, Case]] = []
     for case in found:
         key = case.get("how"), case.get("options")
         order[key] = order.get(key, 0) + 1

@@ -135,9 +135,10 @@ def draw_resharded(limits: Limits) -> SearchStrategy[Case]:
 
 
 def sweep_resharded(limits: Limits) -> list[Case]:
-    """Activations that do not split evenly."""
+    """DTensors, and activations that do not split evenly."""
     sizes = (("4x2", 3, 0), ("3x2", 4, 1))
-    return [Case.of("module.input-reshard", mesh="2", dims=dims, rows=rows, dim=dim) for dims, rows, dim in sizes]
+    whole = [Case.of("module.input-reshard", mesh="2", dims="4x2", rows=4, dim=dim, held="R") for dim in (0, 1)]
+    return whole + [Case.of("module.input-reshard", mesh="2", dims=dims, rows=rows, dim=dim) for dims, rows, dim in sizes]
 
 
 def features_resharded(case: Case) -> set[str]:
@@ -194,7 +195,7 @@ LAWS = (
         draw=draw_resharded,
         draws=6,
         sweep=sweep_resharded,
-        sweeps=1,
+        sweeps=3,
         needs=("all_gather",),
         weight=0.1,
     ),
