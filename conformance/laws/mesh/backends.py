@@ -57,10 +57,10 @@ def _creator(options: Any, backend_options: Any) -> Any:
 
 
 def _registered(here: Here) -> None:
-    if here.target.backend != "gloo" or "backend_override" not in inspect.signature(init_device_mesh).parameters:
+    if here.target.backend != dist.Backend.GLOO or "backend_override" not in inspect.signature(init_device_mesh).parameters:
         here.reject("backends are noted on gloo alone, where this version of torch takes any for a mesh dim")
     if OWN not in dist.Backend.backend_list:
-        dist.Backend.register_backend(OWN, _creator, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(OWN, _creator, extended_api=True, devices=[torch.empty(0).device.type])
     NOTES.clear()
 
 
@@ -131,7 +131,7 @@ def script_backends(case: Case) -> Script:
     else:
         made = f"{scripts.mesh(mesh, ('flat',))}._unflatten(0, {(2, mesh.size // 2)}, {NAMES[:2]}, backend_override={{{key}: {given}}})"
     at, ndim = NAMES.index(name), 1 if how == "flatten" else 2 if how == "cut" else mesh.ndim
-    want: Any = [OWN if dim == at and kind != "options" else "gloo" for dim in range(ndim)]
+    want: Any = [OWN if dim == at and kind != "options" else dist.Backend.GLOO for dim in range(ndim)]
     got = "[dist.get_backend(group) for group in mesh.get_all_groups()]"
     if kind == "options":
         want = (want, PATIENCE.seconds)
