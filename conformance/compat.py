@@ -76,6 +76,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "PhiloxState": ("read and write how far a generator has come", ("torch.distributed.tensor._random:_PhiloxState",)),
     "TensorMeta": ("describe a tensor to its spec", ("torch.distributed.tensor._dtensor_spec:TensorMeta",)),
+    "BackendOptions": ("make options of any backend", ("torch._C._distributed_c10d:Backend.Options",)),
     "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
     "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
     "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),
@@ -107,6 +108,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "ChunkShardingSpec": ("shard tensors by chunks", ("torch.distributed._shard.sharding_spec:ChunkShardingSpec",)),
     "EnumerableShardingSpec": ("shard tensors by boxes", ("torch.distributed._shard.sharding_spec:EnumerableShardingSpec",)),
+    "load_with_process_group": ("load pickled sharded tensors", ("torch.distributed._shard.api:load_with_process_group",)),
+    "custom_sharding_spec_op": (
+        "register an op for sharded tensors of a spec",
+        ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
+    ),
     "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
     "ReaderWithOffset": (
         "plan the load of a part of an optimizer's state",
@@ -122,6 +128,14 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "ShardedTensorMetadata": ("describe sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensorMetadata",)),
     "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
+    "global_tensor_shape": (
+        "put the shapes of uneven shards together",
+        ("torch.distributed.tensor._utils:compute_global_tensor_shape",),
+    ),
+    "local_tensor_info": (
+        "ask for the shape and strides of an even shard",
+        ("torch.distributed.tensor._utils:compute_local_tensor_info",),
+    ),
     "local_shape_and_offset_at": (
         "ask for the local shape and offset at a coordinate",
         ("torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",),
@@ -188,6 +202,11 @@ def seated_mesh(device: str, table: Any, rank: int) -> Any:
         return DeviceMesh(device, table, _init_backend=False, _rank=rank)
     except TypeError as error:
         raise TorchMovedError(f"a mesh cannot be made for another rank: {error}") from error
+
+
+def timeout_of(group: Any, device: Any) -> Any:
+    """How long the backend of a process group waits."""
+    return group._get_backend(device).options._timeout
 
 
 def forget_kept_plans() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Replicate, Shard, _api, _redistribute, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, _api, _redistribute, _utils, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.parallel import ColwiseParallel
@@ -125,3 +125,16 @@ def colwise_shards_rows() -> None:
         for key, param in list(module.named_parameters()):
             placed = distribute_tensor(param, mesh, [Shard(param.ndim - 1)])
             module.register_parameter(key, torch.nn.Parameter(placed))
+
+
+def whole_is_the_first_shard_twice() -> None:
+    """The extent of a whole is taken from one shard, times as many as there are."""
+
+    def fault(shape: Any, mesh: Any, placements: Any) -> Any:
+        found = list(shape)
+        for place in placements:
+            if isinstance(place, Shard):
+                found[place.dim] *= mesh.size()
+        return torch.Size(found)
+
+    _utils.compute_global_tensor_shape = fault

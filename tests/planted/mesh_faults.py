@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.planted.hook import instead
@@ -42,3 +43,12 @@ def mesh_flatten_takes_any_name() -> None:
     def fault(true: Any, self: Any, name: Any = None, *rest: Any, **options: Any) -> Any:
         taken = name in (self.mesh_dim_names or ())
         return true(self, f"{name}_again" if taken else name, *rest, **options)
+
+
+def mesh_backends_of_the_next_dim() -> None:
+    """What is named for one mesh dim goes to the one after it; of a single dim, nowhere."""
+
+    @instead(device_mesh, "_normalize_backend_override")
+    def fault(true: Any, *args: Any, **options: Any) -> Any:
+        found = list(true(*args, **options))
+        return found[-1:] + found[:-1] if len(found) > 1 else [(None, None)]

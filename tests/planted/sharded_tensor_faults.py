@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch.distributed._shard import sharded_tensor as factories
 from torch.distributed._shard.sharded_tensor import api, reshard, utils
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, chunk_sharding_spec
 from torch.distributed._shard.sharding_spec import api as spec_api
@@ -91,3 +92,30 @@ def every_shard_at_the_beginning() -> None:
     @instead(planner_helpers, "_chunk_for_shard")
     def fault(true: Any, shard: Any) -> Any:
         return dataclasses.replace(true(shard), offsets=torch.Size([0] * len(shard.shard_offsets)))
+
+
+def other_dtypes_forgotten() -> None:
+    @instead(api.ShardedTensor, "to")
+    def fault(true: Any, self: Any, *args: Any, **how: Any) -> Any:
+        return self
+
+
+def rows_without_an_offset() -> None:
+    """The rows of the last rank lie at the beginning."""
+
+    @instead(utils, "recalc_global_sharded_tensor_metadata")
+    def fault(true: Any, metadata: Any, dim: int) -> None:
+        true(metadata, dim)
+        first, *_, last = metadata.shards_metadata
+        first.shard_offsets[dim], last.shard_offsets[dim] = last.shard_sizes[dim], 0
+
+
+def custom_ops_turned_round() -> None:
+    """What is registered for a function gets its arguments from last to first."""
+
+    @instead(factories, "_decorator_func")
+    def fault(true: Any, own: Any, op: Any, op_table: Any) -> Any:
+        def turned(types: Any, args: Any, kwargs: Any, process_group: Any) -> Any:
+            return own(types, args[::-1], kwargs, process_group)
+
+        return true(turned, op=op, op_table=op_table)

@@ -139,6 +139,11 @@ def script_backend(case: Case) -> Script:
     return scripts.compared(case, [f"mesh = {made}"], "mesh.mesh.tolist()", dict.fromkeys(range(case.world), _rows(mesh)))
 
 
+def turned(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh of the same shape and names whose ranks stand in the other order."""
+    return DeviceMesh(mesh.device_type, mesh.mesh.flatten().flip(0).reshape(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)
+
+
 # what no mesh has: how it is asked for, and how a script asks; ``mesh`` has the dims a, b, ..., ``bare`` the same table without names
 VIEW_REFUSALS: dict[str, tuple[Callable[[DeviceMesh, DeviceMesh], Any], str]] = {
     "flatten-unnamed": (lambda mesh, bare: bare._flatten("flat"), 'bare._flatten("flat")'),
@@ -156,13 +161,18 @@ VIEW_REFUSALS: dict[str, tuple[Callable[[DeviceMesh, DeviceMesh], Any], str]] = 
     "group-unnamed": (lambda mesh, bare: bare.get_group("a"), 'bare.get_group("a")'),
     "rank-far": (lambda mesh, bare: mesh.get_local_rank(7), "mesh.get_local_rank(7)"),
     "size-far": (lambda mesh, bare: mesh.size(7), "mesh.size(7)"),
+    "join-others": (
+        lambda mesh, bare: DeviceMesh._concatenate([mesh["a"], turned(mesh)["b"]]),
+        'DeviceMesh._concatenate([mesh["a"], DeviceMesh("cpu", mesh.mesh.flatten().flip(0).reshape(mesh.shape), '
+        'mesh_dim_names=mesh.mesh_dim_names)["b"]])',
+    ),
 }
 VIEW_MESHES = ("2x2", "1x2", "2x1", "1x3", "2x1x2")
 
 
 def sweep_view_refusals(limits: Limits) -> list[Case]:
     meshes = [mesh for mesh in map(Mesh.parse, VIEW_MESHES) if mesh.size <= limits.world_size]
-    taken = [(attempt, mesh) for attempt in VIEW_REFUSALS for mesh in meshes]
+    taken = [(attempt, mesh) for mesh in meshes for attempt in VIEW_REFUSALS]
     # flattened dims of size 1 add nothing: there the two flattenings are one
     usable = [(attempt, mesh) for attempt, mesh in taken if attempt != "flatten-other" or mesh.shape[1] < mesh.size]
     usable = [(attempt, mesh) for attempt, mesh in usable if attempt != "flatten-alike" or mesh.shape[0] == mesh.shape[1]]
@@ -230,7 +240,7 @@ LAWS = (
         control="mesh.view-refusals mesh=2x2 attempt=flatten-taken",
         planted="mesh_flatten_takes_any_name",
         sweep=sweep_view_refusals,
-        sweeps=37,
+        sweeps=59,
         needs=("all_reduce", "subgroups"),
         weight=0.3,
         tier="extended",

@@ -218,7 +218,9 @@ def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         mesh = draw(st.sampled_from(_several_dims(limits)))
         whole = mesh.size <= max(mesh.ranks)  # ranks outside cannot name a part of the table that is theirs
-        return Case.of("mesh.flatten", mesh=mesh, flatten=letters(_chosen(mesh, draw, mesh.ndim if whole else 2, mesh.ndim)))
+        named = draw(st.sampled_from([None, None, None, "default", "default" if whole else "itself"]))
+        least, most = (1, 1) if named == "itself" else (mesh.ndim if whole else 2, mesh.ndim)
+        return Case.of("mesh.flatten", mesh=mesh, flatten=letters(_chosen(mesh, draw, least, most)), named=named)
 
     return case()
 
@@ -229,14 +231,19 @@ def check_flatten(case: Case, here: Here) -> None:
     mesh, dims = case.mesh(), named_dims(case, "flatten")
     live = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
     part = live if len(dims) == mesh.ndim else live[index(dims)]
-    flat, again = part._flatten("flat"), part._flatten("flat")
+    given = None if "named" in case else "flat"
+    flat, again = part._flatten(given), part._flatten(given)
+    name = given or "_".join(NAMES[dim] for dim in dims)
     here.require(flat == again and hash(flat) == hash(again), "wrong-value", "again", "flattened again it is another mesh", flat, again)
     coord = here.coord(mesh)
     if coord is None:
         here.require(flat.get_coordinate() is None, "wrong-value", "outside", "a rank outside has a place", None, flat.get_coordinate())
         return
     want = mesh.flatten(dims, coord)
-    expect_mesh(here, flat, want, ("flat",), "flatten")
+    expect_mesh(here, flat, want, (name,), "flatten")
+    if len(dims) == 1:
+        same = flat is part and part._flatten(name) is part
+        here.require(same, "wrong-value", "itself", "one dim flattened under its own name is another mesh", part, flat)
     here.require(flat.get_group() is again.get_group(), "wrong-value", "group", "flattened again it has another group")
     total = here.tensor(torch.tensor([10**here.rank], dtype=torch.int64))
     dist.all_reduce(total, group=flat.get_group())
@@ -244,14 +251,16 @@ def check_flatten(case: Case, here: Here) -> None:
     here.require(
         live.mesh_dim_names == NAMES[: mesh.ndim] and read_mesh(live) == mesh, "wrong-layout", "origin", "flattening changed the mesh"
     )
-    here.refused(lambda: part._flatten("a"), "name", "flattening to the name of another dim", errors=(ValueError, RuntimeError, KeyError))
+    other = next(name for name in NAMES[: mesh.ndim] if len(dims) > 1 or name != NAMES[dims[0]])
+    here.refused(lambda: part._flatten(other), "name", "flattening to the name of another dim", errors=(ValueError, RuntimeError, KeyError))
 
 
 def script_flatten(case: Case) -> Script:
     mesh, dims = case.mesh(), named_dims(case, "flatten")
     part = "mesh" if len(dims) == mesh.ndim else f"mesh[{index(dims)!r}]"
-    body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f'flat = {part}._flatten("flat")']
-    want = {rank: telling(mesh.flatten(dims, _coord(mesh, rank)), ("flat",), rank) for rank in sorted(mesh.ranks)}
+    name = "_".join(NAMES[dim] for dim in dims) if "named" in case else "flat"
+    body = [f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}", f"flat = {part}._flatten({'' if 'named' in case else repr(name)})"]
+    want = {rank: telling(mesh.flatten(dims, _coord(mesh, rank)), (name,), rank) for rank in sorted(mesh.ranks)}
     return scripts.compared(case, body, told("flat"), want)
 
 

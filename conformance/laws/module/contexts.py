@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.tensor import distribute_module, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 
 from conformance import compat
 from conformance.case import Case
 from conformance.law import Law, Limits
 from conformance.laws import draws, scripts
-from conformance.laws.module.given import incoming, near
+from conformance.laws.module.given import incoming, near, near_dtensor
 from conformance.laws.module.styles import lines
 from conformance.report.reproducer import Script
 from reference.notation import format_shape
+from reference.placement import Replicate as R
+from reference.placement import Shard as S
 from strategies.modules import eighths
 
 if TYPE_CHECKING:
@@ -101,17 +104,25 @@ def check_resharded(case: Case, here: Here) -> None:
     with torch.no_grad():
         dense[0].weight.copy_(eighths((sizes[1], sizes[0]), case.seed))
     model: Any = copy.deepcopy(dense).to(here.device)
-    compat.name("input_reshard")(model, here.mesh(case.mesh()), case.integer("dim"))
+    live = here.mesh(case.mesh())
+    compat.name("input_reshard")(model, live, case.integer("dim") if "dim" in case else None)
     whole = eighths((rows, sizes[0]), case.seed + 5).requires_grad_()
-    x = here.tensor(whole.detach().clone()).requires_grad_()
+    own = here.tensor(whole.detach().clone())
+    if "held" in case:  # as DTensors, of which what is replicated alone is sharded meanwhile
+        distribute_module(model, live)
+        own = distribute_tensor(own, live, here.placements(case.placements("held")))
+    x = own.requires_grad_()
     want, got = dense(whole), model(x)
     grad = incoming(want, case.seed)
     want.backward(grad)
-    got.backward(here.tensor(grad))
-    near(here, got, want, "forward", "the output")
+    arrives = here.tensor(grad)
+    got.backward(distribute_tensor(arrives, live, here.placements(case.placements("held"))) if "held" in case else arrives)
     pairs: list[tuple[str, Any, Any]] = [("x", x.grad, whole.grad), ("weight", model[0].weight.grad, dense[0].weight.grad)]
-    for name, mine, due in pairs:
-        near(here, mine, due, "gradient", f"the gradient of {name}")
+    for check, what, mine, due in (
+        ("forward", "the output", got, want),
+        *(("gradient", f"the gradient of {n}", m, d) for n, m, d in pairs),
+    ):
+        (near_dtensor if "held" in case else near)(here, mine, due, check, what)
 
 
 def draw_resharded(limits: Limits) -> SearchStrategy[Case]:
@@ -119,37 +130,42 @@ def draw_resharded(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         mesh = draw(st.sampled_from(lines(limits)))
         counts = st.sampled_from([mesh.size, 2 * mesh.size])
-        dims, dim = format_shape((draw(counts), draw(counts))), draw(st.sampled_from([0, 1]))
-        return Case.of("module.input-reshard", mesh=mesh, dims=dims, rows=draw(counts), dim=dim, seed=draw(draws.seeds()))
+        dims, dim = format_shape((draw(counts), draw(counts))), draw(st.sampled_from([0, 1, 0, 1, None]))
+        held = draw(st.sampled_from([None, None, R(), S(0)]))
+        return Case.of("module.input-reshard", mesh=mesh, dims=dims, rows=draw(counts), dim=dim, held=held, seed=draw(draws.seeds()))
 
     return case()
 
 
 def sweep_resharded(limits: Limits) -> list[Case]:
-    """Activations that do not split evenly."""
+    """DTensors, and activations that do not split evenly."""
     sizes = (("4x2", 3, 0), ("3x2", 4, 1))
-    return [Case.of("module.input-reshard", mesh="2", dims=dims, rows=rows, dim=dim) for dims, rows, dim in sizes]
+    whole = [Case.of("module.input-reshard", mesh="2", dims="4x2", rows=4, dim=dim, held="R") for dim in (0, 1)]
+    return whole + [Case.of("module.input-reshard", mesh="2", dims=dims, rows=rows, dim=dim) for dims, rows, dim in sizes]
 
 
 def features_resharded(case: Case) -> set[str]:
     sizes = case.shape("dims")
-    cut = (case.integer("rows"), sizes[1]) if case.integer("dim") == 0 else sizes
+    cut = (case.integer("rows"), sizes[1]) if case.integer("dim", 0) == 0 else sizes
     return {"module", "backward"} | ({"uneven"} if any(extent % case.mesh().size for extent in cut) else set())
 
 
 def script_resharded(case: Case) -> Script:
     sizes, rows = case.shape("dims"), case.integer("rows")
+    held = scripts.placements(case.placements("held")) if "held" in case else ""
     body = [
         f"mesh, w = {scripts.mesh(case.mesh())}, {scripts.tensor(eighths((sizes[1], sizes[0]), case.seed))}",
         f"x, y = ({scripts.tensor(eighths((rows, sizes[0]), case.seed + 5))}.requires_grad_() for _ in range(2))",
         f"net = torch.nn.Sequential(torch.nn.Linear({sizes[0]}, {sizes[1]}, bias=False), torch.nn.Tanh()).double()",
         "net[0].weight.data = w",
         "net(x).sum().backward()",
-        f"input_reshard(net, mesh, {case.integer('dim')})(y).sum().backward()",
-        "return x.grad, y.grad",
+        *(["distribute_module(net, mesh)", f"z = distribute_tensor(y.detach(), mesh, {held}).requires_grad_()"] if held else ["z = y"]),
+        f"input_reshard(net, mesh, {case.get('dim', 'None')})(z).sum().backward()",
+        f"return x.grad, z.grad{'.full_tensor()' if held else ''}",
     ]
     made = scripts.script(body, world=case.world)
-    imports = (*made.imports, "from torch.distributed.tensor.parallel.input_reshard import input_reshard")
+    imports = (*made.imports, "from torch.distributed.tensor.parallel.input_reshard import input_reshard",
+               *(["from torch.distributed.tensor import distribute_module"] if held else []))  # fmt: skip
     return Script(made.stages, imports, made.constants, tolerance=1e-9)
 
 
@@ -182,7 +198,7 @@ LAWS = (
         draw=draw_resharded,
         draws=6,
         sweep=sweep_resharded,
-        sweeps=1,
+        sweeps=3,
         needs=("all_gather",),
         weight=0.1,
     ),

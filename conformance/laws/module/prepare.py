@@ -56,7 +56,7 @@ def asked(case: Case) -> Style:
         both = ((first, second[0]), (last, second[1]))
     options: dict[str, Any] = {}
     for name, _ in ends:
-        if side in (name, "both"):
+        if side in (name, "both") and case.get("extra", "") != "alone":
             options |= {f"{name}_layouts": both[0], f"desired_{name}_layouts": both[1]}
     if side in ("input", "both") and "extra" in case:
         options |= {"input_kwarg_layouts": {"extra": first}, "desired_input_kwarg_layouts": {"extra": last}}
@@ -112,9 +112,13 @@ def check_prepare(case: Case, here: Here) -> None:
     outs = out if isinstance(out, tuple) else (out,)
     here.require(len(outs) == len(inputs), "wrong-metadata", "outputs", "another number of outputs", len(inputs), len(outs))
     if side in ("input", "both"):
-        inside = local and side == "input"
-        judge(here, case, probe.met[0], whole(case), last, inside, "first")
-        if beside == "alike":
+        inside, alone = local and side == "input", case.get("extra", "") == "alone"
+        if alone:
+            passed = all(got is one for got, one in zip(probe.met, inputs, strict=False))
+            here.require(passed, "wrong-value", "passed", "a tensor by position, of which nothing is said, did not pass as it is")
+        else:
+            judge(here, case, probe.met[0], whole(case), last, inside, "first")
+        if beside == "alike" and not alone:
             judge(here, case, probe.met[1], whole(case, 1), last, inside, "second")
         if extra:
             judge(here, case, probe.met[2], whole(case, 2), last, inside, "by-name")
@@ -139,6 +143,7 @@ def script_prepare(case: Case) -> Script:
     one, mesh, full = asked(case), case.mesh(), whole(case)
     first, last = case.placements("from")[0], case.placements("to")[0]
     after = last if case.get("style") != "both" or isinstance(first, Partial) else first
+    alone = case.get("extra", "") == "alone"
     beside, at = case.get("beside", "none"), scripts.placements((first,))
     more = {"alike": ", x", "plain": ", torch.ones(3)", "none": ""}[beside]
     body = [
@@ -146,7 +151,7 @@ def script_prepare(case: Case) -> Script:
         *([f"x = DTensor.from_local(x, mesh, {at}, shape={tuple(full.shape)}, stride={full.stride()})"] if "wrapped" in case else []),
         "met, net = [], torch.nn.Module()",
         "def forward(a, b=None, *, extra=None):",
-        "    met.extend([a] if extra is None else [a, extra])",
+        f"    met.extend([{'' if alone else 'a'}{'' if alone or 'extra' not in case else ', '}{'extra' if 'extra' in case else ''}])",
         "    return a if b is None else (a, b)",
         "net.forward = forward",
         f"parallelize_module(net, mesh, {one})",
@@ -155,7 +160,7 @@ def script_prepare(case: Case) -> Script:
         "local = lambda t: t.to_local() if isinstance(t, DTensor) else t",
         f"return [{'MET' if case.get('style') != 'output' else 'X'}[rank]] * len(met) + [WANT[rank]], [*map(local, met), local(out)]",
     ]
-    out = after if case.get("style") != "input" else last
+    out = first if alone else after if case.get("style") != "input" else last
     constants = scripts.tensors("X", {rank: held(full, first, mesh, rank) for rank in mesh.ranks})
     constants += scripts.tensors("MET", {rank: held(full, last, mesh, rank) for rank in mesh.ranks})
     constants += scripts.tensors("WANT", {rank: held(full, out, mesh, rank) for rank in mesh.ranks})
@@ -175,7 +180,7 @@ def draw_prepare(side: str) -> Callable[[Limits], SearchStrategy[Case]]:
             shape = [draw(st.sampled_from([3, 5, 4, 6, 2])) for _ in range(2)]
             if not wrapped and isinstance(first, S):
                 shape[first.dim] = mesh.size * draw(st.sampled_from([1, 2]))
-            extra = draw(st.sampled_from([None, 1])) if side != "output" else None
+            extra = draw(st.sampled_from([None, 1, "alone"] if side == "input" else [None, 1])) if side != "output" else None
             fields: dict[str, Any] = {"shape": format_shape(tuple(shape)), "from_": first, "to": last, "wrapped": wrapped}
             fields |= {"local": draw(st.sampled_from(["no", "yes"])), "beside": draw(st.sampled_from([None, "plain", "alike"]))}
             return Case.of(f"module.prepare[{side}]", mesh=mesh, style=side, **fields, extra=extra, seed=draw(draws.seeds()))
@@ -202,6 +207,12 @@ REFUSED: dict[str, tuple[Style | str, str, str, type[Exception]]] = {
     ),
     "fewer-desired-outputs": (
         style("PrepareModuleOutput", output_layouts=(R(), R()), desired_output_layouts=(R(),)), "torch.nn.ReLU()", "", AssertionError
+    ),
+    "fewer-desired-by-name": (
+        style("PrepareModuleInput", input_kwarg_layouts={"a": R()}, desired_input_kwarg_layouts={}), "torch.nn.ReLU()", "", AssertionError
+    ),
+    "prepare-list": (
+        style("PrepareModuleInput", input_layouts=R(), desired_input_layouts=R()), "torch.nn.ReLU()", "([1.0],)", AssertionError
     ),
     "more-layouts-than-inputs": (
         style("PrepareModuleInput", input_layouts=(R(), R()), desired_input_layouts=(R(), R())), "torch.nn.ReLU()", "(torch.ones(2),)",
@@ -320,7 +331,7 @@ LAWS = (
         control="module.refusals mesh=2 attempt=colwise-norm",
         planted="colwise_takes_anything",
         sweep=sweep_refusals,
-        sweeps=14,
+        sweeps=16,
         needs=("broadcast", "scatter"),
         weight=0.1,
     ),

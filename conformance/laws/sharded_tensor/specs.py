@@ -6,6 +6,7 @@ itself, whichever way it was made. Values are judged by their places.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from conformance.case import Case
 from conformance.here import Here
 from conformance.laws.plan.torch import need
+from conformance.laws.sharded_tensor import copies as sharded_tensor_copies
 from conformance.laws.sharded_tensor import given as g
 from conformance.laws.sharded_tensor import math as sharded_tensor_math
 from conformance.laws.sharded_tensor import refusals as sharded_tensor_refusals
@@ -23,6 +25,8 @@ from conformance.report.reproducer import Script
 from reference.sharded_tensor import ChunkSpec, of_rank
 
 FILLED = {"zeros": 0, "ones": 1, "full": 3}
+SAMPLE = 300
+GATHERS = {"dtype": ", dtype=X.dtype", "enforced": ", enforce_dtype=True"}
 
 
 def check_made(case: Case, here: Here) -> None:
@@ -35,19 +39,38 @@ def check_made(case: Case, here: Here) -> None:
     size: tuple[Any, ...] = shape if case.get("size", "") == "apart" else (shape,)
     with g.without_warnings():
         own = (shape, FILLED["full"]) if make == "full" else size
-        got = getattr(factories, make)(g.to_torch(here, spec), *own, dtype=dtype, process_group=group)
-        for shard in got.local_shards() if make in ("empty", "rand") else ():
-            inside = make == "empty" or bool(((shard.tensor >= 0) & (shard.tensor < 1)).all())
-            here.require(inside, "wrong-value", "random", "an element of rand lies outside [0, 1)", "[0, 1)", shard.tensor)
+
+        def once() -> Any:
+            return getattr(factories, make)(g.to_torch(here, spec), *own, dtype=dtype, process_group=group)
+
+        got = once()
+        if make == "rand":
+            for shard in got.local_shards():
+                inside = bool(((shard.tensor >= 0) & (shard.tensor < 1)).all())
+                here.require(inside, "wrong-value", "random", "an element of rand lies outside [0, 1)", "[0, 1)", shard.tensor)
+        if make == "randn":
+            _judge_normal(here, once)
+        for shard in got.local_shards() if make in ("empty", "rand", "randn") else ():
             shard.tensor.zero_()
         g.judge(here, got, torch.full(shape, FILLED.get(make, 0), dtype=dtype), spec.parts(shape), check="made")
+
+
+def _judge_normal(here: Here, once: Callable[[], Any]) -> None:
+    """Some hundred elements of this rank have mean 0 and variance 1, by six standard errors."""
+    numel = sum(shard.tensor.numel() for shard in once().local_shards())
+    if not numel:
+        return
+    drawn = torch.cat([shard.tensor.flatten().double() for _ in range(-(-SAMPLE // numel)) for shard in once().local_shards()])
+    mean, spread = drawn.mean().item(), drawn.var().item()
+    near = abs(mean) < 6 * SAMPLE**-0.5 and abs(spread - 1) < 6 * (2 / SAMPLE) ** 0.5
+    here.require(near, "wrong-value", "random", f"{len(drawn)} elements have mean and variance", (0, 1), (mean, spread))
 
 
 def made_script(case: Case) -> Script:
     spec, make = g.spec_of(case), case.get("make")
     dtype = f"dtype={case.tensor('x').torch_dtype}"
     own = ", 3" if make == "full" else ""
-    zeroed = ["for s in t.local_shards(): s.tensor.zero_()"] if make in ("empty", "rand") else []
+    zeroed = ["for s in t.local_shards(): s.tensor.zero_()"] if make in ("empty", "rand", "randn") else []
     body = [f"t = st.{make}({scripts.spec(spec)}, X.shape{own}, {dtype}{scripts.group(case)})", *zeroed]
     full = f"torch.full_like(X, {FILLED.get(make, 0)})"
     return scripts.judged(case, body, spec.parts(case.tensor("x").shape), full=full)
@@ -130,7 +153,8 @@ def check_gathered(case: Case, here: Here) -> None:
     to = case.integer("dst", 0)
     here_goes = g.members(case)[to] == here.rank
     out = here.tensor(torch.zeros_like(full)) if here_goes else None
-    how = {"dtype": full.dtype} if case.get("how", "") == "dtype" else {}
+    ways: dict[str, dict[str, Any]] = {"dtype": {"dtype": full.dtype}, "enforced": {"enforce_dtype": True}}
+    how = ways.get(case.get("how", ""), {})
     with g.without_warnings():
         given = held.gather(dst=to, out=out, **how)
     here.require(given is None, "wrong-metadata", "result", "gather writes into `out`, it must not give anything", None, given)
@@ -141,7 +165,7 @@ def check_gathered(case: Case, here: Here) -> None:
 
 def gathered_script(case: Case) -> Script:
     parts, to = g.spec_of(case).parts(case.tensor("x").shape), case.integer("dst", 0)
-    how = ", dtype=X.dtype" if case.get("how", "") == "dtype" else ""
+    how = GATHERS.get(case.get("how", ""), "")
     lines = [
         *scripts.entered(case),
         *scripts.from_parts(case, parts),
@@ -262,7 +286,7 @@ LAWS = (
         check=check_gathered,
         holds="world=2 x=4x3 spec=0:1,0:3@0;1:4,0:3@1",
         planted="gathered_in_order_of_ranks",
-        draw=lambda limits: placed("sharded_tensor.gathered", limits, numbered="dst", hows=("plain", "dtype", "plain")),
+        draw=lambda limits: placed("sharded_tensor.gathered", limits, numbered="dst", hows=("plain", "dtype", "plain", "enforced")),
         draws=60,
         features=g.features("spec"),
         script=gathered_script,
@@ -279,6 +303,7 @@ LAWS = (
         features=reshard_features,
         script=reshard_script,
     ),
+    *sharded_tensor_copies.LAWS,
     *sharded_tensor_math.LAWS,
     *sharded_tensor_refusals.LAWS,
     *sharded_tensor_trips.LAWS,
