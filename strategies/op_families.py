@@ -18,9 +18,11 @@ nn.functional.conv2d.options small light flat refuses-any
                                                     | nn.functional.conv2d(a,w,dilation=2) nn.functional.conv2d(a,w,padding='valid')
     a=p,2*m,n,n:::B w=2*k,m,2,2:::R b=2*k:::R n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b,groups=2)
 # sharded along other dims than the batch, pending, or with weights that are not whole
-nn.functional.conv1d.layouts light flat
-    a=p,m,n w=k,m,2 n>=3 m>=1 k>=1 p>=3 | nn.functional.conv1d(a,w)
-nn.functional.conv2d.layouts light flat
+nn.functional.conv1d.layouts flat
+    a=p,m,n:::B w=k,m,2:::R n>=3 m>=1 k>=1 p>=3 | nn.functional.conv1d(a,w)
+    a=p,m,n w=k,m,2 n>=3 m>=1 k>=1 p>=3         | nn.functional.conv1d(a,w)
+nn.functional.conv2d.layouts flat
+    a=p,m,n,n:::B w=k,m,2,2:::R b=k:::R n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b)
     a=p,m,n,n w=k,m,2,2 b=k n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b)
 """)
 

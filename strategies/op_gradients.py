@@ -38,12 +38,13 @@ WITHOUT_GRADIENT = words(
     """signbit isnan isfinite isposinf logical_not bitwise_not floor_divide heaviside gcd lcm eq ne lt le gt ge logical_and logical_or
     logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift isclose type_as argmax argmin any all count_nonzero equal item
     histc argsort view.dtype setitem bucketize nn.functional.one_hot full_like new_zeros new_full detach zeros_like ones_like
-    empty_like nextafter foreach.in-place.lists scatter.longer nn.functional.conv1d.layouts
-    nn.functional.conv2d.layouts"""
+    empty_like nextafter foreach.in-place.lists scatter.longer"""
 )
 # which element gets the gradient, or how it is computed, is not said for all inputs (that of sinc: of contributions far larger than it is);
-# of masks most layouts give no result to go back from
-UNSETTLED = frozenset(["sinc", "mode", "index_reduce", "linalg.det", "sgn", "index_put.masks"])
+# of masks, and of convolutions in any layout, most cases give no result to go back from
+UNSETTLED = frozenset(
+    ["sinc", "mode", "index_reduce", "linalg.det", "sgn", "index_put.masks", "nn.functional.conv1d.layouts", "nn.functional.conv2d.layouts"]
+)
 # no result at all of an empty shard, which forward laws know: there is nothing to go back from
 NEVER_EMPTY = re.compile(r"amax|amin|max|min|pool|interpolate|batch_norm|inf$|foreach_norm|median|kthvalue")
 CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^(eq|lt)\(|^_foreach_\w+\(\[a,b\],c\)|torch\.(int|bool)|vector_norm\(a,0[,)]")

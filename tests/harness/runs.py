@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.attempt import LawResult
 from conformance.case import Case
-from conformance.expectations import Expectations
+from conformance.expectations import Expectations, TooWide
 from conformance.findings import Finding
 from conformance.law import Law
 from conformance.report.reproducer import Script, Stage
@@ -69,6 +69,9 @@ class FakeRun:
     stopped_by: str | None = None
     stale: list[str] = field(default_factory=list)
     failure: Exception | None = None
+
+    def too_wide(self) -> list[TooWide]:
+        return self.expectations.too_wide()
 
     def take(self, found: Finding) -> None:
         self.findings.append(found)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.version import Version
 
 from conformance import expectations
 from conformance.case import Case
+from conformance.engine import Run
 from conformance.errors import UsageError
 from conformance.expectations import Expectations, holds, layers, load, read, shipped
 from conformance.judge import judge
 from conformance.law import Law
 from conformance.laws import catalogue
+from conformance.request import RunRequest
 from conformance.target import Target
 from conformance.verdict import Answer, Deviation
 
@@ -164,6 +167,15 @@ def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
     assert not known.too_wide()
     known.judged("op.forward[mean]", {"uneven"})
     assert known.too_wide()
+
+
+@pytest.mark.parametrize(("shard", "wide"), [((1, 1), 1), ((2, 4), 0)])
+def test_a_shard_does_not_say_how_wide_an_entry_is(tmp_path: Path, shard: tuple[int, int], wide: int) -> None:
+    known = loaded(MEAN, tmp_path)
+    for _ in range(20):
+        known.judged("op.forward[mean]", {"uneven"})
+    run = SimpleNamespace(request=RunRequest(seed=7, shard=shard), expectations=known)
+    assert len(Run.too_wide(run)) == wide  # type: ignore[arg-type]
 
 
 def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tmp_path: Path) -> None:

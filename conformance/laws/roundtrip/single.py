@@ -157,6 +157,7 @@ FILES = (
 VALUES = (
     "mesh=2 x=5:- a=4:- state={x:x,n:1}",
     'mesh=3 x=7x2:- state={x:x,s:"text",d:{k:None}}',
+    "mesh=2 x=4:- state={c:1j,x:x}",
 )
 KEYS = (
     "mesh=2 x=5x2:S(0) a=4:R state={mn:{x:x,n:1},m:a,k:2} keys=mn",
