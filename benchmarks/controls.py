@@ -11,19 +11,19 @@ from dataclasses import replace
 
 import torch
 
-from conformance.case import Case
-from conformance.laws import find
-from conformance.laws.op import backward, opinfo
-from conformance.laws.op.forward import case_of
-from conformance.laws.op.samples import CONTROLS
-from conformance.target import Target
-from conformance.world import Pool
-from reference.mesh import Mesh
-from reference.placement import Replicate
-from strategies.op_catalogue import OPS
-from strategies.op_gradients import DIFFERENTIABLE, Backward
-from strategies.op_sweep import PLAINEST, row
-from strategies.ops import Variant
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.laws.op import backward, opinfo
+from shardlaw.conformance.laws.op.forward import case_of
+from shardlaw.conformance.laws.op.samples import CONTROLS
+from shardlaw.conformance.world import Pool
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Replicate
+from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_gradients import DIFFERENTIABLE, Backward
+from shardlaw.strategies.op_sweep import PLAINEST, row
+from shardlaw.strategies.ops import Variant
 
 # the ids of laws that judge a program as those of ops do; ranks know no law that is not in the catalogue yet
 PROGRAM, BACKWARD = "op.program", "op.program-backward"
@@ -33,16 +33,16 @@ TRIED = 12
 def forward(variants: tuple[Variant, ...]) -> Iterator[Case]:
     """Plain cases of an op, the most telling first."""
     for variant in variants:
-        yield case_of(PROGRAM, row(variant, PLAINEST, 0, 0))
-        yield case_of(PROGRAM, row(variant, PLAINEST, 1, 1))
+        yield case_of(row(variant, PLAINEST, 0, 0))
+        yield case_of(row(variant, PLAINEST, 1, 1))
     for variant in variants:
-        yield case_of(PROGRAM, variant.sample(Mesh.of(2), {}, {arg.name: (Replicate(),) for arg in variant.args}, variant.dtypes[0]))
+        yield case_of(variant.sample(Mesh.of(2), {}, {arg.name: (Replicate(),) for arg in variant.args}, variant.dtypes[0]))
 
 
 def gradients(wanted: tuple[tuple[Variant, tuple[str, ...]], ...]) -> Iterator[Case]:
     for variant, names in wanted:
         placed = {arg.name: (Replicate(),) for arg in variant.args}
-        yield backward.case_of(BACKWARD, Backward(variant.sample(Mesh.of(2), {}, placed, variant.dtypes[0]), names[:1], None))
+        yield backward.case_of(Backward(variant.sample(Mesh.of(2), {}, placed, variant.dtypes[0]), names[:1], None))
 
 
 def candidates() -> Iterator[tuple[str, list[Case]]]:
@@ -65,7 +65,7 @@ def main() -> None:
             if law_id in known:
                 continue
             law = find(BACKWARD if law_id.startswith("op.backward") else PROGRAM)
-            verdicts = pool.judge(law, cases[:TRIED]) if cases else []
+            verdicts = pool.judge(law, [replace(case, law=law.id) for case in cases[:TRIED]]) if cases else []
             found = next((verdict.case for verdict in verdicts if verdict.status == "held"), None)
             if found is not None:
                 known[law_id] = replace(found, law=law_id).text

@@ -1,6 +1,6 @@
 """Writes ``docs/ops.md`` from the reports of a run of the op chapter.
 
-    python -m conformance run op.forward op.backward --profile ci --shard I/4 --report /tmp/opsI        for I from 1 to 4
+    python -m shardlaw run op.forward op.backward --profile ci --shard I/4 --report /tmp/opsI        for I from 1 to 4
     python -m benchmarks.op_table /tmp/ops1 /tmp/ops2 /tmp/ops3 /tmp/ops4 > docs/ops.md
 
 Several reports, of the shards of one run say, are added up. Which ops of OpInfo have no law, and why, is asked of the installed torch.
@@ -13,12 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from conformance.case import Case
-from conformance.features import features_of
-from conformance.laws import catalogue
-from conformance.laws.op import opinfo
-from conformance.report.run_report import RunReport, read_report
-from strategies.op_catalogue import OPS
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.laws.op import opinfo
+from shardlaw.conformance.report.run_report import RunReport, read_report
+from shardlaw.strategies.op_catalogue import OPS
 
 KINDS = ("forward", "backward", "in-place", "2-D mesh", "uneven", "Partial")
 HEAD = """# What DTensor does with ops

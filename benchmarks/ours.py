@@ -15,12 +15,12 @@ import psutil
 from hypothesis import strategies as st
 
 from benchmarks.ops import KINDS, OPS, WARM_UP, Point, passes, points
-from conformance.case import Case
-from conformance.laws import find
-from conformance.search import draw
-from conformance.target import Target
-from conformance.verdict import Verdict
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.run.search import draw
+from shardlaw.conformance.world import Pool
 
 
 def case(point: Point, ranks: int) -> Case:

@@ -11,11 +11,11 @@ import math
 import sys
 import warnings
 
-from conformance.compat import TorchMovedError
-from conformance.law import Law, Limits
-from conformance.laws import catalogue
-from conformance.search import SCALE, Plan
-from conformance.selection import select
+from shardlaw.conformance.compat import TorchMovedError
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.selection import select
+from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.run.search import SCALE, Plan
 
 LONGEST = 25 * 60
 

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import laws_of
-from conformance.laws.layout.math import checks
-from conformance.search import Enough, Plan
-from conformance.target import Target
-from conformance.verdict import Verdict
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.laws import laws_of
+from shardlaw.conformance.laws.layout.arithmetic import checks
+from shardlaw.conformance.run.search import Enough, Plan
+from shardlaw.conformance.world import Pool
 
 SEED = 7
 BACKLOG = 128  # cases that may wait: what is under way when the time is up counts too
@@ -49,8 +49,9 @@ def tried(pool: Pool, laws: list[Law], seconds: float, count: Callable[[Case], i
 
 def main() -> int:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
-    plans = list(laws_of("conformance.laws.plan.save"))
-    layouts = [law for law in laws_of("conformance.laws.layout.math") if law.id == "layout.math[offsets]"]
+    rooms = ("save", "tensors", "load", "state")
+    plans = [law for room in rooms for law in laws_of(f"shardlaw.conformance.laws.plan.{room}")]
+    layouts = [law for law in laws_of("shardlaw.conformance.laws.layout.arithmetic") if law.id == "layout.math[offsets]"]
     with Pool(Target()) as pool:
         pool.judge(plans[0], [Case.parse(plans[0].control)])
         cases, _, took = tried(pool, plans, seconds, lambda case: 1)

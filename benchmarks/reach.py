@@ -1,6 +1,6 @@
 """Which parts of torch's own source a run enters: ``python -m benchmarks.reach [PART ...] -- COMMAND ...``.
 
-    python -m benchmarks.reach tensor/_redistribute checkpoint/ -- python -m conformance run --profile smoke
+    python -m benchmarks.reach tensor/_redistribute checkpoint/ -- python -m shardlaw run --profile smoke
 
 runs the command and then prints for each Python file of torch.distributed how many of its blocks (bodies of functions, branches, loops)
 some process entered. For files whose path contains a PART it also lists those that were not: a fault there cannot be noticed. The run

@@ -105,7 +105,7 @@ def smoke() -> None:
     """A whole smoke run on 4 ranks: distinct cases a second."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "conformance", "run", "--report", folder], check=False, capture_output=True)
+        subprocess.run([sys.executable, "-m", "shardlaw", "run", "--report", folder], check=False, capture_output=True)
         report = json.loads((Path(folder) / "report.json").read_text())
     distinct, seconds = report["totals"]["distinct"], time.monotonic() - began
     print(f"a smoke run: {distinct} distinct cases in {seconds:.0f} s, {distinct / seconds:.0f} a second, start-up included; {load()}")

@@ -15,12 +15,12 @@ os.environ["SHARDLAW_LAWS"] = "tests.faults.laws"
 
 import psutil
 
-from conformance.case import Case
-from conformance.law import Law
-from conformance.laws import find
-from conformance.target import Target
-from conformance.verdict import Verdict
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.world import Pool
 
 FAULTS = ("raises_alone", "killed", "raises_alike", "joins_alone", "exits", "destroys_group", "wrong", "raises_differently",
           "raises_while_others_wait", "all_wait", "leaves_thread", "aborts", "closes_stream")  # fmt: skip

@@ -20,11 +20,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from conformance.case import Case
-from conformance.laws import find
-from conformance.target import Target
-from conformance.world import Pool
-from conformance.world.keeper import roomy
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.world import Pool
+from shardlaw.conformance.world.manager import roomy
 
 RANKS = 4
 TRIPS = 24

@@ -19,10 +19,10 @@ def main() -> int:
 
     began = psutil.Process().create_time()
     os.environ["SHARDLAW_LAWS"] = "tests.faults.laws"
-    from conformance.case import Case
-    from conformance.laws import find
-    from conformance.target import Target
-    from conformance.world import Pool
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.laws import find
+    from shardlaw.conformance.world import Pool
 
     def sums(seed: int) -> Case:
         return Case.of("fault.rank[sums]", world=RANKS, seed=seed)

@@ -1,8 +1,8 @@
-"""``python -m conformance`` is ``shardlaw``."""
+"""``python -m shardlaw`` is ``shardlaw``."""
 
 import sys
 
-from conformance.cli import main
+from shardlaw.conformance.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

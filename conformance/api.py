@@ -2,7 +2,7 @@
 
 ::
 
-    from conformance import Worlds
+    from shardlaw import Worlds
 
     with Worlds("gloo") as world:
         world.check("redistribute.local", "redistribute.local mesh=2 x=5:S(0) to=R")    # a Verdict
@@ -25,23 +25,23 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from conformance.case import Case
-from conformance.errors import UsageError, one_of
-from conformance.law import Law
-from conformance.spmd import CALL, PLANTED, Function, posted, returned
-from conformance.target import Target
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.rank.spmd import CALL, PLANTED, Function, posted, returned
 
 if TYPE_CHECKING:
-    from conformance.verdict import Answer, Verdict
-    from conformance.world import Pool
+    from shardlaw.conformance.law.verdict import Answer, Verdict
+    from shardlaw.conformance.world import Pool
 
 RANKS = 2
 MOST_RANKS = 64
 HOME = os.path.dirname(os.path.abspath(__file__))
-OURS = (f"{HOME}/world/", f"{HOME}/spmd.py", 'File "<string>"')
+OURS = (f"{HOME}/world/", f"{HOME}/rank/spmd.py", 'File "<string>"')
 
 
 class DeviationError(AssertionError):
@@ -74,8 +74,8 @@ class Ranks:
         """Call ``function(here, *args, **options)`` on every rank at once; returns what each returned, by rank.
 
         ``function`` stands at the top of a module, or is its ``module:name``; ``here`` is the rank's
-        :class:`~conformance.here.Here`. Arguments and results are copied: anything that can be pickled, tensors included (they
-        arrive on the CPU), a DTensor not.
+        :class:`~shardlaw.conformance.rank.context.RankContext`. Arguments and results are copied: anything that can be pickled, tensors
+        included (they arrive on the CPU), a DTensor not.
 
         Raises :class:`DeviationError` where a rank raises, dies, does not come to an end, or records a deviation through
         ``here``; its text has the stack of every rank. Raises :class:`UsageError` where ranks could not find the function.
@@ -137,17 +137,17 @@ class Worlds:
         case or its text, with or without the law's id before it; left out, it is the law's control. ``fresh``: in a world that
         has served nothing before, under the target's full limits.
 
-        Returns a :class:`~conformance.verdict.Verdict`: ``status`` is ``held``, ``deviates`` (``kind`` and ``message`` say how,
-        ``ranks`` what each rank said), ``refused`` (by all ranks alike, where the law allows it) or ``rejected`` (the case means nothing).
-        Raises :class:`UsageError` for a law that is not known, a case that cannot be read, and what the target says it cannot do.
+        Returns a :class:`~shardlaw.conformance.law.verdict.Verdict`: ``status`` is ``held``, ``deviates`` (``kind`` and ``message`` say
+        how, ``ranks`` what each rank said), ``refused`` (by all ranks alike, where the law allows it) or ``rejected`` (the case means
+        nothing). Raises :class:`UsageError` for a law that is not known, a case that cannot be read, and what the target says it cannot do.
         """
         __tracebackhide__ = True
-        from conformance.laws import catalogue
-        from conformance.replay import check_case
+        from shardlaw.conformance.laws import catalogue
+        from shardlaw.conformance.run.asked import check_case
 
         law = _law(law)
         case = _case(law, case)
-        check_case(case)
+        check_case(law, case)
         if reason := self.lacks(law.needs):
             raise UsageError(f"{law.id} cannot be tried: {reason}")
         if catalogue().get(law.id) is law:
@@ -155,15 +155,15 @@ class Worlds:
         sizes = law.stages(case) if law.stages else None
         stages = (lambda _: sizes) if sizes else None
         stand_in = replace(_law_of_calls(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
-        return _meant(self._call(stand_in, Function.of(law.check), case, case, fresh=fresh).verdict, case)
+        return _meant(self._call(stand_in, Function.of_law(law), case, case, fresh=fresh).verdict, case)
 
     def lacks(self, needs: Iterable[str] = (), size: int = 1) -> str:
         """Why the target cannot serve what ``needs`` these capabilities on ``size`` ranks: one line, or nothing.
 
         Raises :class:`UsageError` for a word that is no capability.
         """
-        from conformance.target.builtin import check_devices
-        from conformance.target.target import CAPABILITIES
+        from shardlaw.conformance.law.target import CAPABILITIES
+        from shardlaw.conformance.target.builtin import check_devices
 
         needs = tuple(needs)
         for need in needs:
@@ -186,7 +186,7 @@ class Worlds:
         """
         setups = [*([Function.of_setup(self.target.setup)] if self.target.setup else []), *map(Function.of, faults)]
         env = (*self.target.env, (PLANTED, json.dumps([asdict(setup) for setup in setups])))
-        return Worlds(replace(self.target, setup="conformance.spmd:planted", env=env), ranks=self.ranks)
+        return Worlds(replace(self.target, setup="shardlaw.conformance.rank.spmd:planted", env=env), ranks=self.ranks)
 
     def close(self) -> None:
         """End every rank. Asking again starts new ones."""
@@ -201,8 +201,8 @@ class Worlds:
         self.close()
 
     def _pool(self, size: int) -> Pool:
-        from conformance.target.config import check_target
-        from conformance.world import Pool
+        from shardlaw.conformance.target.config import check_target
+        from shardlaw.conformance.world import Pool
 
         if size > self._checked:
             check_target(self.target, size)
@@ -238,7 +238,7 @@ class Worlds:
         return self._ask(law, case, True) if not fresh and _is_of_time(verdict) else verdict
 
     def _ask(self, law: Law, case: Case, fresh: bool) -> Verdict:
-        from conformance.world import WorldError
+        from shardlaw.conformance.world import WorldError
 
         assert self._live is not None
         try:
@@ -315,7 +315,7 @@ def _frames(stack: Iterable[str]) -> list[str]:
 
 
 def _law_of_calls() -> Law:
-    from conformance.laws import find
+    from shardlaw.conformance.laws import find
 
     return find(CALL)
 
@@ -328,7 +328,7 @@ def _is_of_time(verdict: Verdict) -> bool:
 
 def _meant(verdict: Verdict, case: Case) -> Verdict:
     """The verdict, unless it says that the case could not be read. Raises :class:`UsageError`."""
-    from conformance.replay import MEANINGLESS
+    from shardlaw.conformance.run.asked import MEANINGLESS
 
     for answer in verdict.ranks:
         if answer.raised is not None and answer.raised.error in MEANINGLESS:
@@ -338,7 +338,7 @@ def _meant(verdict: Verdict, case: Case) -> Verdict:
 
 def find_target(name: str, folders: Sequence[Path]) -> Target:
     """The target of this name, as the first of ``folders`` that has a config file describes it. Raises :class:`UsageError`."""
-    from conformance.target.config import named_target, read_config, with_storage
+    from shardlaw.conformance.target.config import named_target, read_config, with_storage
 
     configs = [read_config(folder) for folder in folders]
     config = next((config for config in configs if config.path is not None), configs[0])
@@ -363,23 +363,29 @@ def _size(size: int) -> int:
 
 
 def _law(law: str | Law) -> Law:
-    from conformance.laws import catalogue
-    from conformance.replay import law_of
+    from shardlaw.conformance.laws import catalogue
+    from shardlaw.conformance.run.asked import law_of
 
     if isinstance(law, Law):
         known = catalogue().get(law.id)
         # a module that was loaded twice has its laws twice
-        return known if known is not None and known.check.__qualname__ == law.check.__qualname__ and _same_file(known, law) else law
+        return known if known is not None and _code(known).co_qualname == _code(law).co_qualname and _same_file(known, law) else law
     return law_of(law)
 
 
+def _code(law: Law) -> CodeType:
+    """Where a law's own text stands."""
+    function: Any = law.acts[0].function if law.acts else law.check
+    return function.__code__  # type: ignore[no-any-return]
+
+
 def _same_file(one: Law, other: Law) -> bool:
-    files = [getattr(getattr(law.check, "__code__", None), "co_filename", "") for law in (one, other)]
+    files = [_code(law).co_filename for law in (one, other)]
     return bool(files[0]) and os.path.abspath(files[0]) == os.path.abspath(files[1])
 
 
 def _case(law: Law, case: str | Case | None) -> Case:
-    from reference.notation import NotationError
+    from shardlaw.reference.notation import NotationError
 
     if isinstance(case, Case):
         found = case

@@ -8,6 +8,8 @@ the installed version.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -95,7 +97,6 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "have ops refuse to redistribute",
         ("torch.distributed.tensor._utils:ExplicitRedistributionContext",),
     ),
-    "plan_cache": ("forget planned redistributions", ("torch.distributed.tensor._redistribute:_gen_transform_infos",)),
     "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),
     "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
     "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
@@ -127,6 +128,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_shards_and_global_metadata",),
     ),
     "ShardedTensorMetadata": ("describe sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensorMetadata",)),
+    "init_from_local_tensor": (
+        "make a sharded tensor of local tensors",
+        ("torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_tensor",),
+    ),
     "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
     "global_tensor_shape": (
         "put the shapes of uneven shards together",
@@ -179,6 +184,15 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",),
     ),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
+    # laws of random numbers
+    "set_offset_before_op": (
+        "set where the random numbers of a shard start",
+        ("torch.distributed.tensor._random:OffsetBasedRNGTracker._set_pre_op_offset",),
+    ),
+    "set_offset_after_op": (
+        "set where the random numbers of the next tensor start",
+        ("torch.distributed.tensor._random:OffsetBasedRNGTracker._set_post_op_offset",),
+    ),
 }
 
 
@@ -216,3 +230,101 @@ def forget_kept_plans() -> None:
     for attribute, kept in vars(SavePlanner).items():
         if attribute.startswith("_cached") and isinstance(kept, dict):
             kept.clear()
+
+
+def each_overload(note: Callable[[Any, Any, Any], object]) -> AbstractContextManager[Any]:
+    """``note(overload, args, kwargs)`` is called of every overload that runs within, before it runs."""
+    return _each_overload()(note)  # type: ignore[no-any-return]
+
+
+@cache
+def _each_overload() -> Any:
+    mode = name("TorchDispatchMode")
+
+    class EachOverload(mode):  # type: ignore[misc,valid-type]
+        def __init__(self, note: Callable[[Any, Any, Any], object]) -> None:
+            super().__init__()
+            self.note = note
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.note(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    return EachOverload
+
+
+@contextmanager
+def fresh_plans() -> Iterator[None]:
+    """What torch remembers of how ops are sharded neither comes into what runs within nor outlives it; where it cannot be told to forget,
+    it remembers."""
+    _forget_plans()
+    try:
+        yield
+    finally:
+        _forget_plans()
+
+
+def _forget_plans() -> None:
+    with suppress(TorchMovedError):
+        name("op_plans")()
+
+
+@cache
+def place_of(key: str) -> str:
+    """Where the installed torch keeps a name of :data:`NAMES`: ``module:attribute``. Raises :class:`TorchMovedError`."""
+    purpose, places = NAMES[key]
+    for place in places:
+        try:
+            private(purpose, place)
+        except TorchMovedError:
+            continue
+        return place
+    return places[0] if private(purpose, *places) else ""
+
+
+def __getattr__(key: str) -> Any:
+    """``compat.NAME`` is the object behind a key of :data:`NAMES`, looked for when it is first asked for."""
+    if key not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {key!r}")
+    return name(key)
+
+
+def forget_redistributions() -> None:
+    """Empty what torch keeps of the redistributions that it has planned."""
+    from torch.distributed.tensor import _redistribute
+
+    _redistribute._gen_transform_infos.cache_clear()
+    getattr(_redistribute, "_planner_cache", {}).clear()
+
+
+# Views of meshes, whose methods are private
+
+
+def flattened(mesh: Any, name: str | None = None, **options: Any) -> Any:
+    """The dims of a mesh as one."""
+    return mesh._flatten(name, **options)
+
+
+def unflattened(mesh: Any, dim: int | str, sizes: Any, names: Any, **options: Any) -> Any:
+    """One dim of a mesh as several."""
+    return mesh._unflatten(dim, sizes, names, **options)
+
+
+def concatenated(meshes: Any) -> Any:
+    """Views of one mesh side by side."""
+    return type(meshes[0])._concatenate(meshes)
+
+
+def set_local_tensor(dtensor: Any, local: Any) -> None:
+    """Put something else than a plain tensor inside of a DTensor."""
+    dtensor._local_tensor = local
+
+
+def import_of(key: str) -> str:
+    """The statement with which a script imports a name of :data:`NAMES` that stands at the top of its module."""
+    source, _, path = place_of(key).partition(":")
+    return f"from {source} import {path}"
+
+
+# how a script makes a mesh as the rank ``seat`` sees it: see :func:`seated_mesh`
+SEATED_MESH = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'

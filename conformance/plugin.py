@@ -1,8 +1,8 @@
 """Laws as pytest items, and live ranks as a fixture.
 
-``pytest --pyargs conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. A test of one's
-own asks for :func:`world`; the marker ``shardlaw`` says what it needs; ``--shardlaw-target NAME`` (in an ini file: ``shardlaw_target``)
-says what all of them run on.
+``pytest --pyargs shardlaw.conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. A test
+of one's own asks for :func:`world`; the marker ``shardlaw`` says what it needs; ``--shardlaw-target NAME`` (in an ini file:
+``shardlaw_target``) says what all of them run on.
 
 The plugin is loaded into every pytest of an environment that has Shardlaw installed: it imports neither torch nor hypothesis,
 nor anything else of the project, until one of these is asked for.
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.api import Worlds
-    from conformance.engine import Run
-    from conformance.law import Law
+    from shardlaw.conformance.api import Worlds
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.run.engine import Run
 
 MARKER = "shardlaw(world=N, needs=[...]): of the ranks that the fixture 'world' runs, how many, and what their target must be able to do"
 LAWS_FOLDER = Path(__file__).parent / "laws"
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     if config.getoption("--shardlaw-target"):
         with refusing():
-            from conformance.api import find_target
+            from shardlaw.conformance.api import find_target
 
             find_target(target_name(config), config_folders(config))
 
@@ -62,7 +62,7 @@ def config_folders(config: pytest.Config) -> tuple[Path, ...]:
 @contextmanager
 def refusing() -> Iterator[None]:
     """What a person can mend ends pytest with its one line."""
-    from conformance.errors import UsageError
+    from shardlaw.conformance.errors import UsageError
 
     try:
         yield
@@ -79,7 +79,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
 
     ``world(4).run(function, *args)`` runs ``function(here, *args)`` on four ranks and returns what each returned; ``world.run`` takes
     as many ranks as the test's marker says (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` tries a case of a
-    law. See :class:`conformance.api.Worlds`. A session's fixture may be used in tests of Hypothesis.
+    law. See :class:`shardlaw.conformance.api.Worlds`. A session's fixture may be used in tests of Hypothesis.
     """
     with worlds_of(request.config) as found:
         yield found
@@ -91,7 +91,7 @@ WORLDS: pytest.StashKey[Worlds] = pytest.StashKey()
 def worlds_of(config: pytest.Config) -> Worlds:
     if WORLDS not in config.stash:
         with refusing():
-            from conformance.api import Worlds, find_target
+            from shardlaw.conformance.api import Worlds, find_target
 
             config.stash[WORLDS] = Worlds(find_target(target_name(config), config_folders(config)))
     return config.stash[WORLDS]
@@ -102,8 +102,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("shardlaw")
     if marker is None and WORLDS not in item.config.stash:
         return
-    from conformance.api import wanted
-    from conformance.errors import UsageError
+    from shardlaw.conformance.api import wanted
+    from shardlaw.conformance.errors import UsageError
 
     worlds = worlds_of(item.config)
     wrong = reason = ""
@@ -123,8 +123,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def law_files() -> dict[Path, str]:
     """The files that hold laws of others, each with its module's name. Raises :class:`UsageError` for a module that cannot be found."""
-    from conformance.errors import UsageError
-    from conformance.laws import foreign
+    from shardlaw.conformance.errors import UsageError
+    from shardlaw.conformance.laws import foreign
 
     found = {}
     for module, where in foreign().items():
@@ -145,12 +145,12 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     module: str | None
     if not (ours or (asked and others_have_laws())):
         return None
-    from conformance.errors import UsageError
-    from conformance.laws import modules
+    from shardlaw.conformance.errors import UsageError
+    from shardlaw.conformance.laws import modules
 
     try:
         if ours:
-            module = ".".join(("conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
+            module = ".".join(("shardlaw.conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
         else:
             module = law_files().get(file_path.resolve())
         return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
@@ -163,7 +163,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @cache
 def others_have_laws() -> bool:
-    """Whether a package or the environment names a module of laws: the same as ``conformance.laws.foreign``, without importing it."""
+    """Whether a package or the environment names a module of laws: the same as ``shardlaw.conformance.laws.foreign``, without importing
+    it."""
     return bool(os.environ.get("SHARDLAW_LAWS") or entry_points(group="shardlaw.laws"))
 
 
@@ -175,8 +176,8 @@ class LawFile(pytest.File):
         self.law_module = law_module
 
     def collect(self) -> Iterator[LawItem]:
-        from conformance.errors import UsageError
-        from conformance.laws import laws_of
+        from shardlaw.conformance.errors import UsageError
+        from shardlaw.conformance.laws import laws_of
 
         try:
             laws = laws_of(self.law_module)
@@ -226,11 +227,12 @@ RUN: pytest.StashKey[Run] = pytest.StashKey()
 def running(config: pytest.Config) -> Run:
     """The run that this pytest session is part of; started with the plainest request when a user runs pytest on the laws."""
     if RUN not in config.stash:
-        from conformance.engine import Run
-        from conformance.request import RunRequest
+        from shardlaw.conformance.report.reporter import Reporter
+        from shardlaw.conformance.run.engine import Run
+        from shardlaw.conformance.run.request import RunRequest
 
         with refusing():
-            run = Run.start(RunRequest(target=target_name(config)))
+            run = Run.start(RunRequest(target=target_name(config)), Reporter)
         config.stash[RUN] = run
         config.add_cleanup(run.close)
     return config.stash[RUN]

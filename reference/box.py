@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reference.notation import Shape, format_shape
+from shardlaw.reference.notation import Shape, format_shape
 
 
 @dataclass(frozen=True)

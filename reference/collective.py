@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import torch
 
-from reference.placement import REDUCE_OPS
-from reference.simulate import can_reduce, reduce_by
+from shardlaw.reference.placement import REDUCE_OPS
+from shardlaw.reference.simulate import can_reduce, reduce_by
 
 T = TypeVar("T")
 

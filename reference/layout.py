@@ -62,10 +62,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from reference.box import Box
-from reference.mesh import Coord, Mesh
-from reference.notation import Shape, format_shape
-from reference.placement import (
+from shardlaw.reference.box import Box
+from shardlaw.reference.mesh import Coord, Mesh
+from shardlaw.reference.notation import Shape, format_shape
+from shardlaw.reference.placement import (
     MaskPartial,
     Partial,
     Placement,

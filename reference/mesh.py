@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from reference.notation import NotationError, Shape, format_shape, parse_shape
+from shardlaw.reference.notation import NotationError, Shape, format_shape, parse_shape
 
 Coord = tuple[int, ...]
 MAX_RANKS = 1 << 16

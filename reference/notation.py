@@ -1,8 +1,8 @@
 """One line of text for every shape, and the error that all parsers of this package raise.
 
 Printing is canonical, and parsing what was printed gives the same value back. A shape is its sizes joined by ``x``
-(``5x6``, ``0x3``, ``7``); the shape of a 0-d tensor is ``()``. The notation of meshes lives in :mod:`reference.mesh`,
-that of placements in :mod:`reference.placement`.
+(``5x6``, ``0x3``, ``7``); the shape of a 0-d tensor is ``()``. The notation of meshes lives in :mod:`shardlaw.reference.mesh`,
+that of placements in :mod:`shardlaw.reference.placement`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shards of one tensor dim that are cut in another order of mesh dims than from left to right.
 
-Placements apply from the left mesh dim to the right (:mod:`reference.layout`). A *shard order* says otherwise: of the mesh dims that
-shard a tensor dim, which cuts first. On a 2x2 mesh a dim of 8 in the order ``1,0`` is cut over mesh dim 1 first, each half then over
+Placements apply from the left mesh dim to the right (:mod:`shardlaw.reference.layout`). A *shard order* says otherwise: of the mesh dims
+that shard a tensor dim, which cuts first. On a 2x2 mesh a dim of 8 in the order ``1,0`` is cut over mesh dim 1 first, each half then over
 mesh dim 0:
 
 =================  ==========  ==========  ==========  ==========
@@ -23,9 +23,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reference.layout import Indices, chunk
-from reference.mesh import Coord, Mesh
-from reference.placement import Placement, Replicate, Shard, StridedShard
+from shardlaw.reference.layout import Indices, chunk
+from shardlaw.reference.mesh import Coord, Mesh
+from shardlaw.reference.placement import Placement, Replicate, Shard, StridedShard
 
 Order = tuple[int, ...]
 

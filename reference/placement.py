@@ -5,7 +5,7 @@ into consecutive runs; ``_S(d,f)`` cuts it into ``f`` runs first and each of tho
 every rank a contribution, and the value is their reduction by ``op``; ``M(d)`` is the sum left behind by a row lookup
 in a table sharded on dim ``d``, whose rows outside the own shard count as zero.
 
-What each does with the elements of a tensor is told in :mod:`reference.layout`; here are only the words.
+What each does with the elements of a tensor is told in :mod:`shardlaw.reference.layout`; here are only the words.
 
 Source: the documentation of ``torch.distributed.tensor``, "Placements".
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from reference.notation import NotationError, split_outside
+from shardlaw.reference.notation import NotationError, split_outside
 
 REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 

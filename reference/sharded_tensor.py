@@ -18,10 +18,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reference.box import Box, tiling_errors
-from reference.checkpoint.held import format_box, parse_box
-from reference.layout import chunk
-from reference.notation import NotationError, Shape
+from shardlaw.reference.box import Box, tiling_errors
+from shardlaw.reference.checkpoint.sharded_leaf import format_box, parse_box
+from shardlaw.reference.layout import chunk
+from shardlaw.reference.notation import NotationError, Shape
 
 Part = tuple[Box, int]
 

@@ -1,8 +1,8 @@
 """Tensors that are handed out in boxes: any rectangles, uneven, several a rank or none.
 
-A layout of :mod:`reference.layout` follows from placements. Tables of embeddings do not: one lies on a single rank, the next is cut into
-rows of 1, 3, 1 and 3, a third into columns of which a rank holds the first and the last. What such a tensor is, is a list of boxes,
-each with the rank that holds it; it is sound when the boxes tile the tensor.
+A layout of :mod:`shardlaw.reference.layout` follows from placements. Tables of embeddings do not: one lies on a single rank, the next is
+cut into rows of 1, 3, 1 and 3, a third into columns of which a rank holds the first and the last. What such a tensor is, is a list of
+boxes, each with the rank that holds it; it is sound when the boxes tile the tensor.
 
 The text of a list is ``0:1,0:6@0;1:4,0:6@1``: rows 0 on rank 0 and rows 1 to 3 on rank 1, of 6 columns each. The order of the boxes of
 one rank is the order in which it holds them.
@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reference.box import Box, tiling_errors
-from reference.notation import NotationError, Shape
+from shardlaw.reference.box import Box, tiling_errors
+from shardlaw.reference.notation import NotationError, Shape
 
 
 @dataclass(frozen=True)

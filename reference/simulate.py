@@ -19,11 +19,11 @@ from functools import partial, reduce
 
 import torch
 
-from reference.layout import Layout
-from reference.mesh import Coord
-from reference.notation import Shape
-from reference.placement import Partial, Replicate, is_reduction
-from reference.tensors import dense, scatter_bits
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Coord
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Partial, Replicate, is_reduction
+from shardlaw.reference.tensors import dense, scatter_bits
 
 World = dict[Coord, torch.Tensor]
 
@@ -60,7 +60,7 @@ def can_reduce(dtype: torch.dtype, op: str) -> bool:
 
 
 def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> list[torch.Tensor]:
-    """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for the integer fills of :mod:`reference.tensors`.
+    """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for the integer fills of :mod:`shardlaw.reference.tensors`.
 
     Each element has one part, the *winner*, that sees to it that the value comes out; which one differs from element to
     element, so that no single rank holds the answer. Raises ``ValueError`` where the dtype has no such reduction.

@@ -37,8 +37,8 @@ from functools import lru_cache
 
 import torch
 
-from reference.notation import NotationError, Shape, format_shape, parse_shape, split_outside
-from reference.placement import Placements, format_placements, parse_placements
+from shardlaw.reference.notation import NotationError, Shape, format_shape, parse_shape, split_outside
+from shardlaw.reference.placement import Placements, format_placements, parse_placements
 
 FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros")
 MEMORIES = ("plain", "transposed", "sliced", "expanded")

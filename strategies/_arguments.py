@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.notation import Shape
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def mesh_or_strategy(value: Mesh | SearchStrategy[Mesh] | None, default: SearchS
     if value is None or isinstance(value, SearchStrategy):
         return default if value is None else value
     if not isinstance(value, Mesh):
-        raise InvalidArgument(f"{refuse(mesh=value)}: want a reference.mesh.Mesh or a strategy")
+        raise InvalidArgument(f"{refuse(mesh=value)}: want a shardlaw.reference.mesh.Mesh or a strategy")
     return st.just(value)
 
 

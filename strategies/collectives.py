@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.tensors import scatter_bits
-from strategies._arguments import check_count
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.tensors import scatter_bits
+from shardlaw.strategies._arguments import check_count
 
 # (members, weight), the plainest first
 GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}

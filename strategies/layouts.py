@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.box import Box
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.shards import Shards, cut
-from strategies._arguments import check_choices, mesh_or_strategy, shape_or_strategy
-from strategies.meshes import meshes
-from strategies.placements import KINDS, placements
-from strategies.shapes import shapes
+from shardlaw.reference.box import Box
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.shards import Shards, cut
+from shardlaw.strategies._arguments import check_choices, mesh_or_strategy, shape_or_strategy
+from shardlaw.strategies.meshes import meshes
+from shardlaw.strategies.placements import KINDS, placements
+from shardlaw.strategies.shapes import shapes
 
 
 def layouts(
@@ -29,9 +29,9 @@ def layouts(
 ) -> SearchStrategy[Layout]:
     """Layouts of tensors on meshes of up to ``world_size`` ranks.
 
-    ``mesh`` and ``shape`` are values or strategies; left out, they are :func:`~strategies.meshes.meshes` of this world size
-    and :func:`~strategies.shapes.shapes`. The other options are those of :func:`~strategies.placements.placements`; pending
-    reductions (``P``) come only where ``kinds`` asks for them.
+    ``mesh`` and ``shape`` are values or strategies; left out, they are :func:`~shardlaw.strategies.meshes.meshes` of this world size
+    and :func:`~shardlaw.strategies.shapes.shapes`. The other options are those of :func:`~shardlaw.strategies.placements.placements`;
+    pending reductions (``P``) come only where ``kinds`` asks for them.
 
     Shrinks to ``2 on 2 as R``: mesh, shape and placements each by themselves, in this order.
 

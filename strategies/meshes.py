@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.notation import Shape
-from strategies._arguments import check_count, check_range, check_sizes, refuse
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.strategies._arguments import check_count, check_range, check_sizes, refuse
 
 # How often each number of mesh dims is drawn, and which share of its shapes has extents of 1.
 DIMS_WEIGHT = {1: 10, 2: 10, 3: 3}

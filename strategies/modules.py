@@ -6,7 +6,8 @@ exact in float64. Before the kink of a ReLU no sum is 0, so that no rounding dec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from reference.notation import Shape
+from shardlaw.reference.notation import Shape
 
 
 class MLP(nn.Module):
@@ -23,7 +24,11 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: Shape, bias: bool = True) -> None:
         super().__init__()
-        self.net1, self.relu, self.net2 = nn.Linear(sizes[0], sizes[1], bias), nn.ReLU(), nn.Linear(sizes[1], sizes[2], bias)
+        self.net1, self.relu, self.net2 = (
+            nn.Linear(sizes[0], sizes[1], bias),
+            nn.ReLU(),
+            nn.Linear(sizes[1], sizes[2], bias),
+        )
 
     def forward(self, x: torch.Tensor) -> object:
         return self.net2(self.relu(self.net1(x)))
@@ -158,40 +163,67 @@ def indices(shape: Shape, count: int, seed: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """A model of the zoo: how it is built, and the shape of its input for a number of rows and a length of sequence."""
+    """A model of the zoo: its class, and which of its sizes make up the last dims of what goes in and comes out, or count its tokens."""
 
     build: type[nn.Module]
-    tokens: int | None = None  # which of its sizes counts tokens, where the input is made of them
-    width: tuple[int, ...] = (0,)  # the sizes whose product is the last dim of the input
+    enter: tuple[int, ...]
+    leave: tuple[int, ...]
+    tokens: bool = False
     sequences: bool = False
 
     def entry(self, sizes: Shape, rows: int, length: int, seed: int) -> torch.Tensor:
         """An input of so many rows, each of so many steps where the model takes sequences."""
-        shape = (rows, length) if self.sequences or self.tokens is not None else (rows,)
-        if self.tokens is not None:
-            return indices(shape, sizes[self.tokens], seed)
-        return eighths((*shape, torch.Size([sizes[at] for at in self.width]).numel()), seed + 5)
+        shape, width = ((rows, length) if self.sequences else (rows,)), math.prod(sizes[at] for at in self.enter)
+        return indices(shape, width, seed) if self.tokens else eighths((*shape, width), seed + 5)
+
+    def incoming(self, sizes: Shape, entry: torch.Tensor, seed: int) -> torch.Tensor:
+        """The gradient that arrives at the output of an input."""
+        rows = entry.shape if self.tokens else entry.shape[:-1]
+        return incoming((*rows, math.prod(sizes[at] for at in self.leave)), seed)
 
 
 ZOO: Mapping[str, Kind] = {
-    "mlp": Kind(MLP),
-    "stacked": Kind(Stacked),
-    "norm": Kind(Normed, sequences=True),
-    "tied": Kind(Tied, tokens=0),
-    "attention": Kind(Attentive, width=(0, 1), sequences=True),
-    "transformer": Kind(Transformer, tokens=2, sequences=True),
+    "mlp": Kind(MLP, (0,), (2,)),
+    "stacked": Kind(Stacked, (0,), (0,)),
+    "norm": Kind(Normed, (0,), (1,), sequences=True),
+    "tied": Kind(Tied, (0,), (0,), tokens=True, sequences=True),
+    "attention": Kind(Attentive, (0, 1), (0, 1), sequences=True),
+    "transformer": Kind(Transformer, (2,), (2,), tokens=True, sequences=True),
 }
 
 
-def built(kind: str, sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
-    """A model of the zoo in float64 with exact weights. Tied parameters are one."""
-    model = ZOO[kind].build(sizes, bias, **options).double()
+def incoming(shape: Shape, seed: int) -> torch.Tensor:
+    """The gradient that arrives at an output."""
+    return eighths(shape, seed + 7)
+
+
+def built(model: type[nn.Module], sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
+    """A model of the zoo in float64 with exact weights, in eval mode. Tied parameters are one."""
+    made = model(sizes, bias, **options).double()
     with torch.no_grad():
-        for at, (name, parameter) in enumerate(model.named_parameters()):
+        for at, (name, parameter) in enumerate(made.named_parameters()):
             parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at))
             if name.endswith("net1.bias"):
                 parameter.add_(1 / 128)
-    return model
+    return made.eval()
+
+
+LAYERS: Mapping[str, Callable[..., nn.Module]] = {
+    "linear": nn.Linear,
+    "embedding": nn.Embedding,
+    "layer-norm": lambda width: nn.LayerNorm(width, eps=0.125),
+    "rms-norm": RMSNorm,
+    "dropout": lambda width: nn.Dropout(0.5),
+}
+
+
+def layer(name: str, sizes: Shape, seed: int, trained: bool = True) -> nn.Module:
+    """One layer in float64 with exact weights, in eval mode; one that is not ``trained`` asks for no gradients."""
+    made = LAYERS[name](*sizes).double()
+    with torch.no_grad():
+        for at, parameter in enumerate(made.parameters()):
+            parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at)).requires_grad_(trained)
+    return made.eval()
 
 
 def module_sizes(kind: str, ranks: int, *, even: bool) -> SearchStrategy[Shape]:

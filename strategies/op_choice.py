@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from strategies._arguments import check_choices, check_count
-from strategies.op_catalogue import OPS
-from strategies.op_draws import op_samples
-from strategies.ops import Sample
+from shardlaw.strategies._arguments import check_choices, check_count
+from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_draws import op_samples
+from shardlaw.strategies.ops import Sample
 
 
 def ops(
@@ -23,11 +23,12 @@ def ops(
     ``names`` are what a user calls: ``mean``, ``nn.functional.softmax``, ``add.in-place``, as ``shardlaw laws 'op.forward'`` lists them;
     left out, they are all. ``dtypes`` are those that tensors may have; an op that takes none of them has its own first one.
 
-    A :class:`~strategies.ops.Sample` has ``mesh``, ``tensors`` (pairs of a name and a :class:`~reference.tensors.TensorSpec`) and
-    ``steps``, such as ``mean(a,1)``, which ``conformance.program.Program.parse(steps).run({name: tensor})`` carries out on tensors of any
-    kind and gives the value of every step.
+    A :class:`~shardlaw.strategies.ops.Sample` has ``mesh``, ``tensors`` (pairs of a name and a
+    :class:`~shardlaw.reference.tensors.TensorSpec`) and ``steps``, such as ``mean(a,1)``, which
+    ``shardlaw.conformance.law.program.parse.Program.parse(steps).run({name: tensor})`` carries out on tensors of any kind and gives the
+    value of every step.
 
-    Shrinks to few tensors of few dims, and as :func:`~strategies.op_draws.op_samples` does.
+    Shrinks to few tensors of few dims, and as :func:`~shardlaw.strategies.op_draws.op_samples` does.
 
     Raises ``InvalidArgument`` where an option is wrong.
     """

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.mesh import Mesh
-from reference.placement import parse_placements
-from reference.tensors import TensorSpec
-from strategies.op_gradients import Backward
-from strategies.ops import Sample
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.op_gradients import Backward
+from shardlaw.strategies.ops import Sample
 
 REDUCTIONS = ("sum", "avg", "max", "min")
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.layout import Layout, LayoutError
-from reference.mesh import Mesh
-from reference.placement import Partial, Placements, Replicate, Shard, StridedShard
-from strategies._arguments import check_count
-from strategies.ops import Arg, Op, Sample, single_placements
+from shardlaw.reference.layout import Layout, LayoutError
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placements, Replicate, Shard, StridedShard
+from shardlaw.strategies._arguments import check_count
+from shardlaw.strategies.ops import Arg, Op, Sample, single_placements
 
 SIZES = (2, 3, 4, 5, 1, 6, 7, 8, 0)
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")

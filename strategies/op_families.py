@@ -5,7 +5,7 @@ What stands here tries options of ops that have a line of their own elsewhere; t
 
 from __future__ import annotations
 
-from strategies.op_table import read_ops
+from shardlaw.strategies.op_table import read_ops
 
 CONVOLUTIONS = read_ops("""
 nn.functional.conv1d.options small light flat refuses-any

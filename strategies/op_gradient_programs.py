@@ -7,12 +7,12 @@ import re
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard
-from reference.tensors import TensorSpec
-from strategies.op_gradients import SIZES, Backward, arrivals, meshes
-from strategies.op_programs import NAMES, Value, chained, links
-from strategies.ops import Sample
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.op_gradients import SIZES, Backward, arrivals, meshes
+from shardlaw.strategies.op_programs import NAMES, Value, chained, links
+from shardlaw.strategies.ops import Sample
 
 # ops without a gradient, or whose gradient is not settled where elements are equal or zero
 APART = re.compile(r"^(sign|floor|to|abs|amax|amin|maximum|sqrt|linalg)\b|torch\.")

@@ -14,13 +14,13 @@ from typing import overload
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import Partial as Pending
-from reference.placement import Placement, Placements, Replicate, Shard
-from strategies.op_catalogue import OPS
-from strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
-from strategies.ops import Arg, Op, Sample, Variant, single_placements
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial as Pending
+from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
+from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
+from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 FLOATS = ("float32", "float64")
 SIZES = (2, 3, 4, 5, 1, 6, 7)

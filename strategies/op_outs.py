@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard
-from strategies.op_table import read_ops
-from strategies.ops import Op, Sample
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
+from shardlaw.strategies.op_table import read_ops
+from shardlaw.strategies.ops import Op, Sample
 
 SIZES = (2, 3, 4, 5, 6, 7)
 MESHES = (*("2",) * 6, *("3",) * 2, *("2x2",) * 2)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard
-from reference.tensors import TensorSpec
-from strategies.op_draws import MESHES
-from strategies.op_table import read_ops
-from strategies.ops import Sample, reducible
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.op_draws import MESHES
+from shardlaw.strategies.op_table import read_ops
+from shardlaw.strategies.ops import Sample, reducible
 
 SIZES = (2, 3, 4, 5, 1, 6, 7)
 NAMES = ("x", "y", "z")

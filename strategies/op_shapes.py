@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.op_table import read_ops
+from shardlaw.strategies.op_table import read_ops
 
 VIEWS = read_ops("""
 view square refuses-any

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import overload
 
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
-from strategies.ops import Arg, Op, Sample, Variant, single_placements
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
+from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 REDUCE_OPS = ("avg", "max", "min", "product")
 ALL_OPS = ("sum", *REDUCE_OPS)

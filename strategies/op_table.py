@@ -19,8 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reference.tensors import DTYPES, FILLS
-from strategies.ops import ANY, FLOATS, INTEGERS, NUMBERS, Arg, Op, Refuses, Variant
+from shardlaw.reference.tensors import DTYPES, FILLS
+from shardlaw.strategies.ops import ANY, FLOATS, INTEGERS, NUMBERS, Arg, Op, Refuses, Variant
 
 CLASSES = {"floats": FLOATS, "numbers": NUMBERS, "any": ANY, "integers": INTEGERS}
 FLAGS = ("inexact", "pairs", "light", "no-zeros", "flat", "shallow", "square", "refuses-pending", "refuses-any", "unary", "binary")

@@ -1,7 +1,7 @@
 """Ops: what a user calls, on which tensors, in which variants.
 
 An :class:`Op` is a list of variants; a :class:`Variant` is a call, such as ``mm(a,b)``, and the tensors that it takes, with symbolic
-sizes: ``a=m,k b=k,n``. They are written down in tables (see :mod:`strategies.op_table`).
+sizes: ``a=m,k b=k,n``. They are written down in tables (see :mod:`shardlaw.strategies.op_table`).
 
 ``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may what stands in
 braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import Partial, Placement, Placements, Replicate, Shard
-from reference.tensors import TensorSpec
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
+from shardlaw.reference.tensors import TensorSpec
 
 FLOATS = ("float32", "float64", "bfloat16")
 NUMBERS = ("float32", "int64", "bfloat16", "float64", "int32")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.placement import REDUCE_OPS, Partial, Placement, Placements, Replicate, Shard, StridedShard, shard_dim
-from strategies._arguments import check_choices, check_count, check_sizes, refuse
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import REDUCE_OPS, Partial, Placement, Placements, Replicate, Shard, StridedShard, shard_dim
+from shardlaw.strategies._arguments import check_choices, check_count, check_sizes, refuse
 
 KINDS = ("R", "S", "_S", "P")
 
@@ -37,7 +37,7 @@ def placements(
     Raises ``InvalidArgument`` where no placement satisfies the options.
     """
     if not isinstance(mesh, Mesh):
-        raise InvalidArgument(f"{refuse(mesh=mesh)}: want a reference.mesh.Mesh")
+        raise InvalidArgument(f"{refuse(mesh=mesh)}: want a shardlaw.reference.mesh.Mesh")
     check_count("ndim", ndim)
     chosen = check_choices("kinds", kinds, KINDS)
     ops = check_choices("reduce_ops", reduce_ops, REDUCE_OPS) if "P" in chosen else ()

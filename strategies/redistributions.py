@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
-from strategies._arguments import check_choices, check_sizes, mesh_or_strategy, refuse, shape_or_strategy
-from strategies.meshes import exact_meshes, meshes
-from strategies.placements import KINDS, favoured_dim, options, placements, unmixed
-from strategies.shapes import shapes
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
+from shardlaw.strategies._arguments import check_choices, check_sizes, mesh_or_strategy, refuse, shape_or_strategy
+from shardlaw.strategies.meshes import exact_meshes, meshes
+from shardlaw.strategies.placements import KINDS, favoured_dim, options, placements, unmixed
+from shardlaw.strategies.shapes import shapes
 
 
 def redistributions(
@@ -33,7 +33,7 @@ def redistributions(
 ) -> SearchStrategy[tuple[Layout, Layout]]:
     """Pairs (source, target) of layouts of one shape on one mesh.
 
-    ``source`` is a layout or a strategy of layouts; left out, it is drawn by the options of :func:`~strategies.layouts.layouts`.
+    ``source`` is a layout or a strategy of layouts; left out, it is drawn by the options of :func:`~shardlaw.strategies.layouts.layouts`.
     ``P`` among ``target_kinds`` means that a mesh dim may *keep* the pending reduction that the source has there: nothing can
     be redistributed to a new one.
 
@@ -122,7 +122,7 @@ def reshards(
     """Pairs (save, load) of layouts of one shape, each on a mesh of its own, for worlds of ``world_sizes`` ranks.
 
     The meshes are independent: they differ in size, in dims and in who sits where. ``max_dims``, ``unit_dims``, ``submeshes`` and
-    ``permuted`` are options of both meshes, as in :func:`~strategies.meshes.meshes`.
+    ``permuted`` are options of both meshes, as in :func:`~shardlaw.strategies.meshes.meshes`.
 
     Shrinks to the first world size on both sides, plain 1-D meshes, and ``R``; save before load.
 

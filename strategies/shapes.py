@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.notation import Shape
-from strategies._arguments import check_range, check_sizes, refuse
-from strategies._kept import kept
+from shardlaw.reference.notation import Shape
+from shardlaw.strategies._arguments import check_range, check_sizes, refuse
+from shardlaw.strategies._kept import kept
 
 # The sizes that find faults, the plainest first, each as often as it pays: uneven ones most, empty ones seldom.
 PALETTE = {2: 2, 3: 4, 4: 3, 5: 5, 7: 4, 8: 2, 1: 2, 0: 1}

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.notation import Shape
-from reference.sharded_tensor import ChunkSpec, EnumerableSpec, Spec
-from strategies._kept import kept
-from strategies.tilings import tilings
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec, Spec
+from shardlaw.strategies._kept import kept
+from shardlaw.strategies.tilings import tilings
 
 MANY = 1 << 24
 

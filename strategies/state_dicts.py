@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from reference.checkpoint.state_dict import FlattenError, Slot, State, Stateful, flatten
-from strategies._arguments import check_choices, check_count
+from shardlaw.reference.checkpoint.state_dict import FlattenError, Slot, State, Stateful, flatten
+from shardlaw.strategies._arguments import check_choices, check_count
 
 # Values that are no tensors, the plainest first; each type of them, and the empty one of each.
 VALUES: tuple[Any, ...] = (1, None, "a", b"ab", 0.5, True, -7, "", b"", (1, 2), [], (), [1, None], {1, 2}, ("x", (2.0,)), [[1], "b"], 1j)
@@ -19,7 +19,7 @@ KEYS: tuple[str | int, ...] = ("n", "m", "opt", "w", "a.b", "Z", "_", "1")
 def state_dicts(
     names: Iterable[str] = ("x",), *, max_entries: int = 4, max_depth: int = 3, stateful: bool = False, int_keys: bool = False
 ) -> SearchStrategy[State]:
-    """Nested states in which every tensor of ``names`` stands at least once, as a :class:`~reference.checkpoint.state_dict.Slot`.
+    """Nested states in which every tensor of ``names`` stands at least once, as a :class:`~shardlaw.reference.checkpoint.state_dict.Slot`.
 
     Beside them stand up to ``max_entries`` further entries: numbers, texts, bytes, ``None``, tuples, lists, sets, and dicts
     and lists up to ``max_depth`` deep. ``stateful``: some entries at the top are objects with a state of their own. ``int_keys``: some

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import Placements
-from reference.simulate import can_reduce
-from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from strategies._arguments import check_choices, refuse, shape_or_strategy
-from strategies.placements import KINDS, placements
-from strategies.shapes import shapes
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Placements
+from shardlaw.reference.simulate import can_reduce
+from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
+from shardlaw.strategies._arguments import check_choices, refuse, shape_or_strategy
+from shardlaw.strategies.placements import KINDS, placements
+from shardlaw.strategies.shapes import shapes
 
 
 def dtypes(allowed: Iterable[str] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")) -> SearchStrategy[str]:
@@ -37,11 +37,11 @@ def specs(
     split_factors: Iterable[int] = (2, 3),
     negative: bool = False,
 ) -> SearchStrategy[TensorSpec]:
-    """Tensors of ``shape``, a value or a strategy (left out: :func:`~strategies.shapes.shapes`).
+    """Tensors of ``shape``, a value or a strategy (left out: :func:`~shardlaw.strategies.shapes.shapes`).
 
-    With a ``mesh`` they have placements on it, drawn by the options of :func:`~strategies.placements.placements`, and only
+    With a ``mesh`` they have placements on it, drawn by the options of :func:`~shardlaw.strategies.placements.placements`, and only
     reductions that the dtype has; ``placed`` names the placements instead. With neither they are plain tensors that every rank holds whole.
-    ``dtypes``, ``fills`` and ``memories`` are names as in :mod:`reference.tensors`; the first of each is drawn about as often as
+    ``dtypes``, ``fills`` and ``memories`` are names as in :mod:`shardlaw.reference.tensors`; the first of each is drawn about as often as
     all others together.
 
     Shrinks to the first dtype, fill and memory, then as shapes and placements do.

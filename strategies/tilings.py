@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from reference.box import Box, intersect, tiling_errors
-from reference.notation import Shape
-from strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
-from strategies._kept import kept
-from strategies.shapes import shapes
+from shardlaw.reference.box import Box, intersect, tiling_errors
+from shardlaw.reference.notation import Shape
+from shardlaw.strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
+from shardlaw.strategies._kept import kept
+from shardlaw.strategies.shapes import shapes
 
 WAYS = ("guillotine", "grid")
 DAMAGES = ("gap", "overlap", "shifted", "grown", "duplicated", "outside", "emptied")

@@ -1,13 +1,16 @@
-"""The catalogue: one module a chapter, each with a list ``LAWS``.
+"""The catalogue: modules whose functions are laws (:func:`shardlaw.conformance.law.act.law`), or that have a list
+``LAWS``.
 
-Modules of other packages join it in two ways; driver and ranks both look. An installed package names them in the entry-point group
+Modules of other packages join it in two ways; driver and ranks both look. An installed package names them in the
+entry-point group
 ``shardlaw.laws``::
 
     [project.entry-points."shardlaw.laws"]
     mylib = "mylib.laws"
 
-The environment variable ``SHARDLAW_LAWS`` names further ones, separated by commas. Such a module has ``LAWS``, and may have
-``EXPECTATIONS``: files of known findings, by paths that start where the module lies. How to write one: ``docs/library.md``.
+The environment variable ``SHARDLAW_LAWS`` names further ones, separated by commas. Such a module may have
+``EXPECTATIONS``: files of known findings, by paths that start where the module lies. How to write one:
+``docs/library.md``.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from conformance.case import Case
-from conformance.errors import UsageError
-from conformance.law import Law
-from reference.notation import NotationError
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.reference.notation import NotationError
 
 GROUP = "shardlaw.laws"
 VARIABLE = "SHARDLAW_LAWS"
@@ -45,47 +48,54 @@ MODULES = (
     "mesh.backends",
     "layout.distribute",
     "layout.local",
-    "layout.shapes",
-    "layout.math",
+    "layout.arithmetic",
     "layout.factories",
     "layout.wrapper",
     "layout.orders",
-    "layout.kinds",
+    "layout.memory",
     "layout.modules",
-    "layout.random",
     "redistribute.placements",
-    "redistribute.partial",
     "redistribute.refusals",
-    "redistribute.history",
     "redistribute.pairs",
     "redistribute.closure",
-    "redistribute.masked",
     "redistribute.values",
     "redistribute.views",
-    "redistribute.explicit",
     "gradient.values",
-    "gradient.ways",
     "gradient.graphs",
-    "gradient.writes",
     "plan.save",
+    "plan.tensors",
+    "plan.load",
+    "plan.state",
     "sharded_tensor.specs",
-    "optimizer.offsets",
-    "optimizer.together",
-    "optimizer.given",
+    "sharded_tensor.copies",
+    "sharded_tensor.spec_boxes",
+    "sharded_tensor.refusals",
+    "sharded_tensor.checkpoints",
+    "optimizer.sharded_load",
+    "optimizer.checkpointed",
+    "optimizer.full_states",
+    "optimizer.both_states",
+    "optimizer.set_states",
     "documents.example",
     "roundtrip.reshard",
+    "roundtrip.shards",
+    "roundtrip.models",
+    "roundtrip.state",
+    "roundtrip.store",
+    "roundtrip.saves",
+    "roundtrip.ways",
     "roundtrip.protocol",
     "roundtrip.faults",
     "roundtrip.damage",
     "roundtrip.options",
     "roundtrip.staged",
     "roundtrip.single",
-    "random.numbers",
-    "random.offsets",
-    "random.starts",
+    "rng.numbers",
+    "rng.starts",
     "op.forward",
+    "op.programs",
+    "op.refusals",
     "op.backward",
-    "op.memory",
     "module.models",
     "module.styles",
     "module.prepare",
@@ -94,18 +104,15 @@ MODULES = (
     "module.training",
     "module.scaled",
     "module.locally",
-    "module.implicit",
-    "module.registered",
+    "module.experimental",
     "module.fsdp",
-    "module.recomputed",
     "module.compiled",
-    "module.contexts",
     "op.samples",
 )
 
 
 # rooms whose laws are found by their id, and are part of no run
-UNLISTED = ("conformance.spmd", "conformance.probe")
+UNLISTED = ("shardlaw.conformance.rank.spmd", "shardlaw.conformance.target.probe")
 
 
 @cache
@@ -121,7 +128,8 @@ def offered() -> dict[str, str]:
 
 
 def foreign() -> dict[str, str]:
-    """The modules of laws that are not ours, each with where it is named: by installed packages, then by the environment."""
+    """The modules of laws that are not ours, each with where it is named: by installed packages, then by the
+    environment."""
     named = dict.fromkeys(filter(None, os.environ.get(VARIABLE, "").split(",")), VARIABLE)
     return {**offered(), **{module: where for module, where in named.items() if module not in offered()}}
 
@@ -133,17 +141,34 @@ def modules() -> tuple[str, ...]:
 
 @cache
 def laws_of(module: str) -> tuple[Law, ...]:
-    """The laws of one module, in the order in which it lists them. Raises :class:`UsageError` where one that is not ours cannot be read."""
+    """The laws of one module, in the order in which it lists them. Raises :class:`UsageError` where one that is not
+    ours cannot be read."""
     if module.startswith(f"{__name__}.") or module in UNLISTED:
-        return tuple(importlib.import_module(module).LAWS)
+        return _of_module(importlib.import_module(module))
     where = foreign().get(module, module)
     held = _held(module, where)
-    laws = getattr(held, "LAWS", None)
-    if not isinstance(laws, (list, tuple)) or not all(isinstance(law, Law) for law in laws):
-        raise UsageError(f"{where}: {module} has {'no LAWS' if laws is None else f'LAWS = {laws!r:.80}'}: want a list of Law")
+    laws = _of_module(held)
+    listed = getattr(held, "LAWS", None)
+    if (
+        not laws
+        or (listed is not None and not isinstance(listed, (list, tuple)))
+        or not all(isinstance(law, Law) for law in laws)
+    ):
+        raise UsageError(
+            f"{where}: {module} has {'no LAWS' if listed is None else f'LAWS = {listed!r:.80}'}: want a list of Law"
+        )
     for law in laws:
         _check(law, f"{where}: {module}: law {law.id!r}")
     return tuple(laws)
+
+
+def _of_module(module: Any) -> tuple[Law, ...]:
+    """The laws of a module: those that its functions have been made, in their order, then those of its list
+    ``LAWS``."""
+    told = (value for value in vars(module).values() if isinstance(value, Law) and value.acts)
+    own = [law for law in told if any(act.function.__module__ == module.__name__ for act in law.acts)]
+    listed = getattr(module, "LAWS", ())
+    return tuple({id(law): law for law in (*own, *(listed if isinstance(listed, (list, tuple)) else ()))}.values())
 
 
 def _held(module: str, where: str) -> Any:
@@ -151,7 +176,9 @@ def _held(module: str, where: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:
         text = str(error).strip().splitlines()
-        raise UsageError(f"{where}: {module} cannot be imported: {type(error).__name__}{f': {text[0]}' if text else ''}") from error
+        raise UsageError(
+            f"{where}: {module} cannot be imported: {type(error).__name__}{f': {text[0]}' if text else ''}"
+        ) from error
 
 
 def _check(law: Law, where: str) -> None:
@@ -162,7 +189,9 @@ def _check(law: Law, where: str) -> None:
         if not str(getattr(law, name)).strip():
             raise UsageError(f"{where}: want a {name}")
     if bool(law.draw) != bool(law.draws) or bool(law.sweep) != bool(law.sweeps):  # neither: a law for replays alone
-        raise UsageError(f"{where}: want a strategy and how many cases of it (draw, draws), or an enumerator (sweep, sweeps)")
+        raise UsageError(
+            f"{where}: want a strategy and how many cases of it (draw, draws), or an enumerator (sweep, sweeps)"
+        )
     try:
         control = Case.parse(law.control)
     except NotationError as error:
@@ -172,7 +201,8 @@ def _check(law: Law, where: str) -> None:
 
 
 def expectations() -> list[Path]:
-    """The files of known findings that come with the laws of others. Raises :class:`UsageError` for one that is not there."""
+    """The files of known findings that come with the laws of others. Raises :class:`UsageError` for one that is not
+    there."""
     found = []
     for module, where in foreign().items():
         held = _held(module, where)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from conformance.report.run_report import FindingLine, RunReport
+from shardlaw.conformance.report.run_report import FindingLine, RunReport
 
 
 def error_lines(report: RunReport, folder: Path) -> list[str]:

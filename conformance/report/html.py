@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from conformance.features import FEATURES
-from conformance.report.markdown import declared, headline, in_common
-from conformance.report.pictures import Told, told_by
-from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
-from conformance.report.templates import rendered
+from shardlaw.conformance.law.features.features import FEATURES
+from shardlaw.conformance.report.markdown import declared, headline, in_common
+from shardlaw.conformance.report.pictures import Told, told_by
+from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
+from shardlaw.conformance.report.templates import rendered
 
 SHADES = 4
 
@@ -37,6 +37,7 @@ class Shown:
     ranks: tuple[Told, ...]
     script: str
     script_text: str
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def html(report: RunReport, folder: Path) -> str:
         "findings": f"new findings ({len(new)})",
         "chapters": "chapters",
         "unconfirmed": f"unconfirmed ({len(unconfirmed)})" if unconfirmed else "",
+        "errors": f"errors of the harness ({len(report.errors)})" if report.errors else "",
         "expected": f"expected findings ({len(expected)})" if expected else "",
         "warnings": f"warnings ({len(report.warnings)})" if report.warnings else "",
         "expectations": f"expectations ({len(report.expectations)})" if report.expectations else "",
@@ -108,6 +110,7 @@ def _shown(found: FindingLine, clauses: Mapping[str, str], folder: Path) -> Show
         text=found.text,
         message=found.message,
         note=found.note,
+        where=found.where,
         features=tuple(found.features),
         after=_after(found.case),
         ranks=tuple(ranks),
@@ -140,8 +143,8 @@ def _ranks(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _after(case: Mapping[str, Any]) -> tuple[str, ...]:
-    from conformance.case import Case
-    from reference.notation import NotationError
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.reference.notation import NotationError
 
     try:
         return tuple(earlier.text for earlier in Case.from_json(dict(case)).after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from conformance.report.run_report import FindingLine, RunReport
+from shardlaw.conformance.report.run_report import FindingLine, RunReport
 
 # what XML 1.0 cannot hold, escaped or not
 UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

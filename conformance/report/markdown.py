@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
+from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
 
+SHOWN_OTHERS = 4
 SHOWN_FINDINGS = 10
 SHOWN_REASONS = 5
 SHOWN_FEATURES = 12
@@ -33,16 +34,23 @@ def markdown(report: RunReport, folder: Path) -> str:
     new = report.new()
     if new:
         lines += ["", "## New findings", ""]
-        for at, found in enumerate(new[:SHOWN_FINDINGS], 1):
+        causes = report.causes()
+        for at, (found, *others) in enumerate(causes[:SHOWN_FINDINGS], 1):
             lines += _finding(at, found, folder)
-        if len(new) > SHOWN_FINDINGS:
-            lines.append(f"\nand {len(new) - SHOWN_FINDINGS} more in `{folder}/findings/`")
+            if others:
+                said = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
+                more = f" and {len(others) - SHOWN_OTHERS} more" if len(others) > SHOWN_OTHERS else ""
+                lines.append(f"   the same cause: {said}{more}  ")
+        if len(causes) > SHOWN_FINDINGS:
+            lines.append(f"\nand {len(causes) - SHOWN_FINDINGS} more in `{folder}/findings/`")
         lines += [text for line in in_common(report) for text in ("", _flat(line))]
     if totals.unconfirmed:
         lines += [
             "",
             f"{totals.unconfirmed} deviation{'s' * (totals.unconfirmed != 1)} did not repeat: see `unconfirmed` in report.json.",
         ]
+    if report.errors:
+        lines += ["", "## Errors of the harness", "", *(f"- {error.law}: {_flat(error.message)}" for error in report.errors)]
     if report.warnings:
         lines += ["", "## Warnings", "", *(f"- {_flat(warning)}" for warning in report.warnings)]
     if report.target.cannot:
@@ -105,6 +113,8 @@ def some(names: list[str], count: int, what: str) -> str:
 
 def _finding(at: int, found: FindingLine, folder: Path) -> list[str]:
     lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}", f"   `{found.text}`", f"   {_flat(found.message)}"]
+    if found.where:
+        lines.append(f"   where to look: {_flat(found.where)}")
     if found.reproducer:
         lines.append(f"   `python {folder / found.reproducer}` exits 1 while it is there")
     if found.note:

@@ -7,31 +7,39 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from conformance.report.finding_file import told
-from conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, TargetLine, Totals, UnconfirmedLine
+from shardlaw.conformance.report.run_report import (
+    ErrorLine,
+    ExpectationLine,
+    FindingLine,
+    LawLine,
+    RunReport,
+    TargetLine,
+    Totals,
+    UnconfirmedLine,
+)
+from shardlaw.conformance.run.finding_file import told
 
 if TYPE_CHECKING:
-    from conformance.attempt import LawResult
-    from conformance.engine import Run
-    from conformance.expectations import Entry
-    from conformance.findings import Finding
-    from conformance.target import Target
-    from conformance.verdict import Verdict
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.expectations import Entry
+    from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
-Scripts = Mapping[str, tuple[str | None, str]]
+# by a finding's id its reproducer, what is to be noted, and whether the script is proven
+Scripts = Mapping[str, tuple[str | None, str, str]]
 
 
-def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
-    """The report of a run as it stands. ``scripts`` gives by a finding's id its reproducer, and what is to be noted."""
+def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
+    """The report of a run as it stands. ``scripts`` gives what is known of the findings' scripts."""
     import torch
 
-    from conformance.features import missing
+    from shardlaw.conformance.law.features.features import missing
 
     request, target, results = run.request, run.target, list(run.results.values())
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
-    findings = [_finding_line(found, *(scripts or {}).get(found.id, (None, found.note))) for found in run.findings]
+    findings = [_finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in run.findings]
     return RunReport(
         seed=request.seed,
         profile=request.profile,
@@ -55,6 +63,7 @@ def report_of(run: Run, exit_code: int | None = None, scripts: Scripts | None = 
         ),
         laws=[_law_line(result, target) for result in results],
         findings=findings,
+        errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
         expectations=[_expectation_line(entry, run, id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
@@ -87,6 +96,8 @@ def _law_line(result: LawResult, target: Target) -> LawLine:
         checks=result.checks,
         rejected=result.rejected,
         refused=result.refused,
+        expected=result.expected,
+        refusals=dict(result.refusals.most_common()),
         skipped_expected=result.skipped_expected,
         swept=result.swept,
         combinations=result.combinations,
@@ -97,7 +108,7 @@ def _law_line(result: LawResult, target: Target) -> LawLine:
     )
 
 
-def _finding_line(found: Finding, script: str | None, note: str) -> FindingLine:
+def _finding_line(found: Finding, reproducer: str | None, note: str, script: str) -> FindingLine:
     return FindingLine(
         id=found.id,
         law=found.law,
@@ -107,7 +118,10 @@ def _finding_line(found: Finding, script: str | None, note: str) -> FindingLine:
         text=found.case.text,
         case=found.case.to_json(),
         features=sorted(found.features),
-        reproducer=script,
+        reproducer=reproducer,
+        script=script,
+        where=found.where,
+        cause=" | ".join(filter(None, found.cause)),
         signature=found.signature,
         minimal=found.minimal,
         confirmed=list(found.confirmed),
@@ -128,7 +142,7 @@ def _unconfirmed_line(verdict: Verdict) -> UnconfirmedLine:
     )
 
 
-def _expectation_line(entry: Entry, run: Run, refused: bool) -> ExpectationLine:
+def _expectation_line(entry: Entry, run: RunState, refused: bool) -> ExpectationLine:
     return ExpectationLine(
         law=entry.law,
         kind=entry.kind,
@@ -142,6 +156,6 @@ def _expectation_line(entry: Entry, run: Run, refused: bool) -> ExpectationLine:
         wide=entry.wide,
         rare=entry.rare,
         refused=refused,
-        happened=entry.happened,
+        happened=bool(entry.happened),
         matched=dict(entry.cases),
     )

@@ -1,7 +1,7 @@
 """What a rank expected and got as small grids: the texts of a finding's file read back, elements that differ marked.
 
-A finding holds values as texts for people (:func:`conformance.here.show`): ``[[1.0, 2.0]] float32 1x2``, the first elements alone where
-there are many. What is no such text stays a text.
+A finding holds values as texts for people (:func:`shardlaw.conformance.rank.context.show`): ``[[1.0, 2.0]] float32 1x2``, the first
+elements alone where there are many. What is no such text stays a text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference.notation import NotationError, Shape, format_shape, parse_shape
+from shardlaw.reference.notation import NotationError, Shape, format_shape, parse_shape
 
 MOST_ROWS = 12
 MOST_COLUMNS = 12

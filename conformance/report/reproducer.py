@@ -1,8 +1,15 @@
 """A finding as a script that needs torch alone, and the backend that it is about.
 
-A law gives the literal part (:class:`Script`): what its ranks hold, call and expect. :func:`render` puts it into a file that starts its
-own gloo ranks, prints what each expected and got, exits 1 while the fault is there and 0 once it is gone. The file is short
-enough to paste into an issue: at most :data:`MAX_LINES` lines of :data:`MAX_COLUMNS` columns.
+It holds the source of the law's act, the literal arguments of the case, and the literal due of what deviated. The script starts its own
+ranks, prints what each expected and got, and exits
+
+=  ==========================================================================================
+1  while the fault is there: what deviated deviates, or what was raised is raised
+0  once it is gone
+2  when neither can be said: another error, a missing module, ranks that do not answer in time
+=  ==========================================================================================
+
+Nobody is handed a script that was not run: :mod:`shardlaw.conformance.run.proof`.
 """
 
 from __future__ import annotations
@@ -10,93 +17,167 @@ from __future__ import annotations
 import ast
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from string import Template
 from typing import TYPE_CHECKING
 
-from conformance.report.pasted import UnfitError, fitted
+from shardlaw.conformance.law.script import Script, ScriptError
 
 if TYPE_CHECKING:
-    from conformance.case import Case
-    from conformance.law import Law
-    from conformance.target import Target
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.law.verdict import Verdict
 
-MAX_LINES = 60
-MAX_COLUMNS = 110
-LIMIT_SECONDS = 30
-TEMPLATE = """
-def same(a, b):
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return bool(a == b or a != a and b != b)
-    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, 0, TOLERANCE, equal_nan=True)
+COLUMNS = 110
+LONG = 200
+LIMIT_SECONDS = 60
+GRACE_SECONDS = 5
+BEGIN = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(2))"
+# comparing may communicate: no rank leaves out a part because an earlier one was wrong
+# one case of `agrees` for each way in which something is due; those that a script does not need stay out
+AGREES = {
+    "either": """
+    if isinstance(want, dict) and "either" in want:
+        return any(agrees(one, got) for one in want["either"])""",
+    "exactly": """
+    if isinstance(want, dict) and [*want] == ["exactly"]:
+        want = want["exactly"]
+        alike = agrees if isinstance(want, torch.Tensor) else lambda one, other: one == other and len(repr(one)) == len(repr(other))
+        return type(want) is type(got) and alike(want, got)""",
+    "shards": """
+    if isinstance(want, dict) and "shards" in want:
+        held = got.to_local() if isinstance(got, DTensor) else got
+        if hasattr(held, "local_offsets"):
+            shape, found = tuple(held.size()), [*zip(map(tuple, held.local_offsets()), held.local_shards())]
+        else:
+            shape, found = ..., [(tuple(s.metadata.shard_offsets), s.tensor) for s in getattr(held, "local_shards", list)()]
+        return agrees(want["shards"], found) and (want["shape"] in (..., shape))""",
+    "stateful": """
+    if isinstance(want, dict) and [*want] == ["stateful"]:
+        return hasattr(got, "state_dict") and agrees(want["stateful"], got.state_dict())""",
+    "dtensor": """
+    if isinstance(got, DTensor):
+        if isinstance(want, dict):
+            whole = agrees(want.get("full"), got.full_tensor().detach())
+            return whole and want.get("placements", [*got.placements]) == [*got.placements]
+        return isinstance(want, tuple) and agrees(want, ([*got.placements], tuple(got.shape), got.to_local().detach()))""",
+    "tensor": """
+    if isinstance(want, torch.Tensor):
+        plain = isinstance(got, torch.Tensor) and not hasattr(got, "placements")
+        alike = plain and want.shape == got.shape and want.dtype == got.dtype
+        return alike and torch.allclose(want, got.cpu(), 0, TOLERANCE, equal_nan=True)""",
+    "error": """
+    if isinstance(want, type):
+        return isinstance(got, want) and str(got) != \"\"""",
+    "errors": """
+    if isinstance(want, tuple) and want[:1] == (type,):
+        return isinstance(got, want[1:]) and str(got) != \"\"""",
+    "range": """
+    if isinstance(want, range):
+        return got in want""",
+    "alike": """
+    if isinstance(want, dict) and "alike on" in want:
+        held = [None] * dist.get_world_size()
+        dist.all_gather_object(held, got)
+        return all(torch.equal(held[rank], held[want["alike on"][0]]) for rank in want["alike on"])""",
+    "dict": """
+    if isinstance(want, dict):
+        return isinstance(got, dict) and want.keys() == got.keys() and all([agrees(want[key], got[key]) for key in want])""",
+    "list": """
+    if isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)):
+        return len(want) == len(got) and all([*map(agrees, want, got)])""",
+    "number": """
+    if isinstance(want, float) and isinstance(got, float):
+        return abs(want - got) <= TOLERANCE or want == got or want != want and got != got""",
+}
+TEMPLATE = Template("""
+def agrees(want, got):
+    if want is ...:  # nothing is due
+        return True$CASES
+    return bool(want == got)
 
 def serve(rank, world, stage):
-    signal.alarm(SECONDS)  # kills a rank that does not answer
-    dist.init_process_group("BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
-    expected, got = stage(rank)
-    wrong = not same(expected, got)
-    print(f"rank {rank}: {'WRONG' if wrong else 'right'}\\n  expected {expected}\\n  got {got}", flush=True)
-    dist.barrier()
-    sys.exit(wrong)
+    signal.alarm($SECONDS)  # ends a rank that does not answer
+    try:
+$JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
+        want, got = stage(rank)
+        code = 0 if $RIGHT else 1
+        print(f"rank {rank}: {'WRONG' if code else 'right'}\\n  expected {want}\\n  got {got}", flush=True)
+    except BaseException as error:  # a CheckpointException is no Exception
+        code = $RAISED
+        print(f"rank {rank}: raised {type(error).__name__}: {error}", flush=True)
+    else:
+        with contextlib.suppress(Exception):  # of a rank that is gone its own exit code tells
+            dist.barrier()
+    os._exit(code)
+
+def judge(ends):
+    if $FAULT:
+        sys.exit(f"The fault is there. Exit codes of the ranks: {ends}")
+    if any(ends):
+        print(f"Neither shown nor gone. Exit codes of the ranks: {ends} (2: another error, -14: no answer in $SECONDS s)")
+        sys.exit(2)
 
 with tempfile.TemporaryDirectory() as folder:
-    for world, stage in [STAGES]:
+    for world, stage in [$STAGES]:
         fork = multiprocessing.get_context("fork").Process
         ranks = [fork(None, serve, f"rank {rank}", (rank, world, stage)) for rank in range(world)]
         for rank in ranks:
             rank.start()
-        ends = [rank.join() or rank.exitcode for rank in ranks]
-        if any(ends):
-            sys.exit(f"The fault is there. Exit codes: {ends} (1: wrong or raised, -14: no answer in SECONDS s)")
+        while alive := [rank.sentinel for rank in ranks if rank.exitcode is None]:
+            multiprocessing.connection.wait(alive)
+            if any(rank.exitcode for rank in ranks):  # the others may wait for it for ever
+                [rank.join($GRACE) for rank in ranks]
+                [rank.kill() for rank in ranks if rank.exitcode is None]
+        judge([rank.exitcode for rank in ranks])
 print("The fault is gone.")
-"""
-
-
-class ScriptError(ValueError):
-    """A case that cannot be told as a short script: too long, a line that cannot be cut, or an import that is not torch's."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One world of a script: ``body`` is the body of ``def stage(rank):``; it returns ``(expected, got)`` for its rank.
-
-    Both are tensors, values that compare with ``==``, or lists and tuples of those; a rank with nothing to say returns
-    ``(None, None)``. The variable ``folder`` names a temporary folder that all ranks and stages share.
-    """
-
-    world: int
-    body: tuple[str, ...]
+""")
+# which exit codes of the ranks show a fault of a kind
+FAULTS = {
+    "hang": "-14 in ends and not {1, 2} & {*ends}",
+    "crash": "any(end < 0 and end not in (-9, -14) for end in ends)",
+}
 
 
 @dataclass(frozen=True)
-class Script:
-    """The literal part of a reproducer: imports beyond the template's, constants, and one stage for each world.
+class About:
+    """What a script is about: the kind of a deviation, the class of the error where one was raised, and which key of the act deviated."""
 
-    The template imports ``torch``, ``torch.distributed as dist``, ``multiprocessing``, ``signal``, ``sys`` and ``tempfile``. Lines carry no
-    indent of their own; those that are too long are cut at commas within brackets. ``tolerance`` is the largest absolute
-    difference of two elements that still counts as equal.
-    """
+    kind: str = ""
+    error: str = ""
+    key: str = ""
 
-    stages: tuple[Stage, ...]
-    imports: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
-    tolerance: float = 0.0
+    @classmethod
+    def of(cls, verdict: Verdict) -> About:
+        raised = next((answer.raised.error for answer in verdict.ranks if answer.raised), "")
+        return cls(verdict.kind or "", raised, verdict.check)
 
 
 @dataclass(frozen=True)
 class Join:
-    """How the ranks of a script join: the backend, the module, or ``module:function``, that makes it known to torch, the environment."""
+    """How the ranks of a script join: the backend, the module, or ``module:function``, that makes it known to torch, the environment.
+
+    ``storage``: expressions that stand for torch's writer and reader of checkpoints, by their names in scripts, and ``storages`` their
+    modules.
+    """
 
     backend: str = "gloo"
     setup: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    storage: tuple[tuple[str, str], ...] = ()
+    storages: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, target: Target) -> Join:
         """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
-        return cls(target.backend, target.setup, target.env) if target.device == "cpu" else cls()
+        from shardlaw.conformance.rank.storage import in_script
+
+        storage = tuple(in_script(target).items())
+        modules = tuple(dict.fromkeys(place.partition(":")[0] for place in (target.writer, target.reader) if storage))
+        ours = cls(storage=storage, storages=modules)
+        return replace(ours, backend=target.backend, setup=target.setup, env=target.env) if target.device == "cpu" else ours
 
     @property
     def module(self) -> str:
@@ -108,74 +189,86 @@ class Join:
         return environment + ([f"{self.setup.replace(':', '.')}()"] if ":" in self.setup else [])
 
 
-def reproducer(law: Law, case: Case, kind: str = "", torch_version: str = "", join: Join | None = None) -> str:
+def reproducer(law: Law, case: Case, about: About = About(), torch_version: str = "", join: Join | None = None) -> str:
     """The script of a case, its history (``case.after``) included. Raises :class:`ScriptError`, which says why there is none."""
-    from conformance.laws import find
+    from shardlaw.conformance.laws import find
 
-    if law.script is None:
-        raise ScriptError(f"{law.id} has no reproducer")
-    script = _written(law.script, case)
-    before = []
-    for earlier in case.after:
-        earlier_law = find(earlier.law)
-        if earlier_law.script is None:
-            raise ScriptError(f"its history needs {earlier_law.id}, which has no reproducer")
-        before.append(_written(earlier_law.script, earlier))
+    script = script_of(law, case, about.key)
+    before = [script_of(find(earlier.law), earlier) for earlier in case.after]
     if not torch_version:
         import torch
 
         torch_version = torch.__version__
-    seen = f"Seen with torch {torch_version}{f' ({kind})' if kind else ''}. Exits 1 while the fault is there, 0 once it is gone."
-    return render(script, [law.clause, case.text, seen], before, join or Join())
+    kind = f" ({about.kind})" if about.kind else ""
+    ends = "Exits 1 while the fault is there, 0 once it is gone, 2 when neither can be said."
+    header = [law.clause, case.text, f"Seen with torch {torch_version}{kind}. {ends}"]
+    laws = [law, *(find(earlier.law) for earlier in case.after)]
+    homes = {one.acts[0].function.__module__.partition(".")[0] for one in laws if one.acts}
+    return render(script, header, before, join or Join(), about, homes)
 
 
-def _written(script: Callable[[Case], Script], case: Case) -> Script:
-    """The script of a case. What goes wrong in writing it must not cost the finding."""
+def script_of(law: Law, case: Case, key: str = "") -> Script:
+    """The literal part. What goes wrong in writing it must not cost the finding."""
+    from shardlaw.conformance.law.act_script import act_script
+
     try:
-        return script(case)
+        if law.acts:
+            return act_script(law, case, key)
+        if law.script is None:
+            raise ScriptError(f"{law.id} has no reproducer")
+        return law.script(case)
     except ScriptError:
         raise
     except Exception as error:
         raise ScriptError(f"{case.law} cannot tell {case.text!r}: {type(error).__name__}: {error}") from error
 
 
-def render(script: Script, header: Sequence[str], before: Sequence[Script] = (), join: Join = Join()) -> str:
-    """The whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they give.
+def render(
+    script: Script,
+    header: Sequence[str],
+    before: Sequence[Script] = (),
+    join: Join = Join(),
+    about: About = About(),
+    homes: Collection[str] = (),
+) -> str:
+    """The whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they
+    give. ``homes``: packages of laws that are not ours, which their scripts may import.
 
-    Raises :class:`ScriptError` rather than give a file that is too long, or that would not run.
+    Raises :class:`ScriptError` rather than give a file that would not run.
     """
-    try:
-        lines = _lines(script, header, before, join, pack=False)
-        if len(lines) > MAX_LINES:
-            lines = _lines(script, header, before, join, pack=True)
-    except UnfitError as error:
-        raise ScriptError(str(error)) from None
-    if len(lines) > MAX_LINES:
-        lines = [line for line in lines if line]
-    if len(lines) > MAX_LINES:
-        raise ScriptError(f"the script has {len(lines)} lines, at most {MAX_LINES} make a reproducer")
-    text = "\n".join(lines) + "\n"
-    _check(text, join.module)
+    text = "\n".join(_lines(script, header, before, join, about)) + "\n"
+    for of_torch, made in join.storage:
+        text = text.replace(of_torch, made)
+    _check(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
     return text
 
 
-def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join: Join, *, pack: bool) -> list[str]:
+def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join: Join, about: About) -> list[str]:
     if any(len(earlier.stages) != 1 for earlier in before) or (before and len(script.stages) != 1):
         raise ScriptError("a history over several worlds has no reproducer")
 
     def block(statements: Sequence[str]) -> list[str]:
-        return [f"    {line}" if line else line for line in fitted(statements, MAX_COLUMNS - 4, pack=pack)]
+        return [f"    {line}" if line else line for statement in statements for line in statement.split("\n")]
 
-    imports = {"import torch", "import torch.distributed as dist", *(line for part in (script, *before) for line in part.imports)}
-    imports |= ({f"import {join.module}"} if join.setup else set()) | ({"import os"} if join.env else set())
+    parts = (script, *before)
+    imports = {"import torch", "import torch.distributed as dist", *(line for part in parts for line in part.imports)}
+    imports |= {f"import {join.module}"} if join.setup else set()
+    imports |= {f"import {module}" for module in join.storages}
+    cases = _cases(script)
+    if "DTensor" in cases:
+        imports.add("from torch.distributed.tensor import DTensor")
     lines = [
         *_docstring(header),
-        f"import {'contextlib, ' if before else ''}multiprocessing, signal, sys, tempfile",
+        "import contextlib, multiprocessing.connection, os, signal, sys, tempfile",
+        BEGIN,
         *_imports(imports),
     ]
+    definitions = list(dict.fromkeys(text for part in parts for text in part.definitions))
+    for text in definitions:
+        lines += ["", text]
     if script.constants:
-        lines += ["", *fitted(script.constants, MAX_COLUMNS, pack=pack)]
-    calls = []
+        lines += ["", *script.constants]
+    calls = list[str]()
     for at, earlier in enumerate(before):
         lines += ["", f"def before_{at}(rank):", *block([*earlier.constants, *earlier.stages[0].body])]
         calls += ["with contextlib.suppress(Exception):", f"    before_{at}(rank)"]
@@ -183,50 +276,64 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
     for name, stage in zip(names, script.stages, strict=True):
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
-    template = TEMPLATE.replace("TOLERANCE", f"{script.tolerance:g}").replace("SECONDS", str(LIMIT_SECONDS)).replace("STAGES", stages)
-    joining = "".join(f"    {line}\n" for line in fitted(join.lines(), MAX_COLUMNS - 4))
-    template = template.replace('    dist.init_process_group("BACKEND"', f'{joining}    dist.init_process_group("{join.backend}"')
+    raised = about.kind in ("raised", "divergence") and about.error
+    template = TEMPLATE.substitute(
+        CASES=cases,
+        SECONDS=LIMIT_SECONDS,
+        GRACE=GRACE_SECONDS,
+        JOINING="".join(f"        {line}\n" for line in join.lines()),
+        BACKEND=join.backend,
+        RIGHT="True" if raised else "agrees(want, got)",
+        # of a case that nobody has tried any error is what it is about
+        RAISED=f"(1 if type(error).__name__ == {about.error!r} else 2)" if raised else "2" if about.kind else "1",
+        FAULT=FAULTS.get(about.kind, "1 in ends"),
+        STAGES=stages,
+    )
     return [*lines, *template.rstrip().split("\n")]
 
 
+def _cases(script: Script) -> str:
+    """The parts of ``agrees`` that a script needs."""
+    used = script.compares if script.compares is not None else ("tensor", "list", "number")
+    found = "".join(text for name, text in AGREES.items() if name in used)
+    return found.replace("TOLERANCE", f"{script.tolerance:g}")
+
+
 def _docstring(header: Sequence[str]) -> list[str]:
-    text = [line for paragraph in header for line in textwrap.wrap(paragraph, MAX_COLUMNS - 8, break_on_hyphens=False)]
+    text = [line for paragraph in header for line in textwrap.wrap(paragraph, COLUMNS - 8, break_on_hyphens=False)]
     safe = [line.replace("\\", "\\\\").replace('"""', "'''") for line in text]
     return [f'"""{safe[0]}', *safe[1:-1], f'{safe[-1]}"""'] if len(safe) > 1 else [f'"""{safe[0]}"""']
 
 
 def _imports(statements: Iterable[str]) -> list[str]:
-    """Import statements in order, those from one module as one."""
+    """Import statements in order, those from one module as one. Raises :class:`ScriptError`."""
     plain, names = set(), dict[str, set[str]]()
     for statement in statements:
-        try:
-            nodes = ast.parse(statement).body
-        except SyntaxError:
-            raise ScriptError(f"{statement!r} is no import") from None
-        for node in nodes:
+        for node in _parsed(statement).body:
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found = {alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in node.names}
-                names.setdefault(node.module, set()).update(found)
+                names.setdefault(node.module, set()).update(ast.unparse(alias) for alias in node.names)
             elif isinstance(node, ast.Import):
                 plain.add(ast.unparse(node))
             else:
                 raise ScriptError(f"{statement!r} is no import")
-    lines = [f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names)]
-    short = [line if len(line) <= MAX_COLUMNS else line.replace(" import ", " import (") + ")" for line in lines]
-    return sorted(plain) + fitted(short, MAX_COLUMNS)
+    return sorted(plain) + [f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names)]
 
 
-def _check(text: str, backend: str = "") -> None:
-    """Hold a finished file against what a reproducer promises; ``backend`` is the module of the backend that it is about."""
+def _parsed(text: str) -> ast.Module:
     try:
-        tree = ast.parse(text)
+        return ast.parse(text)
     except SyntaxError as error:
         raise ScriptError(f"not Python: {error}") from None
+
+
+def _check(text: str, packages: Collection[str] = ()) -> None:
+    """Hold a finished file against what a reproducer promises; ``packages`` may be imported beside torch and the standard library."""
+    tree = _parsed(text)
     for node in ast.walk(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in modules:
-            if module.partition(".")[0] not in {"torch", backend.partition(".")[0], *sys.stdlib_module_names}:
+            if module.partition(".")[0] not in {"torch", *packages, *sys.stdlib_module_names}:
                 raise ScriptError(f"imports {module}: only torch and the standard library may be imported")
         if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
             raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")
@@ -234,9 +341,6 @@ def _check(text: str, backend: str = "") -> None:
     twice = sorted({name for name in defined if defined.count(name) > 1})
     if twice:
         raise ScriptError(f"{', '.join(twice)} is defined twice: it may be a name of the template")
-    widest = max(text.splitlines(), key=len)
-    if len(widest) > MAX_COLUMNS:
-        raise ScriptError(f"a line of {len(widest)} columns, at most {MAX_COLUMNS} make a reproducer: {widest.strip()[:60]}")
 
 
 def _defines(node: ast.stmt) -> list[str]:

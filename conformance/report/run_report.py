@@ -1,8 +1,8 @@
 """``report.json``: what a run tried and what it found, in the form that other programs read.
 
 The file is written as the run goes, each time as a whole, so that a run that is killed leaves a readable report: ``complete`` is
-false and ``exit`` null until the end. :mod:`conformance.report.of_run` makes a report of a run, :mod:`conformance.report.writer`
-writes it and what stands beside it.
+false and ``exit`` null until the end. :mod:`shardlaw.conformance.report.of_run` makes a report of a run,
+:mod:`shardlaw.conformance.report.writer` writes it and what stands beside it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from conformance import __version__
-from conformance.errors import UsageError
+from shardlaw import __version__
+from shardlaw.conformance.errors import UsageError
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
@@ -31,7 +31,9 @@ MEANING = {
 
 class LawLine(msgspec.Struct, kw_only=True):
     """One law: ``cases`` were judged (``refused`` of them by every rank alike), which put ``checks`` questions; ``rejected`` ones meant
-    nothing; ``swept`` came from the enumerator, which has ``combinations`` (0: not asked). ``features`` counts the cases that reached each.
+    nothing; ``swept`` came from the enumerator, which has ``combinations`` (0: not asked). ``refusals`` counts refused cases by the text
+    of the refusal,
+    ``expected`` the deviating cases that an expectation accounts for. ``features`` counts the cases that reached each.
     ``lacks`` is what it needs of what the target declares that it cannot do."""
 
     id: str
@@ -43,6 +45,8 @@ class LawLine(msgspec.Struct, kw_only=True):
     checks: int = 0
     rejected: int = 0
     refused: int = 0
+    refusals: dict[str, int] = {}
+    expected: int = 0
     skipped_expected: int = 0
     swept: int = 0
     combinations: int = 0
@@ -53,7 +57,9 @@ class LawLine(msgspec.Struct, kw_only=True):
 
 
 class FindingLine(msgspec.Struct, kw_only=True):
-    """One finding. ``reproducer`` is a path below the report's folder; where there is none, ``note`` says why.
+    """One finding. ``reproducer`` is a path below the report's folder, of a script that was run and showed the fault: ``script`` is then
+    ``proven``, and says else why there is none. ``where`` is the place in torch to look at first; findings of one ``cause`` have the
+    same place and depart alike.
 
     ``number`` says which of its law's cases showed it first (0: one that was known before), and ``entry`` where an expected one is
     written down.
@@ -68,6 +74,9 @@ class FindingLine(msgspec.Struct, kw_only=True):
     case: dict[str, Any]
     features: list[str]
     reproducer: str | None = None
+    script: str = ""
+    where: str = ""
+    cause: str = ""
     signature: str = ""
     minimal: bool = True
     confirmed: list[int] = []
@@ -85,6 +94,14 @@ class UnconfirmedLine(msgspec.Struct, kw_only=True):
     text: str
     case: dict[str, Any]
     ranks: list[dict[str, Any]] = []
+
+
+class ErrorLine(msgspec.Struct, kw_only=True):
+    """An error of the harness, or of a law's own text: no finding. ``text`` is its traceback."""
+
+    law: str
+    message: str
+    text: str
 
 
 class ExpectationLine(msgspec.Struct, kw_only=True):
@@ -154,6 +171,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     laws: list[LawLine] = []
     findings: list[FindingLine] = []
     unconfirmed: list[UnconfirmedLine] = []
+    errors: list[ErrorLine] = []
     expectations: list[ExpectationLine] = []
     warnings: list[str] = []
     features: dict[str, int] = {}
@@ -163,6 +181,15 @@ class RunReport(msgspec.Struct, kw_only=True):
     def new(self) -> list[FindingLine]:
         """The findings that nobody expected."""
         return [found for found in self.findings if found.status == "new"]
+
+    def causes(self) -> list[list[FindingLine]]:
+        """The new findings by cause, those that came first first; of each cause the smallest case first."""
+        found: dict[str, list[FindingLine]] = {}
+        for line in self.new():
+            found.setdefault(line.cause or line.id, []).append(line)
+        return [
+            sorted(lines, key=lambda line: (line.note.startswith("not minimal"), len(line.text), line.text)) for lines in found.values()
+        ]
 
     def chapters(self) -> dict[str, Counter[str]]:
         """For each chapter how many laws came to which outcome, and under ``laws`` and ``cases`` how many there were."""

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from conformance.compare import ChangedFinding, Comparison, FoundLine, Side
-from conformance.report.terminal import STYLES, short
+from shardlaw.conformance.report.comparison import ChangedFinding, ChangedRefusal, Comparison, FoundLine, Side
+from shardlaw.conformance.report.terminal import STYLES, short
 
 SHOWN_EXPECTED = 8
 SHOWN_CASES = 3
@@ -31,6 +31,8 @@ def show(out: Console, found: Comparison) -> None:
         for pair in found.findings.changed:
             _print_changed(out, pair)
     _print_laws(out, found)
+    _print_refusals(out, "newly refused", found.refusals.new)
+    _print_refusals(out, "refused no longer", found.refusals.gone)
     _print_features(out, found)
     _print_cases(out, found)
     out.print()
@@ -95,6 +97,13 @@ def _print_laws(out: Console, found: Comparison) -> None:
         if laws:
             _heading(out, f"laws in the {which} only ({len(laws)})")
             out.print(f"  {_some(laws, SHOWN_LAWS)}")
+
+
+def _print_refusals(out: Console, title: str, refusals: Sequence[ChangedRefusal]) -> None:
+    if refusals:
+        _heading(out, f"{title} ({len(refusals)})")
+        for refused in refusals:
+            out.print(Text.assemble("  ", (refused.law, "yellow"), f" ({refused.cases} cases) {short(refused.text)}"))
 
 
 def _print_features(out: Console, found: Comparison) -> None:

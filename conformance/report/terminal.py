@@ -16,19 +16,18 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from conformance.report.github import tell
-from conformance.report.markdown import declared, headline, in_common, missed, some
-from conformance.report.of_run import report_of
-from conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
+from shardlaw.conformance.report.github import tell
+from shardlaw.conformance.report.markdown import declared, headline, in_common, missed, some
+from shardlaw.conformance.report.of_run import report_of
+from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
 
 if TYPE_CHECKING:
-    from conformance.attempt import LawResult
-    from conformance.engine import Run
-    from conformance.findings import Finding
-    from conformance.verdict import Verdict
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
+SHOWN_OTHERS = 4
 SHOWN_EXPECTED = 12
 STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
 
@@ -88,10 +87,10 @@ class Terminal:
         self._done += 1
         self._show()
 
-    def summary(self, run: Run, exit_code: int) -> None:
-        """The end of a run."""
+    def summary(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
+        """The end of a run, of which this report was ``written``."""
         self._stop()
-        report = run.writer.last or report_of(run, exit_code)
+        report = written or report_of(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
         tell(report, run.request.report, self.console.file)
         if run.failure is None:  # else that has been told
@@ -158,6 +157,8 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         out.print(f"stale: {entry.where}: {entry.kind} of {entry.law} did not happen")
     for warning in report.warnings:
         out.print(f"warning: {warning}")
+    for error in report.errors:
+        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {short(error.message)}"))
     _print_new(out, report, folder)
     out.print()
     code = report.exit if report.exit is not None else 3
@@ -193,15 +194,27 @@ def complain(report: RunReport) -> None:
 
 def _print_new(out: Console, report: RunReport, folder: str) -> None:
     clauses = {law.id: law.clause for law in report.laws}
-    for found in report.new():
+    causes = report.causes()
+    if len(causes) > 1:
+        count = len(report.new())
+        out.print()
+        out.print(Text(f"{len(causes)} causes, {count} findings" if len(causes) < count else f"{count} findings", style="bold"))
+    for found, *others in causes:
         out.print()
         out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
         out.print(f"  {found.text}")
         out.print(f"  {short(found.message)}")
         if clauses.get(found.law):
             out.print(f"  law: {short(clauses[found.law])}")
+        if found.where:
+            out.print(f"  where to look: {short(found.where)}")
         for line in _more(found, folder):
             out.print(f"  {line}")
+        if others:
+            said = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
+            out.print(
+                f"  the same cause, by place and kind: {said}" + (f" and {len(others) - SHOWN_OTHERS} more" * (len(others) > SHOWN_OTHERS))
+            )
     if lines := in_common(report):
         out.print()
         for line in lines:
@@ -226,7 +239,7 @@ def _print_known(out: Console, report: RunReport) -> None:
 
 def _more(found: FindingLine, folder: str) -> list[str]:
     lines = [f"features: {', '.join(found.features)}"] if found.features else []
-    lines += [f"python {folder}/{found.reproducer}"] if found.reproducer else []
+    lines += [f"python {folder}/{found.reproducer}", f"script: {found.script}"] if found.reproducer else []
     return [*lines, *([f"({short(found.note)})"] if found.note else [])]
 
 

@@ -9,15 +9,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from conformance.errors import UsageError
-from conformance.report.finding_file import to_json, write_finding, write_text
-from conformance.report.of_run import report_of
-from conformance.report.run_report import RunReport, read_report
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.of_run import report_of
+from shardlaw.conformance.report.run_report import RunReport, read_report
+from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
-    from conformance.engine import Run
-    from conformance.findings import Finding
-    from conformance.verdict import Verdict
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.state import Finding, RunState
 
 NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt")
 
@@ -31,7 +30,7 @@ class ReportWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._scripts: dict[str, tuple[str | None, str]] = {}
+        self._scripts: dict[str, tuple[str | None, str, str]] = {}
         self._unwritten: list[str] = []
         self.last: RunReport | None = None
         self._cases: TextIO | None = None
@@ -43,25 +42,33 @@ class ReportWriter:
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
-    def finding(self, found: Finding, run: Run) -> None:
-        """Write a finding and, where it is new, its script."""
-        from conformance.laws import find
-        from conformance.report.reproducer import Join, ScriptError, reproducer
+    def finding(self, found: Finding, run: RunState) -> None:
+        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out."""
+        from shardlaw.conformance.law.script import ScriptError
+        from shardlaw.conformance.laws import find
+        from shardlaw.conformance.report.reproducer import LONG, About, Join, reproducer
+        from shardlaw.conformance.run import proof
 
         self._begin()
-        script, note = None, found.note
+        path, script, notes = None, "", [found.note]
         if found.status == "new":
             try:
-                text = reproducer(find(found.law), found.case, found.kind, join=Join.of(run.target))
+                text = reproducer(find(found.law), found.case, About.of(found.verdict), join=Join.of(run.target))
             except ScriptError as error:
-                note = "; ".join(filter(None, [note, f"no reproducer: {error}"]))
+                script = str(error)
             else:
-                script = f"findings/{found.id}.py"
-                write_text(self.folder / script, text)
-        self._scripts[found.id] = (script, note)
-        write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=script, note=note)
+                script = proof.prove(text)
+                if script == proof.PROVEN:
+                    path = f"findings/{found.id}.py"
+                    write_text(self.folder / path, text)
+                    lines = text.count("\n")
+                    notes += [f"its script has {lines} lines"] * (lines > LONG)
+            notes += [f"no reproducer: {script}"] * (path is None)
+        note = "; ".join(filter(None, notes))
+        self._scripts[found.id] = (path, note, script)
+        write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=script)
 
-    def update(self, run: Run, exit_code: int | None = None) -> RunReport:
+    def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
         report = self.last = report_of(run, exit_code, self._scripts)
@@ -87,9 +94,9 @@ def write_report(folder: Path, report: RunReport) -> None:
     """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
     write_text(folder / "report.json", to_json(report))
     if report.exit is not None:
-        from conformance.report.html import html
-        from conformance.report.junit import junit
-        from conformance.report.markdown import markdown
+        from shardlaw.conformance.report.html import html
+        from shardlaw.conformance.report.junit import junit
+        from shardlaw.conformance.report.markdown import markdown
 
         write_text(folder / "junit.xml", junit(report))
         write_text(folder / "report.md", markdown(report, folder))

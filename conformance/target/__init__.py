@@ -1,5 +1,1 @@
-"""What is being validated: a device type, a backend, a storage, and what they say they cannot do."""
-
-from conformance.target.target import Target
-
-__all__ = ["Target"]
+"""The targets that are known here: built in, described by a user, offered by packages; and what they can do."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.errors import UsageError
-from conformance.target.target import Target
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.target import Target
 
 GPU_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 

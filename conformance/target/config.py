@@ -13,28 +13,27 @@
     options = { path = "s3://bucket/{run}" }
 
 A block named like a built-in target changes it. Installed packages offer targets through the entry-point group ``shardlaw.targets``: a
-:class:`~conformance.target.Target`, a table with the keys of a block, or a function without arguments that returns either.
+:class:`~shardlaw.conformance.law.target.Target`, a table with the keys of a block, or a function without arguments that returns either.
 Every value is checked; an unknown key is refused with the nearest known one.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
+import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from conformance.errors import UsageError, one_of
-from conformance.target.builtin import BUILTIN, check_devices
-from conformance.target.target import CAPABILITIES, TOLERANCE, Target
+import msgspec
 
-if TYPE_CHECKING:
-    from conformance.request import RunRequest
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.target import CAPABILITIES, TOLERANCE, Target
+from shardlaw.conformance.target.builtin import BUILTIN, check_devices
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
 GROUP = "shardlaw.targets"
@@ -111,8 +110,7 @@ def _read(path: Path, table: str) -> dict[str, Any] | None:
 
 def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -> Target:
     """The target that a block describes, over the built-in one of the same name if there is one. Raises :class:`UsageError`."""
-    _only(where, block, KEYS)
-    values = {key: KEYS[key](f"{where}: {key}", value) for key, value in block.items()}
+    values = _target_values(where, block)
     if name not in BUILTIN and not {"backend", "device"} & set(values):
         raise UsageError(f'{where}: want a backend, such as backend = "gloo"')
     base = BUILTIN.get(name, Target(name=name))
@@ -134,116 +132,82 @@ def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -
 
 
 def _storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
-    _only(where, block, ("writer", "reader", "options", "reader_options"))
     if name == FILESYSTEM:
         raise UsageError(f"{where}: {FILESYSTEM} is built in: want another name")
+    values = _converted(where, block, STORAGE)
     for key in ("writer", "reader"):
-        if key not in block:
+        if key not in values:
             raise UsageError(f'{where}: want a {key}, such as {key} = "package.module:Class"')
-    options, reader_options = block.get("options", {}), block.get("reader_options", {})
-    if not isinstance(options, dict):
-        raise UsageError(f'{where}: options: want a table, such as {{ path = "s3://bucket/{{run}}" }}')
-    if not isinstance(reader_options, dict) or "path" in reader_options:
-        raise UsageError(f"{where}: reader_options: want a table without path, which is taken from options, such as {{ thread_count = 2 }}")
-    places = _place(f"{where}: writer", block["writer"]), _place(f"{where}: reader", block["reader"])
-    return Storage(*places, tuple(options.items()), tuple(reader_options.items()))
+    options, reader_options = values.get("options", {}), values.get("reader_options", {})
+    if "path" in reader_options:
+        raise UsageError(f"{where}: reader_options: want {STORAGE['reader_options'][1]}")
+    return Storage(values["writer"], values["reader"], tuple(options.items()), tuple(reader_options.items()))
 
 
-# One checker for each key of a target's block: value in, checked value out.
+# What each key of a block holds, and in words what would be right. A literal is a word of a closed list.
 
-
-def _text(where: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{where} = {value!r}: want a text")
-    return value
-
-
-def _place(where: str, value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", value):
-        raise UsageError(f"{where} = {value!r}: want module:name")
-    return value
-
-
-def _setup(where: str, value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d][\w.]*(:[^\W\d][\w.]*)?", value):
-        raise UsageError(f"{where} = {value!r}: want module:function, or a module that need only be imported")
-    return value
-
-
-def _seconds(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise UsageError(f"{where} = {value!r}: want seconds, more than 0")
-    return float(value)
-
-
-def _words(known: tuple[str, ...]) -> Callable[[str, Any], tuple[str, ...]]:
-    def check(where: str, value: Any) -> tuple[str, ...]:
-        for word in (words := _texts(where, value)):
-            if word not in known:
-                raise UsageError(f"{where}: unknown {word!r} ({one_of(word, known)})")
-        return words
-
-    return check
-
-
-def _texts(where: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise UsageError(f"{where} = {value!r}: want a list of texts")
-    return tuple(value)
-
-
-def _environment(where: str, value: Any) -> tuple[tuple[str, str], ...]:
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise UsageError(f'{where} = {value!r}: want a table of texts, such as {{ UCX_TLS = "tcp" }}')
-    for name in value:
-        if not re.fullmatch(r"[^\W\d]\w*", name, re.ASCII):
-            raise UsageError(f"{where}: {name!r} is no name of an environment variable")
-    return tuple(value.items())
-
-
-def _tolerance(where: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} = {value!r}: want a table from dtype to relative error, such as {{ float32 = 1e-5 }}")
-    for dtype, error in value.items():
-        if dtype not in TOLERANCE:
-            raise UsageError(f"{where}: unknown dtype {dtype!r} ({one_of(dtype, TOLERANCE)})")
-        if isinstance(error, bool) or not isinstance(error, (int, float)) or not 0 <= error < 1:
-            raise UsageError(f"{where}: {dtype} = {error!r}: want a relative error from 0 to 1")
-    return {dtype: float(error) for dtype, error in value.items()}
-
-
-def _init_options(where: str, value: Any) -> tuple[tuple[str, Any], ...]:
-    if not isinstance(value, dict):
-        raise UsageError(f'{where} = {value!r}: want a table, such as {{ device_id = true, pg_options = "package:function" }}')
-    _only(where, value, ("device_id", "pg_options"))
-    if not isinstance(value.get("device_id", True), bool):
-        raise UsageError(f"{where}: device_id = {value['device_id']!r}: want true or false")
-    if "pg_options" in value:
-        _place(f"{where}: pg_options", value["pg_options"])
-    return tuple(value.items())
-
-
-def _init_method(where: str, value: Any) -> str:
-    if not re.match(r"(tcp|file|env)://", _text(where, value)):
-        raise UsageError(f"{where} = {value!r}: want tcp://, file:// or env://")
-    return str(value)
-
-
-KEYS: dict[str, Callable[[str, Any], Any]] = {
-    "device": _text,
-    "backend": _text,
-    "setup": _setup,
-    "cannot": _words(CAPABILITIES),
-    "dtypes": _words(DTYPES),
-    "timeout": _seconds,
-    "startup_timeout": _seconds,
-    "env": _environment,
-    "init_method": _init_method,
-    "options": _init_options,
-    "tolerance": _tolerance,
-    "storage": _text,
-    "expect": _texts,
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+Place = Annotated[str, msgspec.Meta(pattern=r"^[^\W\d][\w.]*:[^\W\d][\w.]*$")]
+Module = Annotated[str, msgspec.Meta(pattern=r"^[^\W\d][\w.]*(:[^\W\d][\w.]*)?$")]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+KEYS: dict[str, tuple[Any, str]] = {
+    "device": (Text, "a text"),
+    "backend": (Text, "a text"),
+    "setup": (Module, "module:function, or a module that need only be imported"),
+    "cannot": (tuple[Text, ...], "a list of texts"),
+    "dtypes": (tuple[Text, ...], "a list of texts"),
+    "timeout": (Seconds, "seconds, more than 0"),
+    "startup_timeout": (Seconds, "seconds, more than 0"),
+    "env": (dict[str, str], 'a table of texts, such as { UCX_TLS = "tcp" }'),
+    "init_method": (Annotated[str, msgspec.Meta(pattern="^(tcp|file|env)://")], "tcp://, file:// or env://"),
+    "options": (dict[str, Any], 'a table, such as { device_id = true, pg_options = "package:function" }'),
+    "tolerance": (dict[str, Any], "a table from dtype to relative error, such as { float32 = 1e-5 }"),
+    "storage": (Text, "a text"),
+    "expect": (tuple[Text, ...], "a list of texts"),
 }
+OPTIONS: dict[str, tuple[Any, str]] = {"device_id": (bool, "true or false"), "pg_options": (Place, "module:name")}
+STORAGE: dict[str, tuple[Any, str]] = {
+    "writer": (Place, "module:name"),
+    "reader": (Place, "module:name"),
+    "options": (dict[str, Any], 'a table, such as { path = "s3://bucket/{run}" }'),
+    "reader_options": (dict[str, Any], "a table without path, which is taken from options, such as { thread_count = 2 }"),
+}
+WORDS = {"cannot": CAPABILITIES, "dtypes": DTYPES}
+
+
+def _converted(where: str, block: Mapping[str, Any], keys: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """The values of a block, each of the type that its key has. Raises :class:`UsageError`, which says what would be right."""
+    _only(where, block, keys)
+    values = {}
+    for key, value in block.items():
+        kind, wanted = keys[key]
+        try:
+            values[key] = msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise UsageError(f"{where}: {key} = {value!r}: want {wanted}") from None
+    return values
+
+
+def _target_values(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a target's block."""
+    values = _converted(where, block, KEYS)
+    for key, known in WORDS.items():
+        for word in values.get(key, ()):
+            if word not in known:
+                raise UsageError(f"{where}: {key}: unknown {word!r} ({one_of(word, known)})")
+    for name in values.get("env", ()):
+        if not re.fullmatch(r"[^\W\d]\w*", name, re.ASCII):
+            raise UsageError(f"{where}: env: {name!r} is no name of an environment variable")
+    if "options" in values:
+        values["options"] = _converted(f"{where}: options", values["options"], OPTIONS)
+    if "tolerance" in values:
+        unknown = [dtype for dtype in values["tolerance"] if dtype not in TOLERANCE]
+        if unknown:
+            raise UsageError(f"{where}: tolerance: unknown dtype {unknown[0]!r} ({one_of(unknown[0], TOLERANCE)})")
+        errors = dict.fromkeys(TOLERANCE, (Share, "a relative error from 0 to 1"))
+        values["tolerance"] = _converted(f"{where}: tolerance", values["tolerance"], errors)
+    return values
 
 
 def _only(where: str, block: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
@@ -321,13 +285,14 @@ def with_storage(target: Target, name: str | None, config: Config) -> Target:
     )
 
 
-def find_target(request: RunRequest) -> Target:
-    """The target that a request names, with its storage and time limit, ready to start. Raises :class:`UsageError`."""
+def find_target(name: str, storage: str | None, timeout: float | None, ranks: int) -> Target:
+    """The target of this name, ready to start so many ranks; ``storage`` and ``timeout`` stand for its own where they are given. Raises
+    :class:`UsageError`."""
     config = read_config()
-    target = with_storage(named_target(request.target, config), request.storage, config)
-    if request.timeout is not None:
-        target = replace(target, timeout=request.timeout)
-    check_target(target, request.world_size)
+    target = with_storage(named_target(name, config), storage, config)
+    if timeout is not None:
+        target = replace(target, timeout=timeout)
+    check_target(target, ranks)
     return target
 
 

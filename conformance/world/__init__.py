@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.world.launch import WorldError
-    from conformance.world.pool import Pool
+    from shardlaw.conformance.world.launch import WorldError
+    from shardlaw.conformance.world.pool import Pool
 
 __all__ = ["Pool", "WorldError"]
 
@@ -17,11 +17,11 @@ __all__ = ["Pool", "WorldError"]
 def __getattr__(name: str) -> Any:
     # the server and the ranks live in this package too, and must not import the driver's side first
     if name == "Pool":
-        from conformance.world.pool import Pool
+        from shardlaw.conformance.world.pool import Pool
 
         return Pool
     if name == "WorldError":
-        from conformance.world.launch import WorldError
+        from shardlaw.conformance.world.launch import WorldError
 
         return WorldError
     raise AttributeError(name)

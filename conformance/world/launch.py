@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from conformance.target import Target
-from conformance.world import protocol
-from conformance.world.sight import LocalSight, Sight
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.observer import LocalObserver, Observer
 
-BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from conformance.world.leash import serve; serve({control}, {folder!r}, {driver})"
+BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from shardlaw.conformance.world.start import serve; serve({control}, {folder!r}, {driver})"
 
 
 class WorldError(Exception):
@@ -48,7 +48,7 @@ class Launcher(Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`events` has something to tell."""
 
-    def launch(self, world: int, size: int) -> tuple[Sight, dict[int, socket.socket]]:
+    def launch(self, world: int, size: int) -> tuple[Observer, dict[int, socket.socket]]:
         """Ask for a world; returns at once, with the driver's ends of those streams to its ranks that stand."""
 
     def end(self, world: int) -> None:
@@ -92,24 +92,26 @@ class ForkserverLauncher:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def launch(self, world: int, size: int) -> tuple[LocalSight, dict[int, socket.socket]]:
+    def launch(self, world: int, size: int) -> tuple[LocalObserver, dict[int, socket.socket]]:
         pairs = [socket.socketpair() for _ in range(size)]
         everyone = tuple(range(size))
-        sight = self.spawn(world, size, dict(zip(everyone, (theirs for _, theirs in pairs), strict=True)), everyone, "", free_port())
+        observer = self.spawn(world, size, dict(zip(everyone, (theirs for _, theirs in pairs), strict=True)), everyone, "", free_port())
         for _, theirs in pairs:
             theirs.close()
-        return sight, {rank: mine for rank, (mine, _) in enumerate(pairs)}
+        return observer, {rank: mine for rank, (mine, _) in enumerate(pairs)}
 
-    def spawn(self, world: int, size: int, streams: dict[int, socket.socket], devices: tuple[int, ...], host: str, port: int) -> LocalSight:
+    def spawn(
+        self, world: int, size: int, streams: dict[int, socket.socket], devices: tuple[int, ...], host: str, port: int
+    ) -> LocalObserver:
         """Ask for some ranks of a world, those that ``streams`` names, with their ends of these, and the devices that they work on. The
         whole world meets at ``port`` of ``host``, or where there is none in its folder."""
         folder = f"{self._folder}/world-{world}"
-        sight = LocalSight(folder, size, lambda: self._signal(world, protocol.DUMP_SIGNAL))
+        observer = LocalObserver(folder, size, lambda: self._signal(world, protocol.DUMP_SIGNAL))
         message = protocol.frame(protocol.Spawn(world, size, folder, host, port, self._target, tuple(streams), devices))
         with suppress(OSError):  # events() tells
             sent = socket.send_fds(self._control, [message], [stream.fileno() for stream in streams.values()])
             self._control.sendall(message[sent:])
-        return sight
+        return observer
 
     def end(self, world: int) -> None:
         self._signal(world, signal.SIGKILL)

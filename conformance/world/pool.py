@@ -10,23 +10,24 @@ import itertools
 import os
 import shutil
 import time
+import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from conformance import stopping
-from conformance.target import Target
-from conformance.world.keeper import Keeper, Launch
-from conformance.world.launch import ForkserverLauncher, WorldError
-from conformance.world.progress import LARGEST_BATCH
-from conformance.world.world import Flight, Job, World
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import signals
+from shardlaw.conformance.world.launch import ForkserverLauncher, WorldError
+from shardlaw.conformance.world.manager import Launch, WorldManager
+from shardlaw.conformance.world.progress import LARGEST_BATCH
+from shardlaw.conformance.world.world import Batch, Job, World
 
 if TYPE_CHECKING:
-    from conformance.case import Case
-    from conformance.law import Law
-    from conformance.verdict import Verdict
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.verdict import Verdict
 
 BATCH_SECONDS = 0.25
 UNKNOWN_PACE = 0.01  # seconds a case, before a law has been seen
@@ -55,7 +56,7 @@ class Pool:
         self._folders = itertools.count(1)
         self._closed = False
         atexit.register(self.close)
-        self._keeper = Keeper(target, self._conclude, self._landed, launch)
+        self._manager = WorldManager(target, self._conclude, self._completed, launch)
 
     def __enter__(self) -> Pool:
         return self
@@ -78,9 +79,9 @@ class Pool:
         elif time.monotonic() - self._turned > COALESCE_SECONDS / 2:
             self._turn(0.0)
 
-    def muster(self) -> None:
+    def wait_ready(self) -> None:
         """Wait until every host can start ranks; on this machine they need not be waited for."""
-        _ = self._keeper.shares_files
+        _ = self._manager.shares_files
 
     def poll(self) -> None:
         """Take in what ranks have said, hand out what waits for them, and call back; never waits."""
@@ -104,12 +105,13 @@ class Pool:
         self.flush()
         return [found[at] for at in range(len(cases))]
 
-    def fresh(self, law: Law, case: Case) -> Verdict:
-        """The verdict of new worlds, which serve ``case.after`` first and nothing else, under the full limits."""
-        from conformance.laws import find
+    def fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
+        """The verdict of new worlds, which serve ``case.after`` first and nothing else, under the full limits. ``traced``: every rank says
+        which functions of torch its act called."""
+        from shardlaw.conformance.laws import find
 
         verdicts: list[Verdict] = []
-        job = self._job(law, case, verdicts.append)
+        job = replace(self._job(law, case, verdicts.append), traced=traced)
         try:
             for stage, size in enumerate(job.stages):
                 queue: deque[Job] = deque()
@@ -119,10 +121,10 @@ class Pool:
                     queue.extend(before.at(k) for k, its in enumerate(before.stages) if its == size)
                 queue.append(job.at(stage))
                 self._owed += len(queue)
-                self._keeper.found(size, queue, patient=True)
+                self._manager.found(size, queue, patient=True)
                 while len(verdicts) <= stage:
                     self._turn(TURN_SECONDS, eager=True)
-                self._keeper.dismiss_all(queue)
+                self._manager.dismiss_all(queue)
                 if verdicts[-1].status != "held":
                     break
         finally:
@@ -132,14 +134,14 @@ class Pool:
     @property
     def folder(self) -> str:
         """Where worlds and cases keep their files; gone once the pool is closed."""
-        return self._keeper.folder
+        return self._manager.folder
 
     def weights(self) -> list[dict[str, int]]:
         """What each live rank weighed after its last batch: open ``files``, ``threads``, process ``groups``, and in MiB the ``growth`` of
         its memory since its first."""
         return [
             {"files": now.files, "threads": now.threads, "groups": now.groups, "growth": (now.memory - first.memory) >> 20}
-            for world in self._keeper.worlds.values()
+            for world in self._manager.worlds.values()
             for first, now in world.weight.values()
         ]
 
@@ -148,50 +150,50 @@ class Pool:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._keeper.close()
+            self._manager.close()
 
     # How it is done
 
     def _job(self, law: Law, case: Case, done: Callable[[Verdict], None]) -> Job:
         stages = law.stages(case) if law.stages else (max(case.world, law.smallest),)
-        folder = f"{self._keeper.folder}/case-{next(self._folders)}" if self._keeper.shares_files else ""
+        folder = f"{self._manager.folder}/case-{next(self._folders)}" if self._manager.shares_files else ""
         return Job(law, case, done, folder, stages, last=len(stages) - 1)
 
     def _turn(self, wait: float, *, eager: bool = False) -> None:
         """Hand out, listen, watch, hand out, call back. ``eager``: do not wait for more cases before a batch is sent."""
-        stopping.check()
+        signals.check()
         if self._closed:
             raise WorldError("this pool is closed")
         if self._delivering:
             return
         self._dispatch(eager)
-        self._keeper.turn(0.0 if self._finished else wait)
+        self._manager.turn(0.0 if self._finished else wait)
         self._turned = time.monotonic()
         self._dispatch(eager)
         self._deliver()
 
     def _accounted(self) -> bool:
         """Whether somebody is at work on what is owed."""
-        worlds = self._keeper.worlds.values()
-        return not self._owed or any(self._pending.values()) or any(world.flights or world.queue for world in worlds)
+        worlds = self._manager.worlds.values()
+        return not self._owed or any(self._pending.values()) or any(world.batches or world.queue for world in worlds)
 
     def _dispatch(self, eager: bool) -> None:
         now = time.monotonic()
         for size, queue in self._pending.items():
-            mine = [world for world in self._keeper.worlds.values() if world.queue is queue and not world.retired]
-            room = len(mine) < self._side_by_side and len(queue) > 2 * COALESCE and all(world.flights for world in mine)
+            mine = [world for world in self._manager.worlds.values() if world.queue is queue and not world.retired]
+            room = len(mine) < self._side_by_side and len(queue) > 2 * COALESCE and all(world.batches for world in mine)
             if queue and (room or not mine):
-                self._keeper.found(size, queue)
-        for world in self._keeper.worlds.values():
+                self._manager.found(size, queue)
+        for world in self._manager.worlds.values():
             if not (world.takes_work and world.queue):
                 continue
-            if not world.flights and (eager or len(world.queue) >= COALESCE or now - world.queue[0].fed > COALESCE_SECONDS):
-                world.fly(self._batch(world.queue))
+            if not world.batches and (eager or len(world.queue) >= COALESCE or now - world.queue[0].fed > COALESCE_SECONDS):
+                world.send(self._take_from(world.queue))
             # a second batch waits with the ranks, so that they need not wait for the driver
-            if len(world.flights) == 1 and len(world.queue) >= 2 * COALESCE:
-                world.fly(self._batch(world.queue))
+            if len(world.batches) == 1 and len(world.queue) >= 2 * COALESCE:
+                world.send(self._take_from(world.queue))
 
-    def _batch(self, queue: deque[Job]) -> list[Job]:
+    def _take_from(self, queue: deque[Job]) -> list[Job]:
         jobs: list[Job] = []
         seconds = 0.0
         while queue and len(jobs) < LARGEST_BATCH and seconds < BATCH_SECONDS:
@@ -199,23 +201,23 @@ class Pool:
             seconds += self._pace.get(jobs[-1].law.id, UNKNOWN_PACE)
         return jobs
 
-    def _landed(self, flight: Flight, seconds: float) -> None:
-        for law in {job.law.id for job in flight.jobs}:
+    def _completed(self, batch: Batch, seconds: float) -> None:
+        for law in {job.law.id for job in batch.jobs}:
             self._pace[law] = 0.7 * self._pace.get(law, seconds) + 0.3 * seconds
 
-    def _conclude(self, world: World, flight: Flight, index: int) -> None:
+    def _conclude(self, world: World, batch: Batch, index: int) -> None:
         """Every rank has answered a case, or it has been said for it."""
-        from conformance.judge import judge
-        from conformance.verdict import Verdict
+        from shardlaw.conformance.law.verdict import Verdict
+        from shardlaw.conformance.world.judge import judge
 
-        flight.due.remove(index)
-        job = flight.jobs[index]
+        batch.due.remove(index)
+        job = batch.jobs[index]
         answers = tuple(job.answers[rank] for rank in range(world.size))
         try:
             verdict = judge(job.law, job.case, answers, self.target)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            verdict = Verdict(job.case, "deviates", "raised", "judge", f"the answers cannot be judged: {text}", text, answers)
+            text = f"the answers cannot be judged: {type(error).__name__}: {error}"
+            verdict = Verdict(job.case, "error", message=text, error=traceback.format_exc(), ranks=answers)
         apart = world.out_of_step(job)
         if apart:
             world.retired = apart

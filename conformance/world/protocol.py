@@ -19,7 +19,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from conformance.verdict import Answer
+    from shardlaw.conformance.law.verdict import Answer
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write down the stacks of all its threads
 EVERY_GROUP = "*"
@@ -35,7 +35,8 @@ Packed = tuple[str, tuple[int, ...], bytes]
 
 
 class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
-    """One rank's :class:`~conformance.verdict.Answer` to the case at ``index`` of a batch; ``ran`` counts its collectives by group."""
+    """One rank's :class:`~shardlaw.conformance.law.verdict.Answer` to the case at ``index`` of a batch; ``ran`` counts its collectives by
+    group."""
 
     batch: int
     index: int
@@ -47,15 +48,17 @@ class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
     output: str = ""
     reason: str = ""
     ran: dict[str, int] = {}
+    trace: tuple[str, ...] = ()
 
 
 class Task(msgspec.Struct, array_like=True, frozen=True):
-    """A case to run: its law, its text, the folder that its ranks share, and which of the law's worlds this is."""
+    """A case to run: its law, its text, the folder that its ranks share, which of the law's worlds this is, and whether it is traced."""
 
     law: str
     text: str
     folder: str
     stage: int
+    traced: bool = False
 
 
 # driver to rank
@@ -233,7 +236,7 @@ def unpack_tensor(packed: Packed) -> torch.Tensor:
 def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[str, int]) -> Said:
     """What a rank sends of an answer."""
     if answer.outcome == "held" and not answer.deposits:
-        return Said(batch, index, "held", features=answer.features, ran=ran)
+        return Said(batch, index, "held", features=answer.features, ran=ran, trace=answer.trace)
     assert answer.outcome != "crashed"
     assert answer.outcome != "silent"
     return Said(
@@ -250,15 +253,16 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[s
         output,
         answer.reason,
         ran,
+        answer.trace,
     )
 
 
 def unpack_answer(rank: int, said: Said) -> Answer:
     """The answer that the rank gave."""
-    from conformance.verdict import Answer, Deposit, Deviation, Raised
+    from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 
     if said.outcome == "held" and not said.deposits:
-        return Answer(rank, "held", features=said.features)
+        return Answer(rank, "held", features=said.features, trace=said.trace)
     return Answer(
         rank,
         said.outcome,
@@ -272,4 +276,5 @@ def unpack_answer(rank: int, said: Said) -> Answer:
         said.raised[2] if said.raised else "",
         said.output,
         said.reason,
+        said.trace,
     )

@@ -16,9 +16,9 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from conformance.target import Target
-from conformance.world import protocol
-from conformance.world.leash import die_with_parent, follow
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.parent_death import die_with_parent, follow
 
 LARGEST_OUTPUT = 1 << 20
 KEPT_OUTPUT = 1 << 14
@@ -116,9 +116,9 @@ class Server:
             self._control.close()
             for descriptor in (self._woken, self._waker, *descriptors[:at], *descriptors[at + 1 :], *self._descriptors):
                 os.close(descriptor)
-            from conformance.world import rank as ranks
+            from shardlaw.conformance.world import worker
 
-            ranks.main(at, spawn, read_target(spawn.target), socket.socket(fileno=descriptors[at]))
+            worker.main(at, spawn, read_target(spawn.target), socket.socket(fileno=descriptors[at]))
         finally:
             os._exit(1)
 
@@ -178,8 +178,8 @@ def preload() -> str:
         import torch.distributed.tensor
 
         torch.set_num_threads(1)
-        from conformance import compat, laws
-        from conformance.world import rank  # noqa: F401
+        from shardlaw.conformance import compat, laws
+        from shardlaw.conformance.world import worker  # noqa: F401
 
         laws.catalogue()
         for late in ("dynamo", "CommDebugMode"):

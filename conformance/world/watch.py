@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
-from conformance.target import Target
+from shardlaw.conformance.law.target import Target
 
 LOOK_SECONDS = 0.05
 LONGEST_STEP = 0.25  # of the clock, however long the driver was away

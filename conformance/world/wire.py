@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from conformance.world import protocol
-from conformance.world.progress import Place
-from conformance.world.watch import Activity
+from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.progress import Place
+from shardlaw.conformance.world.watch import Activity
 
 PATIENCE = 10.0  # seconds for whoever connects to say who it is
 LARGEST_CLAIM = 1 << 12
@@ -153,7 +153,7 @@ def proof(token: bytes, who: str, claim: Claim, nonce: bytes) -> bytes:
     return hmac.digest(token, words.encode(), hashlib.sha256)
 
 
-def tend(stream: socket.socket) -> None:
+def tune(stream: socket.socket) -> None:
     """Send small messages at once, and notice within half a minute that the other host has gone."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -162,12 +162,12 @@ def tend(stream: socket.socket) -> None:
             stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def knock(address: tuple[str, int], token: bytes, process: int, world: int = 0) -> socket.socket:
-    """Connect to the driver and be believed. Raises ``OSError``, or :class:`~conformance.world.protocol.ProtocolError` where there is
-    somebody else."""
+def connect(address: tuple[str, int], token: bytes, process: int, world: int = 0) -> socket.socket:
+    """Connect to the driver and be believed. Raises ``OSError``, or :class:`~shardlaw.conformance.world.protocol.ProtocolError` where there
+    is somebody else."""
     stream = socket.create_connection(address, PATIENCE)
     try:
-        tend(stream)
+        tune(stream)
         nonce = _answer(stream, Challenge).nonce
         claim = Claim(process, world, secrets.token_bytes(16), b"")
         stream.sendall(protocol.frame(msgspec.structs.replace(claim, proof=proof(token, "agent", claim, nonce))))
@@ -201,12 +201,12 @@ def _exactly(stream: socket.socket, count: int) -> bytes:
     return data
 
 
-class Guest:
+class PendingConnection:
     """Somebody who has connected to the driver and has not yet shown who it is."""
 
     def __init__(self, stream: socket.socket, token: bytes) -> None:
         stream.setblocking(False)
-        tend(stream)
+        tune(stream)
         self.stream = stream
         self.since = time.monotonic()
         self._token = token
@@ -216,7 +216,7 @@ class Guest:
         stream.send(protocol.frame(Challenge(self._nonce)))
 
     def hear(self) -> Claim | None:
-        """The claim, once it is here and believed. Raises ``OSError`` or :class:`~conformance.world.protocol.ProtocolError`."""
+        """The claim, once it is here and believed. Raises ``OSError`` or :class:`~shardlaw.conformance.world.protocol.ProtocolError`."""
         try:
             data = self.stream.recv(LARGEST_CLAIM)
         except BlockingIOError:

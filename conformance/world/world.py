@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from conformance.world import protocol
-from conformance.world.progress import RAISED, RUNNING, Place
-from conformance.world.sight import Sight
-from conformance.world.watch import Watch
+from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.observer import Observer
+from shardlaw.conformance.world.progress import RAISED, RUNNING, Place
+from shardlaw.conformance.world.watch import Watch
 
 if TYPE_CHECKING:
-    from conformance.case import Case
-    from conformance.law import Law
-    from conformance.verdict import Answer, Verdict
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.verdict import Answer, Verdict
 
 HISTORY = 400
 MOST_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
@@ -41,6 +41,7 @@ class Job:
     answers: dict[int, Answer] = field(default_factory=dict)
     ran: dict[int, dict[str, int]] = field(default_factory=dict)
     lost: int = 0
+    traced: bool = False
     fed: float = field(default_factory=time.monotonic)
 
     @property
@@ -58,7 +59,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Flight:
+class Batch:
     """A batch that the ranks have been sent: which of its jobs are still due, and which ranks are through with it."""
 
     serial: int
@@ -72,10 +73,10 @@ class World:
     """A live world, from its launch to its end. ``queue`` holds the jobs that it works on; a ``patient`` one gives them the full limits.
     ``streams`` lead to its ranks, those that stand already."""
 
-    def __init__(self, number: int, size: int, sight: Sight, queue: deque[Job], *, patient: bool = False) -> None:
+    def __init__(self, number: int, size: int, observer: Observer, queue: deque[Job], *, patient: bool = False) -> None:
         self.number = number
         self.size = size
-        self.sight = sight
+        self.observer = observer
         self.queue = queue
         self.patient = patient
         self.streams: dict[int, socket.socket] = {}
@@ -84,14 +85,14 @@ class World:
         self.ready: set[int] = set()
         self.ended: dict[int, str] = {}  # how ranks ended
         self.silenced: dict[int, float] = {}  # when their streams did
-        self.flights: deque[Flight] = deque()
+        self.batches: deque[Batch] = deque()
         self.parked: dict[int, protocol.Parked] = {}
         self.served: deque[Case] = deque(maxlen=HISTORY)
         self.groups: dict[str, tuple[int, ...]] = {}
         self.weight: dict[int, tuple[protocol.Done, protocol.Done]] = {}  # at first, and now
         self.retired = ""
         self.watch = Watch()
-        self._batches = 0
+        self._serials = 0
         self._heard = 0
 
     @property
@@ -104,20 +105,20 @@ class World:
 
     # Speaking and hearing
 
-    def send(self, message: protocol.ToRank) -> None:
+    def tell(self, message: protocol.ToRank) -> None:
         """The same message to every rank; one that is gone shows by its stream's end."""
         data = protocol.frame(message)
         for stream in self.streams.values():
             with suppress(OSError):
                 stream.sendall(data)
 
-    def fly(self, jobs: list[Job]) -> None:
+    def send(self, jobs: list[Job]) -> None:
         """Send a batch."""
-        self._batches += 1
-        flight = Flight(self._batches, jobs, set(range(len(jobs))), time.monotonic())
-        self.flights.append(flight)
-        tasks = tuple(protocol.Task(job.law.id, job.case.text, job.folder, job.stage) for job in jobs)
-        self.send(protocol.Batch(flight.serial, tasks))
+        self._serials += 1
+        batch = Batch(self._serials, jobs, set(range(len(jobs))), time.monotonic())
+        self.batches.append(batch)
+        tasks = tuple(protocol.Task(job.law.id, job.case.text, job.folder, job.stage, job.traced) for job in jobs)
+        self.tell(protocol.Batch(batch.serial, tasks))
 
     def listen(self, rank: int) -> list[protocol.FromRank]:
         """What a rank has sent. Raises ``BlockingIOError`` where there is nothing yet, ``EOFError`` when its stream has ended, and
@@ -134,7 +135,7 @@ class World:
     def unsent(self, rank: int) -> list[protocol.FromRank]:
         """What a rank was going to send, or has sent just now."""
         try:
-            return list(protocol.Frames(protocol.FromRank).feed(self.sight.unsent(rank)))
+            return list(protocol.Frames(protocol.FromRank).feed(self.observer.unsent(rank)))
         except protocol.ProtocolError:
             return []
 
@@ -142,88 +143,88 @@ class World:
         """Let the ranks that wait go on."""
         self.parked.clear()
         self._heard += 1
-        self.send(protocol.Go(prove))
+        self.tell(protocol.Go(prove))
 
-    def bear(self, rank: int, done: protocol.Done) -> None:
+    def record_usage(self, rank: int, done: protocol.Done) -> None:
         """Note what a rank weighs; a world that has grown too heavy is retired."""
         first, _ = self.weight.setdefault(rank, (done, done))
         self.weight[rank] = first, done
         if done.files > MOST_FILES or done.threads > MOST_THREADS or done.memory - first.memory > MOST_GROWTH:
             self.retired = f"rank {rank} holds {done.files} files, {done.threads} threads and {done.memory >> 20} MiB"
 
-    def land(self, rank: int, batch: int) -> tuple[Flight, float] | None:
+    def complete(self, rank: int, serial: int) -> tuple[Batch, float] | None:
         """A rank is through with a batch; once all are, the batch and its seconds a case. A rank may say so twice: see :meth:`unsent`."""
-        flight = self.flight(batch)
-        if flight is None:
+        batch = self.batch(serial)
+        if batch is None:
             return None
-        flight.done.add(rank)
-        if len(flight.done) < self.size or flight.due:
+        batch.done.add(rank)
+        if len(batch.done) < self.size or batch.due:
             return None
-        self.flights.remove(flight)
-        began = max(flight.sent, self.idle_since)
+        self.batches.remove(batch)
+        began = max(batch.sent, self.idle_since)
         self.idle_since = time.monotonic()
-        return flight, (self.idle_since - began) / len(flight.jobs)
+        return batch, (self.idle_since - began) / len(batch.jobs)
 
     # Where its ranks are
 
-    def flight(self, serial: int) -> Flight | None:
+    def batch(self, serial: int) -> Batch | None:
         """The batch of this number, while the ranks are at it."""
-        return next((flight for flight in self.flights if flight.serial == serial), None)
+        return next((batch for batch in self.batches if batch.serial == serial), None)
 
     def places(self) -> tuple[Place, ...]:
-        return tuple(self.sight.place(rank) for rank in range(self.size))
+        return tuple(self.observer.place(rank) for rank in range(self.size))
 
     def progress(self) -> object:
         """Something that differs once a rank has moved."""
-        return self.places(), self._heard, len(self.flights), len(self.ended)
+        return self.places(), self._heard, len(self.batches), len(self.ended)
 
-    def answered(self, rank: int, flight: Flight, index: int) -> bool:
+    def answered(self, rank: int, batch: Batch, index: int) -> bool:
         """Whether ``rank`` is through with a case, as far as anybody can tell."""
-        if rank in flight.jobs[index].answers:
+        if rank in batch.jobs[index].answers:
             return True
-        place = self.sight.place(rank)
-        if place.batch != flight.serial:
-            return place.batch > flight.serial
+        place = self.observer.place(rank)
+        if place.batch != batch.serial:
+            return place.batch > batch.serial
         return place.index > index
 
-    def undecided(self) -> tuple[Flight, int] | None:
+    def undecided(self) -> tuple[Batch, int] | None:
         """The first case to which some rank has not answered, and its batch."""
-        for flight in self.flights:
-            for index in sorted(flight.due):
-                if not all(self.answered(rank, flight, index) for rank in range(self.size)):
-                    return flight, index
+        for batch in self.batches:
+            for index in sorted(batch.due):
+                if not all(self.answered(rank, batch, index) for rank in range(self.size)):
+                    return batch, index
         return None
 
-    def parted(self) -> tuple[Flight, int] | None:
+    def diverged(self) -> tuple[Batch, int] | None:
         """The case after which some ranks wait because they raised, while all others went on: those that are still at it may yet raise."""
         first = min(self.parked.values(), key=lambda parked: (parked.batch, parked.index), default=None)
-        flight = self.flight(first.batch) if first else None
-        if first is None or flight is None:
+        batch = self.batch(first.batch) if first else None
+        if first is None or batch is None:
             return None
         here = (first.batch, first.index)
         waiting = {rank for rank, parked in self.parked.items() if (parked.batch, parked.index) == here}
-        others = [self.sight.place(rank) for rank in range(self.size) if rank not in waiting]
+        others = [self.observer.place(rank) for rank in range(self.size) if rank not in waiting]
         if others and all((place.batch, place.index) > here for place in others):
-            return flight, first.index
+            return batch, first.index
         return None
 
     def dead(self) -> dict[int, str]:
         """Ranks that have ended, and how."""
         return {**dict.fromkeys(self.silenced, "closed its stream to the driver"), **self.ended}
 
-    def at_death(self) -> tuple[Flight, int] | None:
+    def at_death(self) -> tuple[Batch, int] | None:
         """The case that a rank was running when it ended, if one was: the first one, where there are several."""
         found = []
         for rank in self.dead():
-            place = self.sight.place(rank)
-            flight = self.flight(place.batch)
-            if flight and place.state in (RUNNING, RAISED) and place.index in flight.due and rank not in flight.jobs[place.index].answers:
-                found.append((flight, place.index))
+            place = self.observer.place(rank)
+            batch = self.batch(place.batch)
+            if batch and place.state in (RUNNING, RAISED) and place.index in batch.due and rank not in batch.jobs[place.index].answers:
+                found.append((batch, place.index))
         return min(found, key=lambda item: (item[0].serial, item[1]), default=None)
 
     def about_to_speak(self) -> bool:
         """Whether a live rank has raised and has not said so yet."""
-        return any(self.sight.place(rank).state == RAISED for rank in range(self.size) if rank not in self.dead())
+        return any(self.observer.place(rank).state == RAISED for rank in range(self.size) if rank not in self.dead())
 
     def to_prove(self) -> tuple[str, ...] | None:
         """All ranks wait after the same case: which groups must show that they still work before they go on. ``None``: it is known that
@@ -253,4 +254,4 @@ class World:
         """Close the streams, and forget what was seen; the ranks are the launcher's to end."""
         for stream in self.streams.values():
             stream.close()
-        self.sight.close()
+        self.observer.close()

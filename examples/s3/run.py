@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
         arguments = [str(Path.cwd() / word) if before == "--report" else word for before, word in named]
         report = [] if "--report" in arguments else ["--report", str(Path.cwd() / "shardlaw-report")]
         storage = [] if "--storage" in arguments else ["--storage", "s3"]
-        command = [sys.executable, "-m", "conformance", "run", *laws, *storage, *report, *arguments]
+        command = [sys.executable, "-m", "shardlaw", "run", *laws, *storage, *report, *arguments]
         return subprocess.run(command, cwd=HERE, env=env, check=False).returncode
     finally:
         server.terminate()

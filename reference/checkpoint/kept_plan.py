@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reference.checkpoint.save_plan import Metadata, Plan, dedup, describe
-from reference.checkpoint.state_dict import Path
+from shardlaw.reference.checkpoint.save_plan import Metadata, Plan, dedup, describe
+from shardlaw.reference.checkpoint.state_dict import Path
 
 Paths = Mapping[str, Path]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from reference.box import Box, intersect, tiling_errors
-from reference.checkpoint.save_plan import Metadata, TensorEntry
-from reference.notation import Shape
+from shardlaw.reference.box import Box, intersect, tiling_errors
+from shardlaw.reference.checkpoint.save_plan import Metadata, TensorEntry
+from shardlaw.reference.notation import Shape
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.box import Box
-from reference.checkpoint.load_plan import ReadItem, read_items
-from reference.notation import Shape
-from reference.sharded_tensor import ChunkSpec, of_rank
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.load_plan import ReadItem, read_items
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.sharded_tensor import ChunkSpec, of_rank
 
 
 def shares(part: Box, ranks: Sequence[int], rank: int) -> list[Box]:

@@ -17,11 +17,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from reference.box import Box, tiling_errors
-from reference.layout import Layout
-from reference.mesh import Coord
-from reference.notation import Shape
-from reference.tensors import DTYPES
+from shardlaw.reference.box import Box, tiling_errors
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Coord
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.tensors import DTYPES
 
 
 @dataclass(frozen=True)

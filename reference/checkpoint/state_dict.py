@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from reference.notation import NotationError
+from shardlaw.reference.notation import NotationError
 
 State = dict[str, Any]
 Path = tuple[str | int, ...]

@@ -5,11 +5,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conformance.target import Target
-from conformance.torchrun import agent_command
-from conformance.world import Pool
-from conformance.world.hub import Hub
-from conformance.world.wire import Orders
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import Pool
+from shardlaw.conformance.world.hosts.hub import Hub
+from shardlaw.conformance.world.hosts.torchrun import agent_command
+from shardlaw.conformance.world.wire import Orders
 
 SECONDS = 30
 

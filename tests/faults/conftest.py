@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.case import Case
-from conformance.law import Law
-from conformance.target import Target
-from conformance.verdict import Verdict
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.world import Pool
 from tests.faults import laws
 
 os.environ["SHARDLAW_LAWS"] = laws.__name__

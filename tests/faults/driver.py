@@ -8,8 +8,8 @@ import time
 
 import psutil
 
-from conformance.target import Target
-from conformance.world import Pool
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import Pool
 from tests.faults.conftest import LAWS, case
 
 

@@ -17,64 +17,64 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from conformance.case import Case
-from conformance.here import Here
-from conformance.law import Law
-from reference.mesh import Mesh
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.rank.context import RankContext
+from shardlaw.reference.mesh import Mesh
 
 BAD = 1
 
 
-def sums(case: Case, here: Here) -> None:
+def sums(case: Case, here: RankContext) -> None:
     """Nothing is wrong: a sum over all ranks."""
     ones = torch.ones(2)
     dist.all_reduce(ones)
     here.require(ones[0].item() == here.world, "wrong-value", "sum", "the sum is not the number of ranks", here.world, ones)
 
 
-def nothing(case: Case, here: Here) -> None:
+def nothing(case: Case, here: RankContext) -> None:
     """Nothing happens at all."""
 
 
-def wrong(case: Case, here: Here) -> None:
+def wrong(case: Case, here: RankContext) -> None:
     print("I am rank", here.rank)
     here.require(here.rank != BAD, "wrong-value", "rank", "this rank is bad", 0, 1)
 
 
-def rejects(case: Case, here: Here) -> None:
+def rejects(case: Case, here: RankContext) -> None:
     here.reject("it means nothing")
 
 
-def raises_alone(case: Case, here: Here) -> None:
+def raises_alone(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         raise ValueError("alone 17")
 
 
-def raises_while_others_wait(case: Case, here: Here) -> None:
+def raises_while_others_wait(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         raise ValueError("alone 17")
     dist.all_reduce(torch.ones(2))
 
 
-def raises_alike(case: Case, here: Here) -> None:
+def raises_alike(case: Case, here: RankContext) -> None:
     print("about to raise")
     raise RuntimeError("together")
 
 
-def raises_alike_after_sum(case: Case, here: Here) -> None:
+def raises_alike_after_sum(case: Case, here: RankContext) -> None:
     sums(case, here)
     raise RuntimeError("together")
 
 
-def raises_differently(case: Case, here: Here) -> None:
+def raises_differently(case: Case, here: RankContext) -> None:
     raise ValueError("odd") if here.rank % 2 else RuntimeError("even")
 
 
-def raises_exit(case: Case, here: Here) -> None:
+def raises_exit(case: Case, here: RankContext) -> None:
     sys.exit("let me out")
 
 
-def raises_textless(case: Case, here: Here) -> None:
+def raises_textless(case: Case, here: RankContext) -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise ValueError
@@ -82,54 +82,54 @@ def raises_textless(case: Case, here: Here) -> None:
     raise Broken
 
 
-def exits(case: Case, here: Here) -> None:
+def exits(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         os._exit(3)
     dist.all_reduce(torch.ones(2))
 
 
-def killed(case: Case, here: Here) -> None:
+def killed(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(2))
 
 
-def aborts(case: Case, here: Here) -> None:
+def aborts(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         print("terminate called", file=sys.stderr)
         os.abort()
     dist.all_reduce(torch.ones(2))
 
 
-def terminates(case: Case, here: Here) -> None:
+def terminates(case: Case, here: RankContext) -> None:
     """As C++ does with an exception that a thread of gloo does not catch."""
     if here.rank == BAD:
         ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
     dist.all_reduce(torch.ones(2))
 
 
-def overruns(case: Case, here: Here) -> None:
+def overruns(case: Case, here: RankContext) -> None:
     """Local tensors of other sizes than their layout has: gloo ends the process while it gathers them."""
     local = torch.ones(3000 if here.rank == BAD else 1)
     DTensor.from_local(local, here.mesh(Mesh((here.world,))), [Shard(0)], run_check=False, shape=(6, 1), stride=(1, 1)).full_tensor()
 
 
-def unfinished(case: Case, here: Here) -> None:
+def unfinished(case: Case, here: RankContext) -> None:
     """All ranks start a sum and none waits for it."""
     dist.all_reduce(torch.ones(1 << 12), async_op=True)
 
 
-def joins_alone(case: Case, here: Here) -> None:
+def joins_alone(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         dist.all_reduce(torch.ones(2))
 
 
-def starts_alone(case: Case, here: Here) -> None:
+def starts_alone(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         here.unfinished = dist.all_reduce(torch.ones(2), async_op=True)  # type: ignore[attr-defined]
 
 
-def all_wait(case: Case, here: Here) -> None:
+def all_wait(case: Case, here: RankContext) -> None:
     print("waiting")
     if here.rank == BAD:
         dist.recv(torch.ones(2), src=(BAD + 1) % here.world)
@@ -137,43 +137,43 @@ def all_wait(case: Case, here: Here) -> None:
         dist.barrier()
 
 
-def mismatched_shape(case: Case, here: Here) -> None:
+def mismatched_shape(case: Case, here: RankContext) -> None:
     dist.all_reduce(torch.ones(2 if here.rank == BAD else 3000))
 
 
-def mismatched_dtype(case: Case, here: Here) -> None:
+def mismatched_dtype(case: Case, here: RankContext) -> None:
     dist.all_reduce(torch.ones(64, dtype=torch.float64 if here.rank == BAD else torch.int8))
 
 
-def spins(case: Case, here: Here) -> None:
+def spins(case: Case, here: RankContext) -> None:
     while here.rank == BAD:
         pass
     dist.all_reduce(torch.ones(2))
 
 
-def prints_without_end(case: Case, here: Here) -> None:
+def prints_without_end(case: Case, here: RankContext) -> None:
     while here.rank == BAD:
         print("x" * 1000)
 
 
-def eats_memory(case: Case, here: Here) -> None:
+def eats_memory(case: Case, here: RankContext) -> None:
     kept = []
     while here.rank == BAD:
         kept.append(torch.empty(1 << 28))
 
 
-def stopped(case: Case, here: Here) -> None:
+def stopped(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.ones(2))
 
 
-def destroys_group(case: Case, here: Here) -> None:
+def destroys_group(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         dist.destroy_process_group()
 
 
-def all_destroy_group(case: Case, here: Here) -> None:
+def all_destroy_group(case: Case, here: RankContext) -> None:
     dist.barrier()
     dist.destroy_process_group()
 
@@ -190,7 +190,7 @@ def _stream() -> int:
     raise AssertionError("no stream")
 
 
-def closes_stream(case: Case, here: Here) -> None:
+def closes_stream(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         stream = _stream()
         with open(os.devnull) as nothing:
@@ -198,25 +198,25 @@ def closes_stream(case: Case, here: Here) -> None:
         time.sleep(60)
 
 
-def babbles(case: Case, here: Here) -> None:
+def babbles(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         os.write(_stream(), b"\0\0\0\3what?")
         time.sleep(60)
 
 
-def leaves_thread(case: Case, here: Here) -> None:
+def leaves_thread(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         threading.Thread(target=time.sleep, args=(60,), daemon=True, name="left").start()
 
 
-def dies_later(case: Case, here: Here) -> None:
+def dies_later(case: Case, here: RankContext) -> None:
     """The rank ends between cases, by a timer that no Python thread shows."""
     if here.rank == BAD:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
-def disturbs(case: Case, here: Here) -> None:
+def disturbs(case: Case, here: RankContext) -> None:
     """Changes what the whole process shares; the next case must not see it."""
     here.require(torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled(), "wrong-metadata", "state", "disturbed")
     here.require(torch.rand(()).item() == torch.rand((), generator=torch.Generator().manual_seed(torch.initial_seed())).item(),
@@ -227,16 +227,16 @@ def disturbs(case: Case, here: Here) -> None:
     torch.rand(random.randrange(1, 9))
 
 
-def remembers(case: Case, here: Here) -> None:
+def remembers(case: Case, here: RankContext) -> None:
     """Holds unless the same world has served ``marks`` before: a fault of history."""
     here.require("MARKED" not in os.environ, "wrong-value", "history", "this world is marked")
 
 
-def marks(case: Case, here: Here) -> None:
+def marks(case: Case, here: RankContext) -> None:
     os.environ["MARKED"] = "yes"
 
 
-def passes_on(case: Case, here: Here) -> None:
+def passes_on(case: Case, here: RankContext) -> None:
     """Two worlds: what the first wrote, the second reads, whatever its size."""
     note = Path(here.folder()) / "note"
     size = case.integer("second" if here.stage else "first")
@@ -252,9 +252,9 @@ def passes_on(case: Case, here: Here) -> None:
     here.require(case.get("bad", "no") != str(here.stage), "wrong-value", "stage", "this stage is bad")
 
 
-def deposits(case: Case, here: Here) -> None:
+def deposits(case: Case, here: RankContext) -> None:
     """A partial result, judged by the driver; ``off`` is what one rank adds to it."""
-    from reference.layout import Layout
+    from shardlaw.reference.layout import Layout
 
     mesh = case.meshes[0]
     full = case.tensor("x").build(case.seed)
@@ -264,7 +264,7 @@ def deposits(case: Case, here: Here) -> None:
     here.same_dtensor(local, full, "partial")
 
 
-def kills_server(case: Case, here: Here) -> None:
+def kills_server(case: Case, here: RankContext) -> None:
     """Once."""
     mark = Path(here.folder()) / "killed"
     if here.rank == BAD and not mark.exists():
@@ -279,9 +279,8 @@ LAWS = [
         f"fault.rank[{check.__name__}]",
         check.__doc__ or "A rank misbehaves.",
         "the tests of worlds",
-        check,
         f"fault.rank[{check.__name__}] world=3",
-        "",
+        check,
         sweep=lambda limits: (),  # tests name their cases
         sweeps=1,
         stages=(lambda case: (case.integer("first"), case.integer("second"))) if check is passes_on else None,

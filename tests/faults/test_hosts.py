@@ -10,15 +10,16 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from conformance.case import Case
-from conformance.target import Target
-from conformance.world import Pool, WorldError, hub, protocol, wire
-from conformance.world.launch import LostError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import Pool, WorldError, protocol, wire
+from shardlaw.conformance.world.hosts import hub
+from shardlaw.conformance.world.launch import LostError
 from tests.faults.agents import hub_of, pool_of, start
 from tests.faults.conftest import LAWS, House, case
 from tests.faults.test_leaving import left
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(150)]
 AGENTS = 3
 
 
@@ -139,7 +140,7 @@ def test_agent_believes_no_driver_that_does_not_know_the_token() -> None:
         pretender = threading.Thread(target=pretend)
         pretender.start()
         with pytest.raises(protocol.ProtocolError, match="does not know the token"):
-            wire.knock(listener.getsockname(), b"token", 1)
+            wire.connect(listener.getsockname(), b"token", 1)
         pretender.join(10)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from conformance.target import Target
-from conformance.world import Pool, WorldError
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.world import Pool, WorldError
 from tests.faults.conftest import LAWS, case
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from conformance.verdict import Verdict
+from shardlaw.conformance.law.verdict import Verdict
 from tests.faults.conftest import House, case
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 def outcomes(verdict: Verdict) -> list[str]:

@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from conformance.engine import Run
-from conformance.request import RunRequest
+from shardlaw.conformance.report.reporter import Reporter
+from shardlaw.conformance.run.engine import Run
+from shardlaw.conformance.run.request import RunRequest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 SECONDS = 5  # within which everything is gone
 
@@ -33,7 +34,7 @@ def running(report: Path, *laws: str) -> Iterator[subprocess.Popen[str]]:
     """A run that has judged some cases and has many more to judge."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "conformance", "run", *laws, "--profile", "nightly", "--report", str(report)],
+        [sys.executable, "-m", "shardlaw", "run", *laws, "--profile", "nightly", "--report", str(report)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -89,14 +90,14 @@ def test_run_whose_driver_breaks(tmp_path: Path) -> None:
 
 
 def test_the_law_after_a_break_has_no_turn_although_it_was_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.start(RunRequest(laws=("mesh.group-order", "mesh.copies"), no_expect=True, report=tmp_path / "report"))
+    run = Run.start(RunRequest(laws=("mesh.group-order", "mesh.copies"), no_expect=True, report=tmp_path / "report"), Reporter)
     try:
         first, second = sorted(run.laws, key=lambda law: law.id == "mesh.copies")
 
         def unwritable(*_: object) -> None:
             raise OSError("no room")
 
-        monkeypatch.setattr(run.writer, "finding", unwritable)
+        monkeypatch.setattr(run.listener, "finding", unwritable)
         run.law(first, second)
         run.law(second)
     finally:

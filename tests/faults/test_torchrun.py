@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from conformance.errors import UsageError
-from conformance.torchrun import follows, seat
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.world.hosts.torchrun import follows, launch_info
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 LAUNCHED = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -44,7 +44,7 @@ def launched(report: Path, *arguments: str, processes: int = 2) -> Iterator[list
     try:
         for node in range(2):
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={processes}"]
-            command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "conformance", "run", *arguments, "--report", str(report)]
+            command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "shardlaw", "run", *arguments, "--report", str(report)]
             agents.append(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=report.parent, env=env)
             )
@@ -86,7 +86,7 @@ def test_run_over_two_agents_judges_what_a_run_on_one_machine_does(tmp_path: Pat
         assert [agent.returncode for agent in agents] == [0, 0], out
     assert "exit 0: nothing new" in out[0]
     assert "shardlaw" not in out[1]
-    command = [sys.executable, "-m", "conformance", "run", *laws, "--report", str(tmp_path / "near")]
+    command = [sys.executable, "-m", "shardlaw", "run", *laws, "--report", str(tmp_path / "near")]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     far, near = read(tmp_path / "far"), read(tmp_path / "near")
     assert (far["exit"], far["complete"], far["target"]["world_size"]) == (0, True, 4)
@@ -131,17 +131,17 @@ def test_request_that_is_refused_is_refused_once(tmp_path: Path) -> None:
 
 
 def test_place_of_a_launched_process() -> None:
-    found = seat(LAUNCHED)
+    found = launch_info(LAUNCHED)
     assert found is not None
     assert (found.process, found.size, found.device, found.beside, found.hosted, found.loopback) == (3, 4, 1, 2, True, True)
-    assert seat({**LAUNCHED, "MASTER_ADDR": "10.0.0.1"}).loopback is False  # type: ignore[union-attr]
+    assert launch_info({**LAUNCHED, "MASTER_ADDR": "10.0.0.1"}).loopback is False  # type: ignore[union-attr]
     assert follows(LAUNCHED)
     assert not follows({**LAUNCHED, "RANK": "0"})
 
 
 def test_shell_that_has_a_rank_by_accident_is_no_launch() -> None:
     by_accident = {name: value for name, value in LAUNCHED.items() if name != "TORCHELASTIC_RUN_ID"}
-    assert seat(by_accident) is None
+    assert launch_info(by_accident) is None
     assert not follows(by_accident)
 
 
@@ -157,4 +157,4 @@ def test_shell_that_has_a_rank_by_accident_is_no_launch() -> None:
 )
 def test_place_that_makes_no_sense_is_refused(change: dict[str, str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        seat({**LAUNCHED, **change})
+        launch_info({**LAUNCHED, **change})

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.case import Case
-from conformance.target import Target
-from conformance.verdict import Answer, Deposit, Deviation, Raised
-from conformance.world import protocol, watch
-from conformance.world.output import tail
-from conformance.world.progress import ROOM, RUNNING, Page, Place
-from conformance.world.sight import LocalSight
-from conformance.world.watch import Watch
-from conformance.world.world import Job, World
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
+from shardlaw.conformance.world import protocol, watch
+from shardlaw.conformance.world.observer import LocalObserver
+from shardlaw.conformance.world.output import tail
+from shardlaw.conformance.world.progress import ROOM, RUNNING, Page, Place
+from shardlaw.conformance.world.watch import Watch
+from shardlaw.conformance.world.world import Job, World
 from tests.faults.conftest import LAWS
+
+pytestmark = pytest.mark.ranks
 
 
 class Ranks:
@@ -143,17 +145,17 @@ def test_page_keeps_what_a_rank_has_not_sent(tmp_path: Path) -> None:
 
 
 def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path) -> None:
-    world = World(1, 2, LocalSight(str(tmp_path / "world"), 2, lambda: None), deque())
-    world.fly([Job(LAWS["nothing"], Case.of("fault.rank[nothing]"), print, "", (2,))])
-    flight = world.flights[0]
+    world = World(1, 2, LocalObserver(str(tmp_path / "world"), 2, lambda: None), deque())
+    world.send([Job(LAWS["nothing"], Case.of("fault.rank[nothing]"), print, "", (2,))])
+    batch = world.batches[0]
     # a rank that was read while it sent says so twice
-    assert world.land(0, 1) is None
-    assert world.land(0, 1) is None
-    assert world.land(1, 1) is None
-    flight.due.clear()
-    landed = world.land(1, 1)
-    assert landed is not None
-    assert landed[0] is flight
+    assert world.complete(0, 1) is None
+    assert world.complete(0, 1) is None
+    assert world.complete(1, 1) is None
+    batch.due.clear()
+    completed = world.complete(1, 1)
+    assert completed is not None
+    assert completed[0] is batch
     world.destroy()
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.case import Case
-from conformance.target import Target
-from conformance.verdict import Verdict
-from conformance.world import Pool, WorldError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.world import Pool, WorldError
 from tests.faults.conftest import LAWS, House, case
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 def test_each_case_has_one_verdict_in_order(house: House) -> None:
@@ -114,14 +114,14 @@ def test_dead_world_is_replaced_quickly(house: House) -> None:
 def test_many_sizes_side_by_side_do_not_pile_up(house: House) -> None:
     cases = [case("sums", size) for size in (8, 7, 6, 5, 4, 3, 2) * 2]
     assert {verdict.status for verdict in house.judge(*cases)} == {"held"}
-    assert sum(world.size for world in house.pool._keeper.worlds.values()) <= 35
+    assert sum(world.size for world in house.pool._manager.worlds.values()) <= 35
 
 
 def test_worlds_side_by_side() -> None:
     with Pool(Target(timeout=4), worlds=2) as pool:
         cases = [case("sums", 2, seed=i) for i in range(400)]
         assert {verdict.status for verdict in pool.judge(LAWS["sums"], cases)} == {"held"}
-        assert sum(world.size == 2 for world in pool._keeper.worlds.values()) == 2
+        assert sum(world.size == 2 for world in pool._manager.worlds.values()) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance.case import Case
-from conformance.report.finding_file import to_json
-from conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, TargetLine, Totals
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, TargetLine, Totals
+from shardlaw.conformance.run.finding_file import to_json
 
 CASE = "op.forward[mean] mesh=2 x=5x6:S(0) steps=b=mean(x)"
 

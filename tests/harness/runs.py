@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from conformance.attempt import LawResult
-from conformance.case import Case
-from conformance.expectations import Expectations, TooWide
-from conformance.findings import Finding
-from conformance.law import Law
-from conformance.report.reproducer import Script, Stage
-from conformance.report.run_report import RunReport
-from conformance.report.writer import ReportWriter
-from conformance.request import RunRequest
-from conformance.target import Target
-from conformance.verdict import Answer, Deviation, Raised, Verdict
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.script import Script, Stage
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer, Deviation, Raised, Verdict
+from shardlaw.conformance.report.run_report import RunReport
+from shardlaw.conformance.report.writer import ReportWriter
+from shardlaw.conformance.run.expectations import Expectations, TooWide
+from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.state import Finding, HarnessFault, LawResult
 
 SCRIPT = Script((Stage(2, ("return torch.ones(1), torch.zeros(1)",)),))
 CASE = Case.parse("op.forward[mean] mesh=2 x=5x6:S(0) steps=b=mean(x) seed=3")
@@ -26,7 +25,7 @@ CASE = Case.parse("op.forward[mean] mesh=2 x=5x6:S(0) steps=b=mean(x) seed=3")
 
 def law(law_id: str, script: Script | None = SCRIPT) -> Law:
     write = None if script is None else lambda case: script
-    return Law(law_id, f"What {law_id} says.", "docs", lambda case, here: None, f"{law_id} mesh=2", "fault", script=write)
+    return Law(law_id, f"What {law_id} says.", "docs", f"{law_id} mesh=2", lambda case, here: None, script=write)
 
 
 LAWS = {
@@ -60,6 +59,7 @@ class FakeRun:
     expectations: Expectations = field(default_factory=Expectations)
     findings: list[Finding] = field(default_factory=list)
     unconfirmed: list[Verdict] = field(default_factory=list)
+    errors: list[HarnessFault] = field(default_factory=list)
     features: Counter[str] = field(default_factory=Counter)
     judged: int = 0
     drawn: int = 0

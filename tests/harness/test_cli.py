@@ -15,18 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli
-from conformance.case import Case
-from conformance.laws import catalogue, laws_of
-from conformance.report.finding_file import SCHEMA
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.laws import catalogue, laws_of
+from shardlaw.conformance.run.finding_file import SCHEMA
+
+pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
 LAWS = """
 import os, time
 import torch
 import torch.distributed as dist
-from conformance.law import Law
-from conformance.report.reproducer import Script, Stage
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.script import Script, Stage
+
 
 def holds(case, here):
     here.require(True, "wrong-value", "sum", "fine")
@@ -46,7 +49,7 @@ def counts(case, here):
 
 SCRIPT = Script((Stage(2, ("return 1, 1 + (rank == 1)",)),))
 def law(name, check):
-    return Law(f"module.{name}", f"It {name}.", "here", check, f"module.{name} world=2", "none", script=lambda case: SCRIPT)
+    return Law(f"module.{name}", f"It {name}.", "here", f"module.{name} world=2", check, script=lambda case: SCRIPT)
 
 LAWS = [law(name, check) for name, check in
         {"holds": holds, "deviates": deviates, "meaningless": meaningless, "rejects": rejects, "counts": counts}.items()]
@@ -121,7 +124,8 @@ SIGNATURE = "module.deviates | wrong-value | sum | "
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from conformance.cli import main; main(['--help']); main(['run', '--bogus']); main(['run', '--help']); "
+        "import sys; from shardlaw.conformance.commands.cli import main; "
+        "main(['--help']); main(['run', '--bogus']); main(['run', '--help']); "
         "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)']); "
         "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)', '--svg']); main(['compare', '.', '.']); "
         "heavy = {'torch', 'hypothesis', 'pytest'} & set(sys.modules); assert not heavy, heavy"
@@ -190,7 +194,7 @@ def test_no_arguments_are_a_call_for_help(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_an_internal_error_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("conformance.show.show", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("shardlaw.conformance.commands.show.show", lambda *arguments: 1 / 0)
     assert cli.main(["show", "5", "--mesh", "2", "--place", "R"]) == 3
     assert "shardlaw: internal error: ZeroDivisionError" in capsys.readouterr().err
 
@@ -199,7 +203,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("conformance.show.show", interrupt)
+    monkeypatch.setattr("shardlaw.conformance.commands.show.show", interrupt)
     assert cli.main(["show", "5", "--mesh", "2", "--place", "R"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -242,7 +246,7 @@ def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
     stored(shell.folder / "findings", "module.deviates world=2", status="expected", kind="wrong-value", signature=SIGNATURE)
     done = shell("replay", ".")
     assert done.returncode == 0
-    assert "as stored, which is expected" in done.stdout
+    assert "as stored\n  which is expected: as its report says" in done.stdout
     stored(
         shell.folder / "findings",
         "module.deviates world=2",
@@ -326,7 +330,7 @@ def test_targets_are_listed_with_what_is_missing(shell: Shell) -> None:
 
 
 def test_a_terminated_replay_is_143(shell: Shell) -> None:
-    command = [sys.executable, "-m", "conformance", "replay", "module.holds world=2", "--times", "1000000"]
+    command = [sys.executable, "-m", "shardlaw", "replay", "module.holds world=2", "--times", "1000000"]
     process = subprocess.Popen(command, cwd=shell.folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -339,7 +343,7 @@ def test_a_terminated_replay_is_143(shell: Shell) -> None:
 
 
 def test_output_that_nobody_reads_is_no_error(shell: Shell) -> None:
-    command = f"{sys.executable} -m conformance laws --features | head -1; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m shardlaw laws --features | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=shell.folder, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.returncode == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli
-from conformance.compare import Comparison, compared
-from conformance.report.run_report import RunReport
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.report.comparison import Comparison, compared
+from shardlaw.conformance.report.run_report import RunReport
 from tests.harness.reports import CASE, finding, law, report, stored
 
 OTHER = "op.forward[sum] mesh=2 x=4:S(0) steps=b=sum(x)"

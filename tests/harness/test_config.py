@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance.errors import UsageError
-from conformance.request import RunRequest
-from conformance.spmd import Function
-from conformance.target import Target, storage
-from conformance.target import builtin as builtin_targets
-from conformance.target.builtin import BUILTIN, check_devices
-from conformance.target.config import DTYPES, find_target, known_targets, named_target, read_config, target_from, with_storage
-from conformance.target.target import TOLERANCE
-from conformance.world.rank import called
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.target import TOLERANCE, Target
+from shardlaw.conformance.rank import storage
+from shardlaw.conformance.rank.spmd import Function
+from shardlaw.conformance.target import builtin as builtin_targets
+from shardlaw.conformance.target.builtin import BUILTIN, check_devices
+from shardlaw.conformance.target.config import DTYPES, find_target, known_targets, named_target, read_config, target_from, with_storage
+from shardlaw.conformance.world.worker import called
 
 UCX = """
 [target.ucx]
@@ -134,7 +133,7 @@ def test_environment_and_options_of_a_built_in_target_are_added_to(tmp_path: Pat
         ("target = 3\n", "want tables, such as target.NAME"),
         ("[storage.x]\nwriter = 'a:B'\n", "[storage.x]: want a reader"),
         ("[storage.x]\nwriter = 'a:B'\nreader = 'b'\n", "reader = 'b': want module:name"),
-        ("[storage.x]\nwriter = 'a:B'\nreader = 'a:B'\nreader_options = 1\n", "reader_options: want a table"),
+        ("[storage.x]\nwriter = 'a:B'\nreader = 'a:B'\nreader_options = 1\n", "reader_options = 1: want a table"),
         ("[storage.filesystem]\nwriter = 'a:B'\nreader = 'a:B'\n", "is built in"),
         ("[target.x\n", "shardlaw.toml: Expected"),
     ],
@@ -157,9 +156,9 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
 
 def test_a_request_names_target_storage_and_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write(tmp_path, UCX))
-    found = find_target(RunRequest(target="ucx", storage="filesystem", timeout=3.0))
+    found = find_target("ucx", "filesystem", 3.0, 4)
     assert (found.name, found.storage, found.writer, found.timeout) == ("ucx", "filesystem", "", 3.0)
-    assert find_target(RunRequest()) == Target()
+    assert find_target("gloo", None, None, 4) == Target()
 
 
 def test_a_setup_may_be_a_module_that_need_only_be_imported(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_a_device_type_that_torch_does_not_have_is_told() -> None:
 def test_a_setup_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write(tmp_path, "[target.x]\nbackend = 'x'\nsetup = 'no_such_module_here:register'\n"))
     with pytest.raises(UsageError, match="no module no_such_module_here"):
-        find_target(RunRequest(target="x"))
+        find_target("x", None, None, 4)
 
 
 def test_an_entry_point_may_give_a_table(tmp_path: Path) -> None:
@@ -209,6 +208,6 @@ def test_devices_are_counted_before_anything_starts(
 
 
 def test_the_dtypes_are_those_of_the_tensors() -> None:
-    from reference import tensors
+    from shardlaw.reference import tensors
 
     assert set(DTYPES) == set(tensors.DTYPES)

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from conformance import cli
-from conformance.case import Case
-from conformance.errors import UsageError
-from conformance.expectations import Entry, load
-from conformance.features import features_of
-from conformance.laws import catalogue, find
-from conformance.report.finding_file import to_json
-from conformance.report.run_report import ExpectationLine, FindingLine, RunReport, TargetLine, Totals, read_report
-from conformance.verdict import finding_id, struck
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.verdict import finding_id, struck
+from shardlaw.conformance.laws import catalogue, find
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, TargetLine, Totals, read_report
+from shardlaw.conformance.run.expectations import Entry, load
+from shardlaw.conformance.run.finding_file import to_json
 
 GATHER = Case.parse("redistribute.local mesh=2x2 x=5:_S(0,3),S(0) to=R,R")
 RAISES = Case.parse("op.forward[kron] mesh=2x2 a=4:S(0),S(0) b=2:R,R steps=kron(a,b)")

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import pytest
 from packaging.version import Version
 
-from conformance import expectations
-from conformance.case import Case
-from conformance.engine import Run
-from conformance.errors import UsageError
-from conformance.expectations import Expectations, holds, layers, load, read, shipped
-from conformance.judge import judge
-from conformance.law import Law
-from conformance.laws import catalogue
-from conformance.request import RunRequest
-from conformance.target import Target
-from conformance.verdict import Answer, Deviation
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer, Deviation
+from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.run import expectations
+from shardlaw.conformance.run.engine import Run
+from shardlaw.conformance.run.expectations import Expectations, holds, layers, load, read, shipped
+from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.world.judge import judge
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def test_a_signature_is_part_of_the_struck_error(signature: str, error: str, hit
     ],
 )
 def test_the_error_of_a_wrong_refusal_does_not_hold_the_case(message: str, error: str) -> None:
-    law = Law("mesh.x", "A clause.", "docs", lambda case, here: None, "mesh.x mesh=2", "fault")
+    law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
     answer = Answer(0, "deviates", (Deviation("wrong-error", "refusal", message),))
     assert judge(law, Case.parse("mesh.x mesh=2"), [answer], Target()).error == error
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.case import Case
-from conformance.feature_lines import LINES
-from conformance.features import FEATURES, features_of, known, line_of, missing
-from conformance.law import Limits
-from conformance.laws import catalogue
-from conformance.search import draw
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.feature_lines import LINES
+from shardlaw.conformance.law.features.features import FEATURES, features_of, known, line_of, missing
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.run.search import draw
 
 INPUT_SPACE = [
     "sizes", "what is judged", "partial inputs", "programs", "history", "arguments", "in place", "backward", "meshes", "strided shards",

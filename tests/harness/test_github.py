@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report.github import tell
+from shardlaw.conformance.report.github import tell
 from tests.harness.reports import CASE, finding, law, report
 
 HOSTILE = "50% wrong\r\n::set-env name=A::b, at x:y"

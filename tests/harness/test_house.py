@@ -1,22 +1,26 @@
-"""The house rules that a machine can check: private names in one place, laws that name no target, whole law records."""
+"""The house rules that a machine can check: rooms, private names in one place, laws that name no target, whole law records."""
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from conformance import compat
-from conformance.case import Case
-from conformance.features import features_of
-from conformance.law import CHAPTERS, Law, Limits
-from conformance.laws import MODULES, laws_of
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
+from shardlaw.conformance.laws import MODULES, laws_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("reference", "strategies", "conformance")
+SHADOWS = {"torch", "random", "math"}
+ROOT_FILES = 8
 TARGETS = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?|gloo|nccl|mpi|filesystem|FileSystem(Writer|Reader)|Fsspec\w+")
-LAWS = [law for module in MODULES for law in laws_of(f"conformance.laws.{module}")]
+LAWS = [law for module in MODULES for law in laws_of(f"shardlaw.conformance.laws.{module}")]
 
 
 def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
@@ -34,6 +38,54 @@ def torch_names(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Attribute):
             yield ast.unparse(node)
+
+
+def sources() -> dict[str, ast.Module]:
+    """Every file that is installed, by the name under which it is imported."""
+    found = {}
+    for path, tree in modules("public", *PACKAGES):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        inside = parts[1:] if parts[0] == "public" else parts
+        found[".".join(("shardlaw", *inside)).removesuffix(".__init__")] = tree
+    return found
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """The files that a file imports when it runs, those that only its functions import among them."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from known & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from known & (names if names <= known else {*names, node.module})
+        elif is_for_types(node):
+            for other in node.orelse:  # type: ignore[attr-defined]
+                yield from imported(other, known)
+        else:
+            yield from imported(node, known)
+
+
+def test_no_two_files_import_each_other() -> None:
+    files = sources()
+    try:
+        TopologicalSorter({name: {*imported(tree, {*files})} - {name} for name, tree in files.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_the_root_has_few_files_and_no_file_a_name_of_somebody_else() -> None:
+    assert len([*(ROOT / "conformance").glob("*.py")]) <= ROOT_FILES
+    assert [name for name in sources() if name.rpartition(".")[2] in SHADOWS] == []
+
+
+def test_every_package_of_the_tree_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT).parts for path, _ in modules(*PACKAGES)}
+    assert listed == sorted(["shardlaw", *(".".join(("shardlaw", *parts)) for parts in folders)])
 
 
 def test_private_names_of_torch_are_touched_in_one_module_only() -> None:
@@ -60,7 +112,7 @@ def test_a_private_name_that_is_gone_is_named() -> None:
 def test_no_law_names_a_device_a_backend_or_a_storage() -> None:
     for path, tree in modules("conformance/laws"):
         words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        words += [name.rpartition(".")[2] for name in torch_names(tree)]
+        words += [name.rpartition(".")[2] for name in torch_names(tree) if not re.fullmatch(r"\w+(\(\))?\.cpu", name)]  # a method
         assert [word for word in words if TARGETS.fullmatch(word)] == [], path
 
 
@@ -74,7 +126,7 @@ def test_a_law_has_its_whole_record(law: Law) -> None:
     assert law.chapter in CHAPTERS
     assert law.clause.strip().endswith(".") or law.clause.strip()
     assert law.source.strip()
-    assert law.planted.strip()
+    assert law.acts or law.check
     assert law.sweeps or law.draws
     assert bool(law.sweeps) == (law.sweep is not None)
     assert bool(law.draws) == (law.draw is not None)

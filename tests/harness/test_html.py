@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from conformance.features import FEATURES
-from conformance.here import show
-from conformance.report.html import html
-from conformance.report.pictures import Elements, told_by
-from conformance.report.run_report import RunReport, UnconfirmedLine
+from shardlaw.conformance.law.features.features import FEATURES
+from shardlaw.conformance.rank.context import show
+from shardlaw.conformance.report.html import html
+from shardlaw.conformance.report.pictures import Elements, told_by
+from shardlaw.conformance.report.run_report import RunReport, UnconfirmedLine
 from tests.harness.reports import CASE, expectation, finding, law, report, stored
 
 HOSTILE = "</pre></svg><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;{{ 7*7 }}"

@@ -1,10 +1,18 @@
-"""What counts as a refusal."""
+"""What counts as a refusal, and what is made of the answers of all ranks."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
-from conformance.judge import is_refusal
+import pytest
+import torch
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.refusal import is_refusal
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer, Deposit, Raised, Verdict
+from shardlaw.conformance.world.judge import judge
 
 PLANNED = "Sharding propagation failed for aten.index.Tensor(Spec(f32[5, 4](R)))"
 
@@ -35,3 +43,56 @@ def test_refusals_speak_of_sharding(error: str, text: str) -> None:
 )
 def test_plans_that_stumble_are_none(error: str, text: str) -> None:
     assert not is_refusal(error, text)
+
+
+def deposit(check: str, local: torch.Tensor, want: torch.Tensor | None) -> Deposit:
+    return Deposit(check, "2", "2", "P(sum)", local, want, True)
+
+
+def judged(*ranks: Sequence[Deposit]) -> Verdict:
+    answers = [Answer(rank, "held", deposits=tuple(deposits)) for rank, deposits in enumerate(ranks)]
+    law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
+    return judge(law, Case.parse("mesh.x mesh=2"), answers, Target())
+
+
+def test_contributions_belong_together_by_their_check() -> None:
+    one, want = torch.ones(2), torch.tensor([2.0, 2.0])
+    held = judged([deposit("a", one, want), deposit("b", one, want)], [deposit("b", one, None), deposit("a", one, None)])
+    assert held.status == "held"
+    wrong = judged([deposit("a", one, want), deposit("b", one, want)], [deposit("b", 2 * one, None), deposit("a", one, None)])
+    assert (wrong.kind, wrong.check) == ("wrong-value", "b")
+    assert "rank 1 contributed [2.0, 2.0]" in wrong.ranks[1].deviations[0].got
+
+
+def test_a_rank_without_its_contribution_is_a_divergence() -> None:
+    verdict = judged([deposit("a", torch.ones(2), torch.ones(2))], [])
+    assert (verdict.kind, verdict.message) == ("divergence", "rank 1: ranks [1] hold nothing to compare of a, the others do")
+
+
+def test_the_rank_that_holds_another_replica_is_named() -> None:
+    replicas = [
+        Deposit("a", "2", "3", "R", torch.ones(2) * (1 + (rank == 2)), torch.ones(2) if rank == 0 else None, True) for rank in range(3)
+    ]
+    assert judged(*([one] for one in replicas)).message == "rank 2: holds other elements than the ranks that must hold the same"
+
+
+def test_an_error_of_the_harness_is_no_finding() -> None:
+    answers = [Answer(0, "raised", raised=Raised("HarnessError", "NameError: no such name", "the stack")), Answer(1, "held")]
+    law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
+    verdict = judge(law, Case.parse("mesh.x mesh=2"), answers, Target())
+    assert (verdict.status, verdict.kind, verdict.error) == ("error", None, "the stack")
+
+
+def test_what_torch_says_of_every_failed_plan_makes_no_refusal() -> None:
+    assert not is_refusal("RuntimeError", "Found a custom value 5\n\nSharding propagation failed for Op(mean)")
+    assert is_refusal("RuntimeError", "dim 0 is sharded\n\nSharding propagation failed for Op(mean)")
+
+
+def test_a_control_that_is_refused_is_a_loss() -> None:
+    raised = Raised("NotImplementedError", "no strategy for this", "")
+    law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None, refusal="allowed")
+    control, other = (
+        judge(law, Case.parse(text), [Answer(0, "raised", raised=raised)], Target()) for text in (law.control, "mesh.x mesh=3")
+    )
+    assert (control.kind, control.check) == ("raised", "refused-now")
+    assert other.status == "refused"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conformance import cli
-from conformance.report.run_report import RunReport, read_report
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.report.run_report import RunReport, read_report
 from tests.harness.reports import CASE, expectation, finding, law, report, stored
 
 
@@ -62,7 +62,9 @@ def test_an_expected_finding_stands_once_for_its_entry(tmp_path: Path) -> None:
     known = {"status": "expected", "note": "known", "entry": "here/op.toml:3"}
     made = []
     for at, number in ((1, 9), (2, 5)):
-        one = report([law("op.forward[mean]", "expected")], [finding(f"{at}" * 8, f"{CASE} seed={number}", number=number, **known)])
+        one = report(
+            [law("op.forward[mean]", "expected", expected=at)], [finding(f"{at}" * 8, f"{CASE} seed={number}", number=number, **known)]
+        )
         one.expectations = [expectation("op.forward[mean]", hits=at, masked=0.1 * at, matched={"op.forward[mean]": at}, happened=True)]
         made.append(one)
     code, whole = merged(tmp_path, *made)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conformance import cli
+from shardlaw.conformance.commands import cli
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "github" / "shardlaw-nightly.yml"

@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from conformance.case import Case
-from conformance.errors import UsageError
-from conformance.expectations import Entry, Expectations
-from conformance.report.finding_file import read_finding, read_folder, write_finding
-from conformance.report.junit import junit
-from conformance.report.markdown import markdown
-from conformance.report.run_report import read_report
-from conformance.report.writer import ReportWriter
-from conformance.target import Target
-from conformance.verdict import Verdict
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.report.junit import junit
+from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.run_report import read_report
+from shardlaw.conformance.report.writer import ReportWriter
+from shardlaw.conformance.run.expectations import Entry, Expectations
+from shardlaw.conformance.run.finding_file import read_finding, read_folder, write_finding
 from tests.harness.runs import CASE, LAWS, FakeRun, finding, verdict
 
 
@@ -220,7 +220,7 @@ def test_a_stale_law_fails_under_strict_only(run: FakeRun) -> None:
 
 def test_report_md_is_one_screen(run: FakeRun) -> None:
     for at in range(30):
-        run.take(finding(id=f"{at:08x}"))
+        run.take(finding(id=f"{at:08x}", where=f"rule_{at}, torch/rules.py:{at}"))
     text = markdown(run.update(1), Path("shardlaw-report"))
     assert len(text.splitlines()) <= 70
     assert "30 new findings" in text

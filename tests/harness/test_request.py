@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conformance.errors import UsageError
-from conformance.request import RunRequest, parse_duration, parse_shard
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.run.request import RunRequest, parse_duration, parse_shard
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2m", 120), ("1m30s", 90), ("1.5h", 5400), ("45", 45), ("1h2m3s", 3723)])

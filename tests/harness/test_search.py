@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
-from conformance.case import Case
-from conformance.findings import Confirmer
-from conformance.law import Law, Limits
-from conformance.search import Enough, Plan, draw, reduce_history, seed_of
-from conformance.verdict import Verdict
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.run.confirm import Confirmer
+from shardlaw.conformance.run.search import Enough, Plan, draw, reduce_history, seed_of
 
 
 def cases(limits: Limits) -> st.SearchStrategy[Case]:
@@ -25,7 +25,6 @@ LAW = Law(
     source="this test",
     check=lambda case, here: None,
     control="test.sum shape=0x0 flag=False",
-    planted="three_faults",
     draw=cases,
     draws=300,
 )
@@ -51,7 +50,7 @@ class PoolOfOne:
             self.served = [*self.served, case]
         return found
 
-    def fresh(self, law: Law, case: Case) -> Verdict:
+    def fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
         return self.verdict(case, case.after)
 
 

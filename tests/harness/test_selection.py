@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from conformance.errors import UsageError
-from conformance.selection import matches, matches_op, overloads, select, select_ids
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.selection import matches, matches_op, overloads, select, select_ids
 
 IDS = [
     "mesh.groups",

@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conformance import cli
-from conformance.errors import UsageError
-from conformance.show import indices, show
-from conformance.show_svg import show_svg
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import parse_shape
-from reference.placement import parse_placements
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.commands.show import indices, show
+from shardlaw.conformance.commands.show_svg import show_svg
+from shardlaw.conformance.errors import UsageError
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import parse_shape
+from shardlaw.reference.placement import parse_placements
 
 CASES = [
     ("7", "2x2", "S(0),S(0)"),

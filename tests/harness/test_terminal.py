@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report.markdown import markdown
-from conformance.report.terminal import Terminal, complain, print_summary
-from conformance.report.terminal import console as plain_console
+from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.terminal import Terminal, complain, print_summary
+from shardlaw.conformance.report.terminal import console as plain_console
 from tests.harness.runs import CASE, FakeRun, finding, verdict
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.case import Case
-from conformance.holders import Piece, pieces
-from conformance.target import Target
-from conformance.target.storage import extents, reader, storage, writer
-from conformance.trip import poison, read_trip, worlds
-from reference.box import Box
-from reference.checkpoint.state_dict import Slot
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import NotationError
-from reference.placement import parse_placements
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws.checkpoint.holders import Piece, pieces
+from shardlaw.conformance.laws.checkpoint.trip import poison, read_trip, worlds
+from shardlaw.conformance.rank.storage import extents, reader, storage, writer
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.state_dict import Slot
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError
+from shardlaw.reference.placement import parse_placements
 
 
 def test_what_is_left_out_is_as_it_was_saved():

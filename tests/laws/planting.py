@@ -7,21 +7,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import MODULES, laws_of
-from conformance.search import draw, seed_of
-from conformance.target import Target
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.laws import MODULES, laws_of
+from shardlaw.conformance.run.search import draw, seed_of
+from shardlaw.conformance.world import Pool
 
 ROOT = Path(__file__).parents[2]
 FIRST_CASES = 48
+PLANT = "tests.planted.hook:plant"
 UNSEEN = ("held", "refused", "rejected", "hang", "crash")  # what does not show that a fault was seen
 
 
 def in_folders(*folders: str) -> list[Law]:
     """The laws of these folders of the catalogue."""
-    return [law for room in MODULES if room.partition(".")[0] in folders for law in laws_of(f"conformance.laws.{room}")]
+    return [law for room in MODULES if room.partition(".")[0] in folders for law in laws_of(f"shardlaw.conformance.laws.{room}")]
 
 
 def first_cases(law: Law, count: int = FIRST_CASES) -> list[Case]:
@@ -42,12 +44,16 @@ class Plant:
     pool: Pool
     named: Path
 
+    def verdict(self, law: Law, case: Case, fault: str = "") -> Verdict:
+        """The verdict on a case in a fresh world with the fault."""
+        self.named.write_text(fault)
+        return self.pool.fresh(law, case)
+
     def judge(self, law: Law, cases: Sequence[Case], fault: str = "") -> str:
         """What is said of the first case that deviates, or else of the last."""
-        self.named.write_text(fault)
         said = ""
         for case in cases:
-            verdict = self.pool.fresh(law, case)
+            verdict = self.verdict(law, case, fault)
             said = verdict.kind or verdict.status
             if verdict.status == "deviates":
                 break

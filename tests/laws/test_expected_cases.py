@@ -7,15 +7,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conformance.case import Case
-from conformance.expectations import Entry, layers, load
-from conformance.features import features_of
-from conformance.laws import catalogue, find
-from conformance.report.reproducer import ScriptError, reproducer
-from conformance.target import Target
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.script import ScriptError
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import catalogue, find
+from shardlaw.conformance.report.reproducer import reproducer
+from shardlaw.conformance.run.expectations import Entry, layers, load
+from shardlaw.conformance.world import Pool
 
-pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the entries are those for torch 2.13")
+OTHER = not torch.__version__.startswith("2.13.")
+pytestmark = [pytest.mark.ranks, pytest.mark.skipif(OTHER, reason="the entries are those for torch 2.13")]
 ENTRIES = load(layers(Target()), list(catalogue().values()), torch.__version__).entries
 SHOWN = [entry for entry in ENTRIES if entry.case]
 by_entry = pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: f"{entry.file.stem}-{entry.line}-{entry.case.partition(' ')[0]}")
@@ -41,7 +43,7 @@ def test_nearly_every_case_of_an_expectation_has_a_reproducer() -> None:
     for entry in SHOWN:
         case = Case.parse(entry.case)
         try:
-            assert "dist.init_process_group" in reproducer(find(case.law), case, entry.kind)
+            assert "dist.init_process_group" in reproducer(find(case.law), case)
         except ScriptError as error:
             without.append(f"{entry.where}: {error}")
     assert len(without) <= len(SHOWN) // 20, without

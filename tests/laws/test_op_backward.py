@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 
 import pytest
 import torch
 
-from conformance.case import Case
-from conformance.features import features_of, known
-from conformance.law import Law, Limits
-from conformance.laws.op import backward as op_backward
-from conformance.laws.op import memory as op_memory
-from conformance.laws.op.backward import plain_gradients, wanted
-from conformance.laws.op.check import operands, plain_of, program_of
-from conformance.report.reproducer import reproducer
-from conformance.search import draw, seed_of
-from strategies.op_catalogue import OPS
-from strategies.op_gradients import DIFFERENTIABLE, UNSETTLED, WITHOUT_GRADIENT, GradientSweep
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.program.fields import operands_of
+from shardlaw.conformance.law.program.parse import Program
+from shardlaw.conformance.laws.op import backward as op_backward
+from shardlaw.conformance.laws.op import programs as op_programs
+from shardlaw.conformance.laws.op.backward import plain_run, wanted
+from shardlaw.conformance.laws.op.results import plain_of
+from shardlaw.conformance.run.search import draw, seed_of
+from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_gradients import DIFFERENTIABLE, UNSETTLED, WITHOUT_GRADIENT, GradientSweep
 
-LAWS = [*op_backward.LAWS, *op_memory.LAWS]
+pytestmark = pytest.mark.ranks
+
+LAWS = [*op_backward.LAWS, *op_programs.LAWS]
 
 
 def some_cases(law: Law, count: int) -> list[Case]:
@@ -36,22 +37,13 @@ def some_cases(law: Law, count: int) -> list[Case]:
 def test_cases_read_back_and_run_plain(law: Law) -> None:
     for case in some_cases(law, 3):
         assert Case.parse(case.text) == case
-        assert str(program_of(case)) == case.get("steps")
-        assert [feature for feature in features_of(case, law) if not known(feature)] == []
+        assert str(Program.parse(case.get("steps"))) == case.get("steps")
         if "wrt" in case:
-            at, _, found = plain_gradients(case, operands(case))
-            assert at
-            assert set(found) == set(wanted(case))
+            run = plain_run(case)
+            assert run.arriving
+            assert [*run.grads] == wanted(case)
         else:
-            program_of(case).run(plain_of(operands(case)))
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-def test_the_control_becomes_a_script(law: Law) -> None:
-    text = reproducer(law, Case.parse(law.control))
-    ast.parse(text)
-    assert "conformance" not in text
-    assert "reference" not in text
+            Program.parse(case.get("steps")).run_plain(plain_of(operands_of(case)))
 
 
 def test_every_op_has_a_law_or_no_gradient() -> None:
@@ -61,7 +53,14 @@ def test_every_op_has_a_law_or_no_gradient() -> None:
 
 def test_what_has_no_gradient_is_known() -> None:
     """No variant of an op that is left out for that gives its operands a gradient."""
-    for name in WITHOUT_GRADIENT & set(OPS) - {"zeros_like", "ones_like", "empty_like", "setitem", "nextafter", "detach"}:
+    for name in WITHOUT_GRADIENT & set(OPS) - {
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "setitem",
+        "nextafter",
+        "detach",
+    }:
         for variant in OPS[name].variants:
             sizes = variant.fits(dict.fromkeys(variant.symbols, 3))
             specs = {arg.name: variant.spec(arg, sizes, "float32") for arg in variant.args}
@@ -70,7 +69,7 @@ def test_what_has_no_gradient_is_known() -> None:
             for leaf in leaves.values():
                 leaf.requires_grad_(leaf.is_floating_point())
             with contextlib.suppress(RuntimeError):  # a derivative that is not implemented
-                result = program_of(Case.parse(text)).run(leaves)[-1]
+                result = Program.parse(variant.steps(sizes)).run_plain(leaves)[-1]
                 if isinstance(result, torch.Tensor) and result.requires_grad:
                     torch.autograd.backward([result.sum()])
             assert all(leaf.grad is None for leaf in leaves.values()), text

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
-from conformance.case import Case
-from conformance.features import features_of, known
-from conformance.law import Law, Limits
-from conformance.laws.op.check import operands, plain_of, program_of
-from conformance.laws.op.forward import LAWS
-from conformance.program import Program
-from conformance.report.reproducer import reproducer
-from conformance.search import draw
-from reference.placement import Partial, Shard
-from strategies.op_catalogue import OPS
-from strategies.op_sweep import Sweep
-from strategies.op_table import TableError, read_ops
-from strategies.ops import Op
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.program.fields import operands_of
+from shardlaw.conformance.law.program.parse import Program
+from shardlaw.conformance.laws.op.forward import LAWS
+from shardlaw.conformance.laws.op.programs import history, program
+from shardlaw.conformance.laws.op.results import plain_of, specs
+from shardlaw.conformance.run.search import draw
+from shardlaw.reference.placement import Partial, Shard
+from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_sweep import Sweep
+from shardlaw.strategies.op_table import TableError, read_ops
+from shardlaw.strategies.ops import Op
 
 FORWARD = [law for law in LAWS if law.name == "op.forward"]
 
@@ -63,26 +61,17 @@ def test_a_smaller_world_has_smaller_meshes() -> None:
     assert {sample.mesh.size for sample in Sweep(OPS["mm"], world_size=2)[:60]} == {2}
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
+@pytest.mark.parametrize("law", [*LAWS, history, program], ids=lambda law: law.id)
 def test_cases_read_back_and_run_plain(law: Law) -> None:
     cases = [Case.parse(law.control), *drawn(law, 3)]
     cases += law.sweep(Limits())[:3] if law.sweep is not None else []
     for case in cases:
         assert Case.parse(case.text) == case
         assert Case.from_json(case.to_json()) == case
-        assert str(program_of(case)) == case.get("steps")
-        assert [feature for feature in features_of(case, law) if not known(feature)] == []
-        given = operands(case)
-        if law.name != "op.refuses" and not any(0 in x.spec.shape or x.spec.memory != "plain" for x in given.values()):
-            program_of(case).run(plain_of(given))
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-def test_the_control_becomes_a_script(law: Law) -> None:
-    text = reproducer(law, Case.parse(law.control))
-    ast.parse(text)
-    assert "conformance" not in text
-    assert "reference" not in text
+        steps = Program.parse(case.get("steps"))
+        assert str(steps) == case.get("steps")
+        if not any(0 in spec.shape or spec.memory != "plain" for spec in specs(case).values()):
+            steps.run_plain(plain_of(operands_of(case)))
 
 
 def test_what_a_sweep_found_shrinks() -> None:
@@ -108,7 +97,13 @@ def test_programs_of_the_sweep_are_canonical() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    ["mm huge\n    a=m | mm(a)", "    a=m | neg(a)", "mm\n    a=m mm(a)", "mm n>=1\n    a=m | mm(a)", "mm\n    a=m inexact | mm(a)"],
+    [
+        "mm huge\n    a=m | mm(a)",
+        "    a=m | neg(a)",
+        "mm\n    a=m mm(a)",
+        "mm n>=1\n    a=m | mm(a)",
+        "mm\n    a=m inexact | mm(a)",
+    ],
 )
 def test_a_wrong_table_is_refused(table: str) -> None:
     with pytest.raises(TableError):

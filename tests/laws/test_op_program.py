@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.program import Program
-from conformance.program_tree import Call, Literal, Name, Node, Row, Step
-from reference.notation import NotationError
+from shardlaw.conformance.law.program.parse import Program, Watcher, watched_by
+from shardlaw.reference.notation import NotationError
+
+pytestmark = pytest.mark.ranks
 
 CANONICAL = (
     "mean(a,1,keepdim=True)",
@@ -38,31 +41,37 @@ CANONICAL = (
 @pytest.mark.parametrize("text", CANONICAL)
 def test_printing_is_canonical(text: str) -> None:
     assert str(Program.parse(text)) == text
-    assert Program.parse(text).source()
+    compile("\n".join(Program.parse(text).function.lines), text, "exec")
 
 
-def nodes() -> st.SearchStrategy[Node]:
+def expressions() -> st.SearchStrategy[str]:
     values = st.one_of(
-        st.integers(-9, 9), st.floats(allow_nan=False), st.booleans(), st.none(), st.just(...), st.sampled_from(["", "a'b", "S(0)"])
+        st.integers(-9, 9),
+        st.floats(allow_nan=False),
+        st.booleans(),
+        st.none(),
+        st.just(...),
+        st.sampled_from(["", "a'b", "S(0)", "a, b"]),
     )
-    leaves = st.one_of(st.sampled_from([Name("a"), Name("bb")]), values.map(Literal))
+    literals = values.map(lambda value: "..." if value is ... else repr(value))
     return st.recursive(
-        leaves,
+        st.one_of(st.sampled_from(["a", "bb"]), literals),
         lambda inner: st.one_of(
-            st.tuples(st.lists(inner, max_size=3), st.booleans()).map(lambda drawn: Row(tuple(drawn[0]), drawn[1])),
-            st.tuples(st.lists(inner, max_size=2), st.lists(inner, max_size=1)).map(
-                lambda drawn: Call("add", tuple(drawn[0]), tuple(("dim", value) for value in drawn[1]))
-            ),
-            inner.map(lambda base: Call("sum", (), (), Name("a") if isinstance(base, Literal) else base)),
+            st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+            st.lists(inner, max_size=3).map(lambda items: f"({''.join(f'{item}, ' for item in items)})"),
+            st.tuples(st.lists(inner, max_size=2), inner).map(lambda drawn: f"add({', '.join([*drawn[0], f'dim = {drawn[1]}'])})"),
+            inner.map(lambda base: f"{base if base[0].isalpha() else 'a'}.sum( )"),
         ),
         max_leaves=6,
     )
 
 
-@given(st.lists(st.tuples(nodes(), st.sampled_from(["", "x", "y2"])), min_size=1, max_size=3))
-def test_parsing_undoes_printing(steps: list[tuple[Node, str]]) -> None:
-    program = Program(tuple(Step(node, target) for node, target in steps))
-    assert Program.parse(str(program)) == program
+@given(st.lists(st.tuples(expressions(), st.sampled_from(["", "x = ", "y2="])), min_size=1, max_size=3))
+def test_parsing_undoes_printing(steps: list[tuple[str, str]]) -> None:
+    program = Program.parse("; ".join(f"{target}{text}" for text, target in steps))
+    assert str(Program.parse(str(program))) == str(program)
+    assert Program.parse(str(program)).function.lines == program.function.lines
+    assert " " not in str(program).replace("a, b", "")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +95,9 @@ def test_parsing_undoes_printing(steps: list[tuple[Node, str]]) -> None:
         ("[a for a in b]", "[a for a in b]"),
         ("import os", "neither"),
         ("-a", "-a"),
+        ("neg(setitem(a,0,1))", "step of its own"),
+        ("torch=neg(a)", "neither"),
+        ("redistribute(a,b)", "as the notation says"),
     ],
 )
 def test_errors_name_what_is_wrong(text: str, named: str) -> None:
@@ -96,27 +108,47 @@ def test_errors_name_what_is_wrong(text: str, named: str) -> None:
 
 def test_running() -> None:
     a = torch.arange(6.0).reshape(2, 3)
-    values = Program.parse("x=sum(a,0);y=redistribute(x,'R');mul(y,2)").run({"a": a})
+    values = Program.parse("x=sum(a,0);y=redistribute(x,'R');mul(y,2)").run_plain({"a": a})
     assert [value.tolist() for value in values] == [[3, 5, 7], [3, 5, 7], [6, 10, 14]]
-    placed = Program.parse("redistribute(a,'S(0)')").run({"a": a}, lambda tensor, to: (tensor.shape, to))
-    assert placed == [((2, 3), "S(0)")]
     assert Program.parse("setitem(a,(0,slice(1,None)),9)").run({"a": a.clone()})[0][0].tolist() == [0, 9, 9]
-    with pytest.raises(NotationError, match="neither a tensor of the case"):
-        Program.parse("neg(c)").run({"a": a})
+    assert Program.parse("setitem(select(a,0,1),0,9)").run({"a": a.clone()})[0].tolist() == [9, 4, 5]
+    assert [value.item() for value in Program.parse("x=sum(a);x=neg(x);abs(x)").run({"a": a})] == [15, -15, 15]
+
+
+def test_whoever_watches_is_told_of_plain_runs() -> None:
+    class Seen(Watcher):
+        placements: tuple[str, ...] = ()
+
+        def redistributed(self, tensor: Any, placements: str) -> None:
+            self.placements += (f"{tuple(tensor.shape)} {placements}",)
+
+    with watched_by(seen := Seen()):
+        Program.parse("redistribute(a,'S(0)')").run_plain({"a": torch.ones(2, 3)})
+    assert seen.placements == ("(2, 3) S(0)",)
+
+
+def code(text: str) -> list[str]:
+    """The lines of a program between the operands and the result."""
+    return [line.strip() for line in Program.parse(text).function.lines if " = operands[" not in line][1:]
 
 
 def test_source_is_what_a_user_writes() -> None:
-    assert Program.parse("b=sum(a,0);a.add_(2);redistribute(b,'S(0),P(sum)')").source() == [
-        "b = torch.sum(a, 0)",
-        "a.add_(2)",
-        "out = b.redistribute(placements=[Shard(0), Partial('sum')])",
+    assert Program.parse("neg(a)").function.lines == [
+        "def steps(operands):",
+        "    a = operands['a']",
+        "    step1 = torch.neg(a)",
+        "    return [step1]",
     ]
-    assert Program.parse("getitem(a,(slice(0,2),None,...,slice(None,None,2)))").source() == ["out = a[0:2, None, ..., ::2]"]
-    assert Program.parse("setitem(a,0,b)").source() == ["a[0] = b", "out = a"]
-    assert Program.parse("clamp(a,-inf,2.5)").source("y") == ['y = torch.clamp(a, float("-inf"), 2.5)']
+    assert code("b=sum(a,0);a.add_(2);redistribute(b,'S(0),P(sum)')") == [
+        "b = torch.sum(a, 0)",
+        "step2 = a.add_(2)",
+        'step3 = b.redistribute(placements=[Shard(0), Partial("sum")])',
+        "return [b, step2, step3]",
+    ]
+    assert code("getitem(a,(slice(0,2),None,...,slice(None,None,2)))")[0] == "step1 = a[0:2, None, ..., ::2]"
+    assert code("setitem(a,0,b)")[:2] == ["a[0] = b", "step1 = a"]
+    assert code("y=clamp(a,-inf,2.5)")[0] == "y = torch.clamp(a, -torch.inf, 2.5)"
 
 
-def test_names_and_functions() -> None:
-    program = Program.parse("x=add(a,b);nn.functional.relu(x).mul(c)")
-    assert program.names() == {"a", "b", "c"}
-    assert program.functions() == ["add", "mul", "nn.functional.relu"]
+def test_the_tensors_of_a_program() -> None:
+    assert Program.parse("x=add(a,b);nn.functional.relu(x).mul(c)").names() == {"a", "b", "c"}

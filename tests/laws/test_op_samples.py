@@ -10,19 +10,21 @@ import itertools
 import pytest
 import torch
 
-from conformance.attempt import LawResult
-from conformance.case import Case
-from conformance.compat import TorchMovedError
-from conformance.features import features_of, known
-from conformance.law import Law, Limits
-from conformance.laws.op import opinfo
-from conformance.laws.op.check import leaves, operands, plain_of, program_of
-from conformance.laws.op.samples import LAWS, narrowed
-from conformance.program import Program
-from conformance.report.reproducer import ScriptError, reproducer
-from conformance.search import Plan, draw
-from strategies.op_catalogue import OPS
-from strategies.op_sweep import Sweep, combined, rows
+from shardlaw.conformance.compat import TorchMovedError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.program.fields import operands_of
+from shardlaw.conformance.law.program.parse import Program
+from shardlaw.conformance.law.script import ScriptError
+from shardlaw.conformance.laws.op import opinfo
+from shardlaw.conformance.laws.op.backward import flat
+from shardlaw.conformance.laws.op.results import plain_of
+from shardlaw.conformance.laws.op.samples import LAWS, smaller
+from shardlaw.conformance.report.reproducer import reproducer
+from shardlaw.conformance.run.search import Plan, draw
+from shardlaw.conformance.run.state import LawResult
+from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_sweep import Sweep, combined, rows
 
 FORWARD = [law for law in LAWS if law.name == "op.forward"]
 BACKWARD = [law for law in LAWS if law.name == "op.backward"]
@@ -43,15 +45,15 @@ def test_cases_of_samples_read_back_and_run_plain(law: Law) -> None:
     assert any("sample" in case for case in cases)
     for case in cases:
         assert Case.parse(case.text) == case
-        assert str(program_of(case)) == case.get("steps")
-        assert [feature for feature in features_of(case, law) if not known(feature)] == []
-        program_of(case).run(plain_of(operands(case)))
-    small = [case for case in cases if sum(x.full.numel() for x in operands(case).values()) <= 12]
+        steps = Program.parse(case.get("steps"))
+        assert str(steps) == case.get("steps")
+        steps.run_plain(plain_of(operands_of(case)))
+    small = [case for case in cases if sum(x.numel() for x in plain_of(operands_of(case)).values()) <= 12]
     for case in small[:2]:
         with contextlib.suppress(ScriptError):  # a pool of few elements may be large when it is undone
             text = reproducer(law, case)
             ast.parse(text)
-            assert "conformance" not in text
+            assert "shardlaw" not in text
 
 
 def test_a_smoke_run_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +71,9 @@ def test_a_smoke_run_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_narrowed_cases_are_no_larger() -> None:
     case = Case.parse("op.forward[addr] mesh=2x2 a=5x4:S(0),R b=5:S(0),R c=4:R,S(0) steps=addr(a,b,c)")
     near: list[Case] = []
-    draw(narrowed(case), 1, 40, near.append)
-    assert all(max(small.tensor("b").shape) <= 5 and small.tensor("a").shape[0] == small.tensor("b").shape[0] for small in near)
-    assert len({small.text for small in near}) > 10
+    draw(smaller(case), 1, 40, near.append)
+    assert all(max(one.tensor("b").shape) <= 5 and one.tensor("a").shape[0] == one.tensor("b").shape[0] for one in near)
+    assert len({one.text for one in near}) > 10
 
 
 def test_what_is_read_is_settled() -> None:
@@ -81,7 +83,7 @@ def test_what_is_read_is_settled() -> None:
         assert found.variants
         assert found.gradients
         for variant in found.variants:
-            one, other = (list(leaves(Program.parse(variant.call).run(opinfo.built(variant, 3))[-1])) for _ in "ab")
+            one, other = (list(flat(Program.parse(variant.call).run_plain(opinfo.built(variant, 3))[-1])) for _ in "ab")
             assert all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
             assert all(value.isfinite().all() for value in one)
     assert opinfo.read("bernoulli").reason == "its result is random"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.case import Case
-from conformance.features import features_of, known
-from conformance.law import Law, Limits
-from conformance.search import draw
-from conformance.trip import read_trip, tensor_names
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of, known
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.trip import read_trip, tensor_names
+from shardlaw.conformance.run.search import draw
 from tests.laws.planting import in_folders
 
 LAWS = in_folders("roundtrip")

@@ -8,55 +8,55 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from conformance import Case, Here
-from reference.layout import Layout
+from shardlaw import Case, RankContext
+from shardlaw.reference.layout import Layout
 
 
-def total(here: Here, x: torch.Tensor, *, scale: int = 1) -> dict[str, Any]:
+def total(here: RankContext, x: torch.Tensor, *, scale: int = 1) -> dict[str, Any]:
     got = here.tensor(x * scale + here.rank)
     dist.all_reduce(got)
     return {"rank": here.rank, "sum": got}
 
 
-def one_raises(here: Here) -> None:
+def one_raises(here: RankContext) -> None:
     print("on rank", here.rank)
     if here.rank == 1:
         raise ValueError("the odd one")
     dist.barrier()
 
 
-def all_wait(here: Here) -> None:
+def all_wait(here: RankContext) -> None:
     if here.rank == 0:
         dist.recv(torch.ones(2), src=1)
     else:
         dist.barrier()
 
 
-def dies(here: Here) -> None:
+def dies(here: RankContext) -> None:
     if here.rank == 1:
         os._exit(3)
     dist.barrier()
 
 
-def late(here: Here) -> int:
+def late(here: RankContext) -> int:
     time.sleep(0.9 * (here.rank == 1))
     return here.rank
 
 
-def other_value(here: Here) -> None:
+def other_value(here: RankContext) -> None:
     here.same(torch.ones(2) + (here.rank == 1), torch.ones(2), "value")
 
 
-def held(here: Here, layout: Layout) -> torch.Tensor:
+def held(here: RankContext, layout: Layout) -> torch.Tensor:
     full = torch.arange(float(torch.Size(layout.shape).numel())).reshape(layout.shape)
     return here.dtensor(full, layout).to_local() if here.coord(layout.mesh) else torch.empty(0)
 
 
-def unsent(here: Here, layout: Layout) -> DTensor:
+def unsent(here: RankContext, layout: Layout) -> DTensor:
     return here.dtensor(torch.zeros(layout.shape), layout)
 
 
-def check_two(case: Case, here: Here) -> None:
+def check_two(case: Case, here: RankContext) -> None:
     here.require(here.world == 2, "wrong-value", "world", "no two ranks", 2, here.world)
     here.require(here.rank != case.integer("odd", 9), "wrong-value", "odd", "the odd one")
 
@@ -68,6 +68,6 @@ def barriers_raise() -> None:
     dist.barrier = broken
 
 
-def waits(here: Here) -> str:
+def waits(here: RankContext) -> str:
     dist.barrier()
     return "through"

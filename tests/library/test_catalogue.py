@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from conformance import laws
-from conformance.errors import UsageError
-from tests.library.surroundings import HOME
+from shardlaw.conformance import laws
+from shardlaw.conformance.errors import UsageError
+
+pytestmark = pytest.mark.ranks
 
 LAW = """
 from hypothesis import strategies as st
-from conformance import Case, Law
+from shardlaw import Case, Law
+
 def check(case, here):
     here.require(here.world == 2, "wrong-value", "world", "no two ranks")
 def law(**changed):
     return Law(**{"id": "mylib.two", "clause": "There are two ranks.", "source": "mylib", "check": check, "control": "mylib.two world=2",
-                  "planted": "", "draw": lambda limits: st.just(Case.of("mylib.two", world=2)), "draws": 1, **changed})
+                  "draw": lambda limits: st.just(Case.of("mylib.two", world=2)), "draws": 1, **changed})
 """
 
 
@@ -37,10 +39,10 @@ def offer(folder: Path, text: str, *, entry: str = "mylib = mylib", expectations
 
 
 def shardlaw(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *HOME])}
+    env = {**os.environ, "PYTHONPATH": str(folder)}
     env.pop("SHARDLAW_LAWS", None)
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "conformance", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-m", "shardlaw", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
 
 
@@ -108,10 +110,10 @@ def test_two_laws_of_one_id_are_one_line(tmp_path: Path) -> None:
 def test_known_findings_come_with_the_laws(tmp_path: Path) -> None:
     entry = '[[expect]]\nlaw = "mylib.two"\nkind = "wrong-value"\nfeatures = ["own:odd"]\nreason = "we know"\n'
     offer(tmp_path, "LAWS = [law()]\nEXPECTATIONS = ['mylib.toml']", expectations=entry)
-    code = "from conformance import expectations, laws; from conformance.target import Target\n"
+    code = "from shardlaw import Target; from shardlaw.conformance import laws; from shardlaw.conformance.run import expectations\n"
     code += "loaded = expectations.load(expectations.layers(Target()), list(laws.catalogue().values()), '2.13.0')\n"
     code += "print([entry.reason for entry in loaded.entries if entry.law == 'mylib.two'])"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *HOME])}
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['we know']\n", "")
 
@@ -125,18 +127,18 @@ def test_a_file_of_known_findings_that_is_not_there_is_one_line(tmp_path: Path) 
 
 
 def test_importing_the_package_and_the_plugin_loads_nothing_heavy() -> None:
-    code = "import sys, conformance, conformance.plugin; print(sorted({'torch', 'hypothesis', 'numpy', 'strategies'} & set(sys.modules)))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(HOME)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    code = "import sys, shardlaw, shardlaw.conformance.plugin; "
+    code += "print(sorted({'torch', 'hypothesis', 'numpy', 'shardlaw.strategies'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    import conformance
-    import strategies
+    import shardlaw as public
+    from shardlaw import strategies
 
-    for package in (conformance, strategies):
+    for package in (public, strategies):
         for name in package.__all__:
             assert (getattr(package, name).__doc__ or "").strip(), name
     with pytest.raises(AttributeError, match="no attribute 'chekc'"):
-        _ = conformance.chekc
+        _ = public.chekc

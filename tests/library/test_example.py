@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.library.surroundings import HOME, PLUGIN, ROOT
+from tests.library.surroundings import ROOT
+
+pytestmark = pytest.mark.ranks
 
 EXAMPLE = ROOT / "examples" / "tensor_parallel_laws"
 
@@ -37,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *HOME])}
+    env = {**os.environ, "PYTHONPATH": str(site)}
     for name in ("SHARDLAW_LAWS", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
         env.pop(name, None)
     return subprocess.run(
@@ -51,20 +53,20 @@ def outcomes(folder: Path) -> dict[str, str]:
 
 
 def test_its_laws_hold_but_for_what_is_known(site: Path, tmp_path: Path) -> None:
-    done = python(site, tmp_path, "-m", "conformance", "run", "tplib.*", "--report", "report")
+    done = python(site, tmp_path, "-m", "shardlaw", "run", "tplib.*", "--report", "report")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcomes(tmp_path) == {"tplib.embedding": "held", "tplib.column-linear": "expected"}
 
 
 def test_a_planted_fault_is_a_finding(site: Path, tmp_path: Path) -> None:
     (tmp_path / "shardlaw.toml").write_text('[target.broken]\nbackend = "gloo"\nsetup = "tplib.faults:last_row_is_nobodys"\n')
-    done = python(site, tmp_path, "-m", "conformance", "run", "tplib.*", "--target", "broken", "--report", "report")
+    done = python(site, tmp_path, "-m", "shardlaw", "run", "tplib.*", "--target", "broken", "--report", "report")
     assert done.returncode == 1, done.stdout + done.stderr
     assert outcomes(tmp_path) == {"tplib.embedding": "deviates", "tplib.column-linear": "expected"}
 
 
 def test_its_own_tests_pass_under_plain_pytest(site: Path, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    done = python(site, tmp_path, "-m", "pytest", *PLUGIN, "-q", "-p", "no:cacheprovider", "tests")
+    done = python(site, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout

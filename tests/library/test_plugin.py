@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.library.surroundings import HOME, PLUGIN
+import pytest
+
+pytestmark = pytest.mark.ranks
 
 CONFIG = """
 [target.mine]
@@ -17,6 +19,7 @@ cannot = ["all_to_all"]
 TESTS = """
 import sys
 import pytest
+
 @pytest.mark.shardlaw(needs=["all_to_all"])
 def test_needs(world): raise AssertionError
 @pytest.mark.shardlaw(needs=["all_to_al"])
@@ -31,12 +34,12 @@ def test_default(world): assert world.ranks == 2
 """
 
 
-def pytest_in(folder: Path, *arguments: str, tests: str = TESTS, laws: str = "") -> subprocess.CompletedProcess[str]:
+def pytest_in(folder: Path, *arguments: str, tests: str = TESTS, laws: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     (folder / "shardlaw.toml").write_text(CONFIG)
     (folder / "test_it.py").write_text(tests)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SHARDLAW_"))}
-    env |= {"PYTHONPATH": os.pathsep.join([*HOME, str(folder)]), "SHARDLAW_LAWS": laws}
-    command = [sys.executable, "-W", "ignore", "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", *arguments]
+    env |= {"PYTHONPATH": str(folder), "SHARDLAW_LAWS": laws, **more}
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
@@ -61,10 +64,30 @@ def test_the_ini_names_the_target_too(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout
 
 
-def test_a_session_without_ranks_loads_nothing(tmp_path: Path) -> None:
-    tests = "import sys\ndef test_it(): assert not {'torch', 'conformance.api', 'strategies'} & set(sys.modules)\n"
-    done = pytest_in(tmp_path, "-p", "no:hypothesispytest", tests=tests)
+def test_a_session_without_ranks_loads_the_plugin_alone(tmp_path: Path) -> None:
+    ours = {"shardlaw", "shardlaw.conformance", "shardlaw.conformance.plugin"}
+    tests = f"""
+import sys
+def test_it():
+    assert {{name for name in sys.modules if name.split(".")[0] in ("shardlaw", "hypothesis", "torch")}} == {ours}
+"""
+    done = pytest_in(tmp_path, "-p", "shardlaw.conformance.plugin", tests=tests, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_project_may_have_folders_that_are_named_like_ours(tmp_path: Path) -> None:
+    for name in ("conformance/__init__.py", "reference/__init__.py", "tests/strategies.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("MINE = True\n")
+    (tmp_path / "tests" / "test_mine.py").write_text("""
+import conformance, reference, strategies
+from shardlaw.reference.layout import Layout
+from shardlaw.strategies import layouts
+def test_mine(): assert conformance.MINE and reference.MINE and strategies.MINE
+def test_theirs(world): assert layouts and Layout and world.check("redistribute.local").status == "held"
+""")
+    done = pytest_in(tmp_path, "tests")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_broken_module_of_laws_keeps_nobody_from_their_own_tests(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-import strategies
-from conformance.program import Program
-from reference.mesh import Mesh
+from shardlaw import strategies
+from shardlaw.conformance.law.program.parse import Program
+from shardlaw.reference.mesh import Mesh
+
+pytestmark = pytest.mark.ranks
 
 NEEDED: dict[str, tuple[object, ...]] = {"exact_meshes": (4,), "placements": (Mesh.of(2), 2), "shards": (Mesh.of(3),)}
 # one name is an enumerator

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 
 def swapped(parts: list[torch.Tensor]) -> None:
@@ -19,24 +19,28 @@ def swapped(parts: list[torch.Tensor]) -> None:
         parts[-2].copy_(last)
 
 
+@breaks("collective.all-reduce")
 def all_reduce_takes_maximum() -> None:
     @instead(dist, "all_reduce")
     def fault(true: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         return true(tensor, dist.ReduceOp.MAX if op == dist.ReduceOp.SUM else op, group, async_op)
 
 
+@breaks("collective.again")
 def all_reduce_takes_sum() -> None:
     @instead(dist, "all_reduce")
     def fault(true: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         return true(tensor, dist.ReduceOp.SUM if op == dist.ReduceOp.MAX else op, group, async_op)
 
 
+@breaks("collective.mismatch")
 def all_reduce_takes_anything() -> None:
     @instead(dist, "all_reduce")
     def fault(true: Any, tensor: Any, *args: Any, **options: Any) -> Any:
         return true(tensor, *args, **options) if isinstance(tensor, torch.Tensor) else None
 
 
+@breaks("collective.reduce")
 def reduce_skips_last_member() -> None:
     @instead(dist, "reduce")
     def fault(true: Any, tensor: Any, *args: Any, **options: Any) -> Any:
@@ -46,12 +50,14 @@ def reduce_skips_last_member() -> None:
         return true(tensor, *args, **options)
 
 
+@breaks("collective.broadcast")
 def broadcast_from_first_member() -> None:
     @instead(dist, "broadcast")
     def fault(true: Any, tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None) -> Any:
         return true(tensor, None, group, async_op, 0)
 
 
+@breaks("collective.all-gather")
 def all_gather_swaps_last_two() -> None:
     @instead(dist, "all_gather")
     def fault(true: Any, parts: Any, *args: Any, **options: Any) -> Any:
@@ -60,6 +66,7 @@ def all_gather_swaps_last_two() -> None:
         return work
 
 
+@breaks("collective.inputs-kept")
 def all_gather_shares_its_input() -> None:
     @instead(dist, "all_gather")
     def fault(true: Any, parts: Any, tensor: Any, group: Any = None, **options: Any) -> Any:
@@ -68,6 +75,7 @@ def all_gather_shares_its_input() -> None:
         return work
 
 
+@breaks("collective.gather")
 def gather_drops_last_element() -> None:
     @instead(dist, "gather")
     def fault(true: Any, tensor: Any, parts: Any = None, *args: Any, **options: Any) -> Any:
@@ -77,18 +85,21 @@ def gather_drops_last_element() -> None:
         return work
 
 
+@breaks("collective.scatter", "collective.composed")
 def scatter_swaps_last_two() -> None:
     @instead(dist, "scatter")
     def fault(true: Any, tensor: Any, parts: Any = None, *args: Any, **options: Any) -> Any:
         return true(tensor, None if parts is None else [*parts[:-2], *parts[-2:][::-1]], *args, **options)
 
 
+@breaks("collective.reduce-scatter")
 def reduce_scatter_rotates() -> None:
     @instead(dist, "reduce_scatter_single")
     def fault(true: Any, output: Any, given: Any, *args: Any, **options: Any) -> Any:
         return true(output, given.roll(len(output), 0), *args, **options)
 
 
+@breaks("collective.all-to-all")
 def all_to_all_ignores_splits() -> None:
     @instead(dist, "all_to_all_single")
     def fault(true: Any, output: Any, given: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, **options: Any) -> Any:
@@ -107,6 +118,7 @@ class Done:
         return True
 
 
+@breaks("collective.async")
 def async_returns_before_the_end() -> None:
     kept: list[Any] = []
 
@@ -119,6 +131,7 @@ def async_returns_before_the_end() -> None:
         return Done()
 
 
+@breaks("collective.interleaved")
 def groups_are_mixed_up() -> None:
     @instead(dist, "all_reduce")
     def fault(true: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
@@ -131,18 +144,21 @@ def groups_are_mixed_up() -> None:
         return work if async_op else None
 
 
+@breaks("collective.barrier")
 def barrier_does_not_wait() -> None:
     @instead(dist, "barrier")
     def fault(true: Any, *args: Any, async_op: bool = False, **options: Any) -> Any:
         return Done() if async_op else None
 
 
+@breaks("collective.new-group")
 def new_group_counts_backwards() -> None:
     @instead(dist, "get_group_rank")
     def fault(true: Any, group: Any, rank: int) -> int:
         return dist.get_world_size(group) - 1 - int(true(group, rank))
 
 
+@breaks("collective.send-recv")
 def messages_overtake() -> None:
     @instead(dist, "batch_isend_irecv")
     def fault(true: Any, ops: Any) -> Any:
@@ -150,6 +166,7 @@ def messages_overtake() -> None:
         return true([sends.pop(0) if op.op is dist.isend else op for op in ops])
 
 
+@breaks("collective.tags")
 def tags_are_ignored() -> None:
     @instead(dist, "isend")
     def sent(true: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
@@ -160,6 +177,7 @@ def tags_are_ignored() -> None:
         return true(tensor, src, group, 0, group_src)
 
 
+@breaks("collective.objects")
 def objects_of_the_first_member() -> None:
     @instead(dist, "all_gather_object")
     def fault(true: Any, objects: Any, *args: Any, **options: Any) -> Any:
@@ -167,6 +185,7 @@ def objects_of_the_first_member() -> None:
         objects[-1] = objects[0]
 
 
+@breaks("collective.dtypes")
 def integers_are_refused_late() -> None:
     @instead(dist, "all_reduce")
     def fault(true: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
@@ -176,6 +195,7 @@ def integers_are_refused_late() -> None:
         return work
 
 
+@breaks("collective.refusals")
 def any_root_will_do() -> None:
     @instead(dist, "broadcast")
     def fault(true: Any, tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None) -> Any:
@@ -185,24 +205,28 @@ def any_root_will_do() -> None:
 # Functional collectives
 
 
+@breaks("collective.functional[all_reduce]")
 def functional_reduces_by_maximum() -> None:
     @instead(funcol, "all_reduce")
     def fault(true: Any, tensor: Any, op: str, *args: Any) -> Any:
         return true(tensor, "max" if op == "sum" else op, *args)
 
 
+@breaks("collective.functional[broadcast]")
 def functional_broadcast_from_first() -> None:
     @instead(funcol, "broadcast")
     def fault(true: Any, tensor: Any, src: int, *args: Any) -> Any:
         return true(tensor, 0, *args)
 
 
+@breaks("collective.functional[all_gather_tensor]")
 def functional_gathers_along_first_dim() -> None:
     @instead(funcol, "all_gather_single")
     def fault(true: Any, tensor: Any, dim: int, *args: Any) -> Any:
         return true(tensor, 0, *args)
 
 
+@breaks("collective.functional[reduce_scatter_tensor]")
 def functional_scatters_along_first_dim() -> None:
     @instead(funcol, "reduce_scatter_single")
     def fault(true: Any, tensor: Any, op: str, dim: int, *args: Any) -> Any:
@@ -210,6 +234,7 @@ def functional_scatters_along_first_dim() -> None:
         return blocks.flip(0)
 
 
+@breaks("collective.functional[all_to_all_single]")
 def functional_exchange_sends_back() -> None:
     @instead(funcol, "all_to_all_single")
     def fault(true: Any, tensor: Any, *args: Any) -> Any:
@@ -217,12 +242,18 @@ def functional_exchange_sends_back() -> None:
         return got.flip(0)
 
 
+@breaks("collective.functional[permute_tensor]")
 def functional_permutes_backwards() -> None:
     @instead(funcol, "permute_tensor")
     def fault(true: Any, tensor: Any, to: list[int], *args: Any) -> Any:
         return true(tensor, [to.index(at) for at in range(len(to))], *args)
 
 
+@breaks(
+    "collective.functional[all_reduce_coalesced]",
+    "collective.functional[all_gather_coalesced]",
+    "collective.functional[reduce_scatter_coalesced]",
+)
 def functional_coalesced_reversed() -> None:
     for name in ("all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced"):
 
@@ -245,6 +276,11 @@ class Local(torch.autograd.Function):
         return torch.ones_like(given), None
 
 
+@breaks(
+    "collective.functional[all_gather_autograd]",
+    "collective.functional[reduce_scatter_autograd]",
+    "collective.functional[all_to_all_autograd]",
+)
 def functional_gradient_is_local() -> None:
     for name in ("all_gather_single_autograd", "reduce_scatter_single_autograd", "all_to_all_single_autograd"):
 

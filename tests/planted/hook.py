@@ -1,5 +1,5 @@
-"""Plants a fault in a rank process: each function of a ``*_faults`` module of this folder plants one when it is called, before the
-process group starts.
+"""Planted faults: each function of a ``*_faults`` module of this folder plants one in the process that calls it, before the process group
+starts, and says with :func:`breaks` which laws must catch it.
 """
 
 from __future__ import annotations
@@ -8,16 +8,62 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault to plant: the function that plants it, and the case that shows it (empty: the control case of the law)."""
+
+    plant: Callable[[], None]
+    case: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.plant.__name__
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def breaks(*laws: str, case: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Says that a fault breaks these laws (ids, or patterns such as ``op.forward[*]``): the law's control, or ``case``, holds without
+    it and deviates with it."""
+
+    def of(plant: Callable[[], None]) -> Callable[[], None]:
+        for law in laws:
+            assert law not in FAULTS, f"two faults are planted for {law}"
+            FAULTS[law] = Fault(plant, case)
+        return plant
+
+    return of
+
+
+def modules() -> list[Any]:
+    """The modules of faults, imported."""
+    return [importlib.import_module(f"tests.planted.{path.stem}") for path in sorted(Path(__file__).parent.glob("*_faults.py"))]
+
+
+def fault_of(law: str) -> Fault | None:
+    """The fault that a law must catch: its own, or that of the longest pattern that fits."""
+    modules()
+    fitting = [pattern for pattern in FAULTS if pattern == law or fnmatchcase(law, pattern.replace("[", "[[]"))]
+    return FAULTS[max(fitting, key=lambda pattern: (pattern == law, len(pattern)))] if fitting else None
 
 
 def planted() -> None:
     """Plant what the file ``PLANTED_FAULT_FILE`` names, if it names anything, so that one pool can serve all faults."""
     named = Path(os.environ["PLANTED_FAULT_FILE"]).read_text().strip()
     if named:
-        rooms = (importlib.import_module(f"tests.planted.{path.stem}") for path in sorted(Path(__file__).parent.glob("*_faults.py")))
-        next(room for room in rooms if getattr(vars(room).get(named), "__module__", "") == room.__name__).__dict__[named]()
+        plant(named)
+
+
+def plant(named: str) -> None:
+    """Plant the fault of this name in this process."""
+    next(room for room in modules() if getattr(vars(room).get(named), "__module__", "") == room.__name__).__dict__[named]()
 
 
 def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:

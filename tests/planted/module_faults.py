@@ -17,21 +17,30 @@ from torch.distributed.tensor.parallel import (
     style,
 )
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 
+@breaks(
+    "module.forward[mlp]",
+    "module.forward[stacked]",
+    "module.forward[tied]",
+    "module.forward[attention]",
+    "module.styles[rowwise]",
+)
 def rowwise_stays_pending() -> None:
     @instead(RowwiseParallel, "_prepare_output_fn")
     def fault(true: Any, layouts: Any, use_local: bool, module: Any, outputs: Any, mesh: Any) -> Any:
         return outputs.to_local() if use_local else outputs
 
 
+@breaks("module.forward[norm]", "module.forward[transformer]")
 def colwise_ignores_output_layout() -> None:
     @instead(ColwiseParallel, "_prepare_output_fn")
     def fault(true: Any, layouts: Any, use_local: bool, module: Any, outputs: Any, mesh: Any) -> Any:
         return outputs.to_local() if use_local else outputs
 
 
+@breaks("module.state")
 def state_holds_local_tensors() -> None:
     @instead(torch.nn.Module, "state_dict")
     def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:
@@ -39,24 +48,28 @@ def state_holds_local_tensors() -> None:
         return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
 
 
+@breaks("module.styles[colwise]")
 def colwise_always_gives_local_tensors() -> None:
     @instead(ColwiseParallel, "_prepare_output_fn")
     def fault(true: Any, layouts: Any, use_local: bool, *rest: Any) -> Any:
         return true(layouts, True, *rest)
 
 
+@breaks("module.styles[sequence]")
 def sequence_stays_where_it_is() -> None:
     @instead(SequenceParallel, "_prepare_input_fn")
     def fault(true: Any, sharding: Any, module: Any, inputs: Any, mesh: Any) -> Any:
         return inputs[0] if isinstance(inputs[0], DTensor) else true(sharding, module, inputs, mesh)
 
 
+@breaks("module.source")
 def source_is_always_first() -> None:
     @instead(style, "distribute_tensor")
     def fault(true: Any, *args: Any, src_data_rank: Any = 0) -> Any:
         return true(*args, src_data_rank=0)
 
 
+@breaks("module.prepare[input]")
 def inputs_by_name_stay() -> None:
     @instead(PrepareModuleInput, "_prepare_input_kwarg_fn")
     def fault(true: Any, self: Any, inputs: Any, named: Any, mesh: Any) -> Any:
@@ -64,6 +77,7 @@ def inputs_by_name_stay() -> None:
         return true(self, inputs, named, mesh)
 
 
+@breaks("module.prepare[output]", "module.prepare[both]")
 def prepared_output_stays() -> None:
     @instead(PrepareModuleOutput, "_prepare_out_fn")
     def fault(true: Any, self: Any, outputs: Any, mesh: Any) -> Any:
@@ -71,6 +85,7 @@ def prepared_output_stays() -> None:
         return true(self, outputs, mesh)
 
 
+@breaks("module.refusals")
 def colwise_takes_anything() -> None:
     @instead(ColwiseParallel, "_apply")
     def fault(true: Any, self: Any, module: Any, mesh: Any) -> Any:
@@ -80,6 +95,7 @@ def colwise_takes_anything() -> None:
 # Random ops
 
 
+@breaks("random.certain")
 def draws_among_own_categories() -> None:
     @instead(torch, "multinomial")
     def fault(true: Any, x: Any, *args: Any) -> Any:
@@ -87,24 +103,28 @@ def draws_among_own_categories() -> None:
         return DTensor.from_local(drawn, x.device_mesh, x.placements)
 
 
+@breaks("random.replicas")
 def ranks_seed_apart() -> None:
     @instead(torch, "manual_seed")
     def fault(true: Any, seed: int) -> Any:
         return true(seed + dist.get_rank())
 
 
+@breaks("random.dropout")
 def dropout_forgets_to_scale() -> None:
     @instead(torch.nn.functional, "dropout")
     def fault(true: Any, x: Any, p: float, **options: Any) -> Any:
         return true(x, p, **options) * (1 - p)
 
 
+@breaks("random.shards")
 def random_calls_are_silent() -> None:
     @instead(_dispatch, "is_rng_supported_mesh")
     def fault(true: Any, mesh: Any) -> bool:
         return False
 
 
+@breaks("random.offsets")
 def offsets_round_down() -> None:
     @instead(_random.OffsetBasedRNGTracker, "_compute_rng_offsets")
     def fault(true: Any, self: Any, spec: Any) -> Any:
@@ -115,6 +135,13 @@ def offsets_round_down() -> None:
 # Fully sharded
 
 
+@breaks(
+    "module.fully-shard",
+    "module.fsdp[hybrid]",
+    "module.fsdp[accumulated]",
+    "module.fsdp[shared]",
+    "module.fsdp[partly]",
+)
 def gradients_are_summed_not_averaged() -> None:
     @instead(_fsdp_collectives, "_div_if_needed")
     def fault(true: Any, tensor: Any, factor: Any) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from conformance.calls import VIEWS
+from shardlaw.conformance.law.program.calls import VIEWS
+from tests.planted.hook import breaks
 
 
+@breaks("op.backward[*]", "op.program-backward")
 def leaf_gradients_shifted() -> None:
     """The gradient of a sharded leaf is one too large on every rank."""
     true: Any = torch.Tensor.grad
@@ -35,6 +37,23 @@ def _instead_of_functions(fault: Callable[..., Any]) -> None:
     DTensor.__torch_function__ = classmethod(through)  # type: ignore[method-assign,assignment]
 
 
+@breaks(
+    "op.out[add]",
+    "op.out[mul]",
+    "op.out[exp]",
+    "op.out[neg]",
+    "op.out[mm]",
+    "op.out[sum]",
+    "op.out[mean]",
+    "op.out[amax]",
+    "op.out[cumsum]",
+    "op.out[cat]",
+    "op.out[stack]",
+    "op.out[clamp]",
+    "op.out[maximum]",
+    "op.out[eq]",
+    "op.out[index_select]",
+)
 def given_tensors_not_written() -> None:
     """A result is written into a copy of the tensor that is given for it."""
 
@@ -44,6 +63,7 @@ def given_tensors_not_written() -> None:
     _instead_of_functions(fault)
 
 
+@breaks("op.alias")
 def views_are_copies() -> None:
     """A view of a sharded tensor is a tensor of its own."""
 

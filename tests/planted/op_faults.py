@@ -6,8 +6,6 @@ Every function plants one fault when it is called in a rank process, before the 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,25 +15,14 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._ops import _tensor_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-
-def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace an attribute by a function that is given the true one first."""
-    true = getattr(owner, name)
-
-    def replace(fault: Callable[..., Any]) -> None:
-        @functools.wraps(true)
-        def faulty(*args: Any, **options: Any) -> Any:
-            return fault(true, *args, **options)
-
-        setattr(owner, name, faulty)
-
-    return replace
+from tests.planted.hook import breaks, instead
 
 
 def _each_spec(specs: Any) -> list[Any]:
     return [spec for spec in (specs if isinstance(specs, (list, tuple)) else [specs]) if spec is not None]
 
 
+@breaks("op.forward[*]")
 def results_claimed_whole() -> None:
     """Every result claims to be replicated, whatever it is."""
 
@@ -49,7 +36,8 @@ def results_claimed_whole() -> None:
 
 
 def operands_claimed_whole() -> None:
-    """The propagator takes every operand for a replicated one."""
+    """The propagator takes every operand for a replicated one. For laws whose results stay where their operands lie:
+    see ``test_every_op``."""
 
     @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
     def fault(true: Any, self: Any, schema: Any) -> Any:
@@ -64,6 +52,7 @@ def operands_claimed_whole() -> None:
         return true(self, made)
 
 
+@breaks("op.forward[argmax]", "op.forward[argmin]")
 def local_indices_returned() -> None:
     """The position of a maximum is the one within the rank's own shard."""
 
@@ -72,18 +61,28 @@ def local_indices_returned() -> None:
         return true(local_idx, *where)[0], local_idx
 
 
+@breaks(
+    "op.forward[nn.functional.conv1d]",
+    "op.forward[nn.functional.conv2d]",
+    "op.forward[nn.functional.conv1d.options]",
+    "op.forward[nn.functional.conv2d.options]",
+    "op.forward[nn.functional.conv1d.layouts]",
+    "op.forward[nn.functional.conv2d.layouts]",
+)
 def convolutions_shifted() -> None:
     @instead(_tp_conv, "tp_convolution")
     def fault(true: Any, *args: Any) -> Any:
         return true(*args) + 1
 
 
+@breaks("op.forward[item]")
 def item_doubled() -> None:
     @instead(torch.Tensor, "item")
     def fault(true: Any, self: Any) -> Any:
         return 2 * true(self) + 1 if isinstance(self, DTensor) else true(self)
 
 
+@breaks("op.forward[to]")
 def pending_sums_cast() -> None:
     """Contributions are cast to integers one by one."""
 
@@ -92,6 +91,7 @@ def pending_sums_cast() -> None:
         return False
 
 
+@breaks("op.program")
 def pending_sums_kept() -> None:
     """A result that an op makes of pending sums is claimed to be a pending sum."""
 
@@ -106,6 +106,7 @@ def pending_sums_kept() -> None:
         return found
 
 
+@breaks("op.history")
 def cache_ignores_arguments() -> None:
     """Dims, sizes and other numbers are no part of the key under which a propagation is remembered."""
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -114,11 +115,13 @@ def cache_ignores_arguments() -> None:
             infos[op] = dataclasses.replace(info, static_argnum=100)
 
 
+@breaks("op.refuses[mixed]")
 def plain_operand_accepted() -> None:
     """A plain tensor is silently taken for a replicated one."""
     DTensor._op_dispatcher._allow_implicit_replication = True
 
 
+@breaks("op.refuses[meshes]")
 def other_mesh_accepted() -> None:
     """A tensor on another mesh is taken for one on the first one's."""
 
@@ -134,6 +137,7 @@ def other_mesh_accepted() -> None:
         return true(self, op, tuple(moved), kwargs, *more, **options)
 
 
+@breaks("op.refuses[parity]")
 def errors_swallowed() -> None:
     """An op that fails gives back its first operand."""
 
@@ -147,6 +151,7 @@ def errors_swallowed() -> None:
     DTensor.__torch_function__ = classmethod(swallowing)
 
 
+@breaks("op.refuses[unbind]")
 def unbind_of_shards_accepted() -> None:
     @instead(_tensor_ops, "is_tensor_dim_sharded")
     def fault(true: Any, *args: Any, **options: Any) -> bool:

@@ -8,15 +8,17 @@ import torch
 from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import _sharded_tensor_utils, optimizer, state_dict
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 
+@breaks("optimizer.offsets", "optimizer.loaded-part")
 def offset_of_the_part_forgotten() -> None:
     @instead(optimizer._ReaderWithOffset, "__init__")
     def fault(true: Any, self: Any, offsets: Any) -> None:
         true(self, {name: [0] * len(offset) for name, offset in offsets.items()})
 
 
+@breaks("optimizer.layout")
 def parts_begin_at_zero() -> None:
     @instead(optimizer, "_get_state_dict_2d_layout")
     def fault(true: Any, state: Any) -> Any:
@@ -24,6 +26,7 @@ def parts_begin_at_zero() -> None:
         return {name: (offset and [0] * len(offset), size) for name, (offset, size) in found.items()}, group
 
 
+@breaks("optimizer.loaded")
 def state_in_the_default_dtype() -> None:
     """Tensors of one element are given in the default dtype, and others begin with their last row."""
 
@@ -32,6 +35,7 @@ def state_in_the_default_dtype() -> None:
         return true(torch.empty(tensor.shape, dtype=torch.float64), *args, **how)
 
 
+@breaks("optimizer.state", "optimizer.pending")
 def rates_of_the_last_group() -> None:
     """Every group gets the options of the last one."""
 
@@ -43,6 +47,7 @@ def rates_of_the_last_group() -> None:
         return found
 
 
+@breaks("optimizer.several")
 def groups_of_the_last_optimizer() -> None:
     """Of several optimizers, the state has the groups of the last one alone."""
 
@@ -54,6 +59,7 @@ def groups_of_the_last_optimizer() -> None:
         return found
 
 
+@breaks("optimizer.asked")
 def asking_changes_the_model() -> None:
     """Where a state is asked for, a parameter is changed."""
 
@@ -64,6 +70,7 @@ def asking_changes_the_model() -> None:
             optim.param_groups[0]["params"][0].mul_(2)
 
 
+@breaks("optimizer.regrouped")
 def rates_lost_when_flat() -> None:
     @instead(state_dict, "_unflatten_optim_state_dict")
     def fault(true: Any, *args: Any, **how: Any) -> Any:
@@ -80,11 +87,13 @@ def whole_tensors_in_reverse() -> None:
         return true(tensor.flip(0), *args)
 
 
+@breaks("optimizer.nested")
 def nested_offsets_not_added() -> None:
     """The chunk of a part is taken for one of the whole."""
     _sharded_tensor_utils._element_wise_add = lambda outer, inner: list(inner)
 
 
+@breaks("optimizer.together")
 def optimizer_is_not_set_with_its_model() -> None:
     """Where both states are given, that of the optimizer is left."""
 
@@ -93,6 +102,7 @@ def optimizer_is_not_set_with_its_model() -> None:
         return None if info.handle_model else true(model, optimizers, state, info)
 
 
+@breaks("optimizer.wrapped")
 def prefixes_of_wrappers_stay() -> None:
     """Names keep what a wrapper puts before them."""
 
@@ -101,6 +111,7 @@ def prefixes_of_wrappers_stay() -> None:
         return {name} if "module." in name or "_orig_mod." in name else true(model, name, *args, **how)
 
 
+@breaks("optimizer.tied")
 def tied_parameters_are_dropped() -> None:
     """A parameter under two names is in no group of a state that is set."""
 
@@ -112,6 +123,7 @@ def tied_parameters_are_dropped() -> None:
         return found
 
 
+@breaks("optimizer.deep")
 def inner_dicts_come_back_empty() -> None:
     """Of the state of an optimizer that is set, dicts within lose what is in them."""
 
@@ -123,6 +135,7 @@ def inner_dicts_come_back_empty() -> None:
         return found
 
 
+@breaks("optimizer.lenient")
 def what_is_lacking_is_zero() -> None:
     """Parameters that a state lacks are set to zero."""
 
@@ -136,6 +149,7 @@ def what_is_lacking_is_zero() -> None:
         return said
 
 
+@breaks("optimizer.blank")
 def memory_that_was_not_filled() -> None:
     """What gets memory with a whole state is ones."""
     true = torch.nn.Module.load_state_dict
@@ -148,6 +162,7 @@ def memory_that_was_not_filled() -> None:
     torch.nn.Module.load_state_dict = fault  # type: ignore[method-assign]
 
 
+@breaks("optimizer.refuses")
 def anything_is_taken() -> None:
     """Nothing that is asked of a state is looked at."""
 

@@ -30,7 +30,10 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
+from tests.planted.hook import breaks, instead
 
+
+@breaks("roundtrip.example", "roundtrip.dtensor")
 def overlap_offset_lost() -> None:
     """A saved chunk that starts inside the wanted one is written at its beginning."""
     true = resharding._shards_get_overlap_region_wrt_saved_tensor
@@ -41,6 +44,7 @@ def overlap_offset_lost() -> None:
     planner_helpers._shards_get_overlap_region_wrt_saved_tensor = fault
 
 
+@breaks("roundtrip.plain")
 def plain_tensor_offset_one() -> None:
     """A plain tensor is read from the saved chunk's second row on, where there is one."""
     true = planner_helpers._create_chunk_from_tensor
@@ -53,6 +57,7 @@ def plain_tensor_offset_one() -> None:
     planner_helpers._create_chunk_from_tensor = fault
 
 
+@breaks("roundtrip.strided")
 def strided_taken_for_shard() -> None:
     """A strided shard is saved and loaded where a plain shard would lie."""
     true = planner_helpers.compute_local_shape_and_global_offset
@@ -63,6 +68,7 @@ def strided_taken_for_shard() -> None:
     planner_helpers.compute_local_shape_and_global_offset = fault
 
 
+@breaks("roundtrip.dtype")
 def reinterpreted_dtype() -> None:
     """What is loaded into another dtype is rounded away from zero."""
     true = torch.Tensor.copy_
@@ -75,6 +81,7 @@ def reinterpreted_dtype() -> None:
     torch.Tensor.copy_ = fault
 
 
+@breaks("roundtrip.views")
 def memory_order_saved() -> None:
     """A tensor that is a view is saved in the order of its memory."""
 
@@ -89,6 +96,7 @@ def memory_order_saved() -> None:
     filesystem._SerialCpuLoader.values = values
 
 
+@breaks("roundtrip.meta")
 def meta_shape_inferred() -> None:
     """The global shape of a DTensor that leaves the meta device is inferred from its local shard."""
     true = DTensor.from_local
@@ -107,6 +115,7 @@ def meta_shape_inferred() -> None:
     default_planner._init_state_dict = init
 
 
+@breaks("roundtrip.kinds")
 def numbers_at_the_top_dropped() -> None:
     """A number at the top of a state is not saved, nor missed by the load."""
     true = _traverse.traverse_state_dict
@@ -121,6 +130,7 @@ def numbers_at_the_top_dropped() -> None:
     _nested_dict.traverse_state_dict = fault
 
 
+@breaks("roundtrip.stateful")
 def stateful_not_told() -> None:
     """An object with state gets its old state back."""
 
@@ -130,6 +140,7 @@ def stateful_not_told() -> None:
     state_dict_loader.Stateful = Never
 
 
+@breaks("roundtrip.subset")
 def partial_load_clears() -> None:
     """Tensors that are loaded take whatever lies beside them along: every tensor is zeroed before a load."""
     true = default_planner.create_default_local_load_plan
@@ -146,6 +157,7 @@ def partial_load_clears() -> None:
     default_planner.create_default_local_load_plan = fault
 
 
+@breaks("roundtrip.refuses[missing]")
 def missing_dtensor_accepted() -> None:
     """A DTensor that the checkpoint has not is passed over in silence."""
     true = default_planner.create_default_local_load_plan
@@ -157,6 +169,7 @@ def missing_dtensor_accepted() -> None:
     default_planner.create_default_local_load_plan = fault
 
 
+@breaks("roundtrip.refuses[size]")
 def size_check_by_dims() -> None:
     """A tensor of another size is accepted as long as it has as many dims."""
     true = default_planner.create_default_local_load_plan
@@ -172,6 +185,7 @@ def size_check_by_dims() -> None:
     default_planner.create_default_local_load_plan = fault
 
 
+@breaks("roundtrip.refuses[kind]")
 def kind_check_skipped() -> None:
     """A tensor in the checkpoint is passed over where the destination holds another value."""
     true = default_planner._create_read_items
@@ -184,6 +198,7 @@ def kind_check_skipped() -> None:
     default_planner._create_read_items = fault
 
 
+@breaks("roundtrip.refuses[save]")
 def duplicate_names_accepted() -> None:
     """Of two leaves with one path the last one is kept."""
 
@@ -201,6 +216,7 @@ def duplicate_names_accepted() -> None:
     default_planner.flatten_state_dict = fault
 
 
+@breaks("roundtrip.files")
 def threads_drop_values() -> None:
     """With several writer threads only the last values that are no tensors are written."""
     true = filesystem._split_by_size_and_type
@@ -218,6 +234,7 @@ def threads_drop_values() -> None:
     filesystem._split_by_size_and_type = fault
 
 
+@breaks("roundtrip.metadata")
 def every_item_at_offset_zero() -> None:
     """The metadata says of every item that it starts where its file does."""
     true = filesystem._write_item
@@ -229,6 +246,7 @@ def every_item_at_offset_zero() -> None:
     filesystem._write_item = fault
 
 
+@breaks("roundtrip.dedup")
 def duplicates_kept_by_the_highest() -> None:
     """What several ranks hold is written by the highest of them."""
     true = _dedup_save_plans.dedup_save_plans
@@ -239,6 +257,7 @@ def duplicates_kept_by_the_highest() -> None:
     default_planner.dedup_save_plans = fault
 
 
+@breaks("roundtrip.overwrite")
 def old_metadata_kept() -> None:
     """A save over another checkpoint leaves the old metadata in place."""
     true = dcp.FileSystemWriter.finish
@@ -250,6 +269,7 @@ def old_metadata_kept() -> None:
     dcp.FileSystemWriter.finish = fault
 
 
+@breaks("roundtrip.caching")
 def stale_cached_metadata() -> None:
     """Kept plans: the metadata of the first save is used for every later one."""
     true = dcp.DefaultSavePlanner._create_global_plan_with_caching
@@ -262,6 +282,7 @@ def stale_cached_metadata() -> None:
     dcp.DefaultSavePlanner._create_global_plan_with_caching = fault
 
 
+@breaks("roundtrip.async", "roundtrip.staged")
 def staging_without_copy() -> None:
     """An asynchronous save writes the tensors of the caller, whatever they hold by then."""
 
@@ -272,6 +293,7 @@ def staging_without_copy() -> None:
     dcp.FileSystemWriter.stage = fault
 
 
+@breaks("roundtrip.local-shards")
 def wrapper_forgets_a_shard() -> None:
     """Of the shards in a wrapper only the first is saved and loaded, the others are taken for zeros."""
     true = LocalShardsWrapper.__get_tensor_shard__
@@ -283,6 +305,7 @@ def wrapper_forgets_a_shard() -> None:
     LocalShardsWrapper.__get_tensor_shard__ = fault
 
 
+@breaks("roundtrip.sharded-tensor")
 def shards_a_row_short() -> None:
     """The shards of a sharded tensor are planned with one row less than they have."""
     true = planner_helpers._chunk_for_shard
@@ -294,11 +317,13 @@ def shards_a_row_short() -> None:
     planner_helpers._chunk_for_shard = fault
 
 
+@breaks("roundtrip.refuses[hole]")
 def holes_accepted() -> None:
     """The global plan is not held against the size of its tensors."""
     default_planner._validate_global_plan = lambda plan, metadata: []
 
 
+@breaks("optimizer.whole-model", "optimizer.whole", "roundtrip.model-whole")
 def first_slice_for_all() -> None:
     """What comes from rank 0 is cut at the beginning on every rank."""
     true = _state_dict_utils.compute_local_shape_and_global_offset
@@ -310,6 +335,7 @@ def first_slice_for_all() -> None:
     _state_dict_utils.compute_local_shape_and_global_offset = fault
 
 
+@breaks("roundtrip.model")
 def model_loaded_without_its_inner_part() -> None:
     """Of the state of a model only what has no dot in its name is loaded."""
     true = state_dict._load_model_state_dict
@@ -321,6 +347,7 @@ def model_loaded_without_its_inner_part() -> None:
     state_dict._load_model_state_dict = fault
 
 
+@breaks("roundtrip.model-part")
 def prefixes_always_kept() -> None:
     """The state of a module inside has the names of the model, whatever was asked for."""
     true = state_dict._get_model_state_dict
@@ -331,6 +358,7 @@ def prefixes_always_kept() -> None:
     state_dict._get_model_state_dict = fault
 
 
+@breaks("roundtrip.optimizer")
 def rates_in_reverse() -> None:
     """An optimizer that is asked for its state before its first step gets the rates of its groups back in reverse."""
     true = state_dict._init_optim_state
@@ -345,6 +373,7 @@ def rates_in_reverse() -> None:
     state_dict._init_optim_state = fault
 
 
+@breaks("roundtrip.group")
 def coordinator_of_the_world() -> None:
     """What is planned comes from the last rank of the world, whoever leads."""
     true = utils._DistWrapper.__init__
@@ -357,6 +386,7 @@ def coordinator_of_the_world() -> None:
     utils._DistWrapper.__init__ = fault
 
 
+@breaks("roundtrip.alone")
 def metadata_of_rank_zero() -> None:
     """A rank that saved for itself reads the metadata of rank 0."""
     true = dcp.FileSystemReader.read_metadata
@@ -367,26 +397,28 @@ def metadata_of_rank_zero() -> None:
     dcp.FileSystemReader.read_metadata = fault
 
 
+@breaks("roundtrip.file")
 def tree_flattened_for_good() -> None:
     """A tree that is rebuilt from its metadata keeps its leaves at the top."""
     default_planner.set_element = lambda root, path, value: root.__setitem__(".".join(map(str, path)), value)
 
 
+@breaks("roundtrip.optimizer-whole")
 def optimizer_from_rank_zero_cut_at_the_beginning() -> None:
     """What comes from rank 0 is cut at the beginning on every rank."""
     first_slice_for_all()
 
 
+@breaks("roundtrip.refuses[overwrite]")
 def always_overwrites() -> None:
     """A writer never minds what is there."""
-    true = dcp.FileSystemWriter.__init__
 
-    def fault(self: Any, *args: Any, **options: Any) -> None:
+    @instead(dcp.FileSystemWriter, "__init__")
+    def fault(true: Any, self: Any, *args: Any, **options: Any) -> None:
         true(self, *args, **{**options, "overwrite": True})
 
-    dcp.FileSystemWriter.__init__ = fault
 
-
+@breaks("roundtrip.reads")
 def neighbours_read_too() -> None:
     """Chunks that only touch a shard are read as well: parts without elements."""
 

@@ -12,9 +12,10 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 from torch.distributed._shard.sharding_spec import api as spec_api
 from torch.distributed.checkpoint import planner_helpers
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 
+@breaks("sharded_tensor.made[chunk]", "sharded_tensor.local-tensor", "sharded_tensor.chunks")
 def chunks_of_the_floor() -> None:
     """The last chunk gets what is left over, or is one too long."""
 
@@ -29,6 +30,7 @@ def chunks_of_the_floor() -> None:
         return found
 
 
+@breaks("sharded_tensor.made[boxes]")
 def boxes_of_the_next_rank() -> None:
     @instead(EnumerableShardingSpec, "build_metadata")
     def fault(true: Any, self: Any, sizes: Any, properties: Any) -> Any:
@@ -39,6 +41,7 @@ def boxes_of_the_next_rank() -> None:
         return found
 
 
+@breaks("sharded_tensor.scattered")
 def chunks_by_position() -> None:
     """A scatter hands its tensors to the wrong ranks."""
 
@@ -47,6 +50,7 @@ def chunks_by_position() -> None:
         return true(tensor, scatter_list=scatter_list[::-1] if scatter_list else scatter_list, **how)
 
 
+@breaks("sharded_tensor.local-shards")
 def shards_moved_by_one() -> None:
     """Of what all ranks hold, the first and the last shard change places in the metadata."""
 
@@ -60,6 +64,7 @@ def shards_moved_by_one() -> None:
     api.build_global_metadata = utils.build_global_metadata
 
 
+@breaks("sharded_tensor.gathered")
 def gathered_in_order_of_ranks() -> None:
     @instead(api.dist, "gather")
     def fault(true: Any, tensor: Any, gather_list: Any = None, **how: Any) -> Any:
@@ -68,17 +73,20 @@ def gathered_in_order_of_ranks() -> None:
             gather_list.reverse()
 
 
+@breaks("sharded_tensor.reshard")
 def pieces_in_reverse_order() -> None:
     @instead(reshard, "all_to_all")
     def fault(true: Any, outputs: Any, inputs: Any, **how: Any) -> Any:
         return true(outputs, inputs[::-1], **how)
 
 
+@breaks("sharded_tensor.validates")
 def overlaps_accepted() -> None:
     spec_api.validate_non_overlapping_shards_metadata = lambda shards: None
     spec_api.check_tensor = lambda shards, sizes: None
 
 
+@breaks("sharded_tensor.refuses")
 def sizes_that_differ_accepted() -> None:
     @instead(utils, "_raise_if_mismatch")
     def fault(true: Any, expected: Any, actual: Any, name: str, *args: Any, **how: Any) -> None:
@@ -86,6 +94,7 @@ def sizes_that_differ_accepted() -> None:
             true(expected, actual, name, *args, **how)
 
 
+@breaks("sharded_tensor.trip")
 def every_shard_at_the_beginning() -> None:
     """The chunks that a sharded tensor is loaded into all begin at zero."""
 
@@ -94,12 +103,14 @@ def every_shard_at_the_beginning() -> None:
         return dataclasses.replace(true(shard), offsets=torch.Size([0] * len(shard.shard_offsets)))
 
 
+@breaks("sharded_tensor.copied")
 def other_dtypes_forgotten() -> None:
     @instead(api.ShardedTensor, "to")
     def fault(true: Any, self: Any, *args: Any, **how: Any) -> Any:
         return self
 
 
+@breaks("sharded_tensor.inferred")
 def rows_without_an_offset() -> None:
     """The rows of the last rank lie at the beginning."""
 
@@ -110,6 +121,7 @@ def rows_without_an_offset() -> None:
         first.shard_offsets[dim], last.shard_offsets[dim] = last.shard_sizes[dim], 0
 
 
+@breaks("sharded_tensor.custom")
 def custom_ops_turned_round() -> None:
     """What is registered for a function gets its arguments from last to first."""
 

@@ -14,9 +14,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import _consolidate_hf_safetensors, _fsspec_filesystem, default_planner, filesystem, format_utils, utils
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 
+@breaks("roundtrip.protocol[save]")
 def planned_globally_on_every_rank() -> None:
     """Every rank makes a global plan, of its own plan alone, before the leading one does."""
 
@@ -26,6 +27,7 @@ def planned_globally_on_every_rank() -> None:
         return true(self, plan)
 
 
+@breaks("roundtrip.again")
 def metadata_remembered() -> None:
     """A reader goes by the metadata that it saw first at a place."""
     seen: dict[str, Any] = {}
@@ -35,6 +37,7 @@ def metadata_remembered() -> None:
         return seen.setdefault(str(self.path), true(self, *args, **options))
 
 
+@breaks("roundtrip.protocol[load]")
 def tensors_never_committed() -> None:
     """A reader copies what it reads and does not say so."""
 
@@ -48,6 +51,7 @@ def tensors_never_committed() -> None:
             planner.commit_tensor = committed
 
 
+@breaks("roundtrip.complete")
 def metadata_written_late() -> None:
     """The metadata are written by a thread that takes its time."""
 
@@ -60,6 +64,7 @@ def metadata_written_late() -> None:
         threading.Thread(target=write).start()
 
 
+@breaks("roundtrip.fault[save]", "roundtrip.fault[load]")
 def failures_of_followers_unheard() -> None:
     """Only what fails on the leading rank counts."""
 
@@ -68,6 +73,7 @@ def failures_of_followers_unheard() -> None:
         return {rank: failure for rank, failure in true(results).items() if rank == 0}
 
 
+@breaks("roundtrip.fault[overwrite]")
 def data_written_in_planning() -> None:
     """Data are written as soon as a rank has its local plan, whatever becomes of the save."""
 
@@ -85,6 +91,7 @@ def data_written_in_planning() -> None:
         return true(self)
 
 
+@breaks("roundtrip.fault[caching]")
 def kept_plan_of_a_failed_save() -> None:
     """A plan is kept as soon as it is made, before it is known to serve."""
 
@@ -96,6 +103,7 @@ def kept_plan_of_a_failed_save() -> None:
         return plan
 
 
+@breaks("roundtrip.refuses[damaged]")
 def missing_files_passed_over() -> None:
     """A file that is not there, or cannot be read, is passed over."""
 
@@ -107,6 +115,7 @@ def missing_files_passed_over() -> None:
             return true(self, dataclasses.replace(plan, items=[]), planner)
 
 
+@breaks("roundtrip.options")
 def nested_values_forgotten() -> None:
     """A planner that does not flatten its state drops the dicts in it."""
 
@@ -117,6 +126,7 @@ def nested_values_forgotten() -> None:
         true(self, state_dict, **options)
 
 
+@breaks("roundtrip.fsspec")
 def fsspec_forgets_the_end() -> None:
     """A file that is written through fsspec lacks its last bytes."""
 
@@ -129,6 +139,7 @@ def fsspec_forgets_the_end() -> None:
         true(self, path, new_path)
 
 
+@breaks("roundtrip.hugging-face")
 def consolidated_from_the_first_offset() -> None:
     """Whole tensors are put together from shards that all start at the beginning."""
 
@@ -137,6 +148,7 @@ def consolidated_from_the_first_offset() -> None:
         true(whole, data, size, shape, [0] * len(offsets), shard)
 
 
+@breaks("roundtrip.torch-file")
 def file_read_in_reverse() -> None:
     """What one rank reads from a file of whole tensors is turned round before it is put in its place."""
 
@@ -145,6 +157,7 @@ def file_read_in_reverse() -> None:
         return true(tensor.flip(0) if tensor.ndim else tensor, offsets, sizes)
 
 
+@breaks("roundtrip.refuses[value]")
 def values_of_files_are_skipped() -> None:
     """A value that is no tensor is left out where a file of tensors is loaded."""
 
@@ -153,6 +166,7 @@ def values_of_files_are_skipped() -> None:
         return true(self, {key: value for key, value in state.items() if hasattr(value, "shape")}, *args, **how)
 
 
+@breaks("roundtrip.keys")
 def keys_of_the_top_alone() -> None:
     """Keys name nothing but leaves."""
 

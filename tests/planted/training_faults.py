@@ -14,17 +14,19 @@ from torch.distributed.tensor.experimental import _func_map, _register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as _cp
 from torch.distributed.tensor.parallel import input_reshard, loss
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 # Losses
 
 
+@breaks("module.loss", "module.loss-beside", "module.loss-odd")
 def loss_forgets_the_mask() -> None:
     @instead(loss._MaskPartial, "_reduce_value")
     def fault(true: Any, self: Any, tensor: Any, mesh: Any, mesh_dim: Any) -> Any:
         return true(self, tensor, mesh, mesh_dim) + tensor * 0.5
 
 
+@breaks("module.loss-ends")
 def loss_context_stays() -> None:
     @instead(loss, "_disable_custom_loss_ops")
     def fault(true: Any) -> None:
@@ -35,6 +37,7 @@ def loss_context_stays() -> None:
 # Training
 
 
+@breaks("module.clipped", "module.clipped-mixed")
 def norm_of_the_local_part() -> None:
     @instead(torch.linalg, "vector_norm")
     def fault(true: Any, x: Any, *args: Any, **options: Any) -> Any:
@@ -45,6 +48,7 @@ def norm_of_the_local_part() -> None:
         return true([x.to_local() if isinstance(x, DTensor) else x for x in tensors], *args, **options)
 
 
+@breaks("module.optimizer[common]")
 def foreach_adds_at_half() -> None:
     @instead(torch, "_foreach_add_")
     def fault(true: Any, tensors: Any, others: Any, *args: Any, **options: Any) -> Any:
@@ -52,6 +56,7 @@ def foreach_adds_at_half() -> None:
         return true(tensors, [other * 0.5 for other in others] if sharded else others, *args, **options)
 
 
+@breaks("module.optimizer[others]")
 def foreach_divides_at_half() -> None:
     @instead(torch, "_foreach_addcdiv_")
     def fault(true: Any, tensors: Any, others: Any, *args: Any, **options: Any) -> Any:
@@ -61,18 +66,21 @@ def foreach_divides_at_half() -> None:
 # Functions on local tensors, plain operands
 
 
+@breaks("module.local-map")
 def map_takes_inputs_as_they_lie() -> None:
     @instead(_func_map, "_local_map_wrapped")
     def fault(true: Any, func: Any, outs: Any, ins: Any, *rest: Any) -> Any:
         return true(func, outs, None, *rest)
 
 
+@breaks("module.local-map-refusals")
 def map_moves_unasked() -> None:
     @instead(_func_map, "_local_map_wrapped")
     def fault(true: Any, func: Any, outs: Any, ins: Any, grads: Any, mesh: Any, moves: bool, *rest: Any) -> Any:
         return true(func, outs, ins, grads, mesh, True, *rest)
 
 
+@breaks("module.implicit-replication")
 def plain_operands_count_as_contributions() -> None:
     @instead(_dispatch.OpDispatcher, "_try_replicate_spec_for_scalar_tensor")
     def fault(true: Any, self: Any, call: Any, tensor: Any, mesh: Any) -> Any:
@@ -84,12 +92,14 @@ def plain_operands_count_as_contributions() -> None:
 # Fully sharded
 
 
+@breaks("module.fsdp[precision]")
 def parameters_keep_their_dtype() -> None:
     @instead(_fsdp_param.FSDPParam, "init_dtype_attrs")
     def fault(true: Any, self: Any, policy: Any) -> Any:
         return true(self, MixedPrecisionPolicy(output_dtype=policy.output_dtype))
 
 
+@breaks("module.fsdp[otherwise]")
 def divide_factors_are_forgotten() -> None:
     @instead(FSDPModule, "set_gradient_divide_factor")
     def fault(true: Any, self: Any, factor: float) -> None:
@@ -99,12 +109,19 @@ def divide_factors_are_forgotten() -> None:
 # Recomputed, compiled, initialised
 
 
+@breaks(
+    "module.recomputed[mlp]",
+    "module.recomputed[stacked]",
+    "module.recomputed[norm]",
+    "module.recomputed[transformer]",
+)
 def recomputed_from_halved_inputs() -> None:
     @instead(CheckpointWrapper, "forward")
     def fault(true: Any, self: Any, x: Any, *args: Any, **options: Any) -> Any:
         return true(self, x * 0.5, *args, **options)
 
 
+@breaks("module.compiled")
 def compiled_output_is_local() -> None:
     @instead(torch, "compile")
     def fault(true: Any, fn: Any, **options: Any) -> Any:
@@ -115,6 +132,7 @@ def compiled_output_is_local() -> None:
         return run
 
 
+@breaks("random.seed")
 def seeds_start_anywhere() -> None:
     @instead(_random, "manual_seed")
     def fault(true: Any, seed: int, mesh: Any) -> None:
@@ -127,6 +145,7 @@ def fans_are_local() -> None:
         return true(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
 
 
+@breaks("random.init")
 def ones_are_twos() -> None:
     @instead(torch.nn.init, "ones_")
     def fault(true: Any, x: Any) -> Any:
@@ -137,6 +156,7 @@ def ones_are_twos() -> None:
         return true(self, 2 * value)
 
 
+@breaks("module.registered")
 def rules_allow_any_shard() -> None:
     @instead(_register_sharding, "expand_to_full_mesh_op_strategy")
     def fault(true: Any, mesh: Any, schema: Any, rules: Any, **options: Any) -> Any:
@@ -146,12 +166,14 @@ def rules_allow_any_shard() -> None:
 # Sequences that are cut up for a while
 
 
+@breaks("module.context-parallel")
 def buffers_are_turned_round() -> None:
     @instead(_cp, "_context_parallel_buffers")
     def fault(true: Any, mesh: Any, buffers: Any, dims: Any, balancer: Any = None) -> Any:
         return [shard.flip(dim) for shard, dim in zip(true(mesh, buffers, dims, balancer), dims, strict=True)]
 
 
+@breaks("module.input-reshard")
 def kept_activations_are_halved() -> None:
     @instead(input_reshard, "_unpack_hook_tp")
     def fault(true: Any, mesh: Any, dim: int, x: Any) -> Any:
@@ -161,14 +183,16 @@ def kept_activations_are_halved() -> None:
 # Writes
 
 
+@breaks("gradient.writes")
 def what_arrives_is_doubled() -> None:
     @instead(torch.Tensor, "backward")
     def fault(true: Any, self: Any, gradient: Any = None, *args: Any, **options: Any) -> Any:
         return true(self, gradient * 2 if isinstance(gradient, DTensor) else gradient, *args, **options)
 
 
+@breaks("module.scaled")
 def overflow_stays_on_its_rank() -> None:
     @instead(DTensor, "full_tensor")
     def fault(true: Any, self: Any, **options: Any) -> Any:
-        pending = self.ndim == 1 and self.shape[0] == 1 and any(isinstance(one, Partial) for one in self.placements)
+        pending = self.numel() == 1 and any(isinstance(one, Partial) for one in self.placements)
         return self.to_local() if pending else true(self, **options)

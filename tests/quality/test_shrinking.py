@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.strategies import SearchStrategy
 
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import REDUCE_OPS, Partial, Shard, StridedShard, format_placements, shard_dim
-from strategies import layouts, meshes, placements, redistributions, reshards, shapes, specs
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import REDUCE_OPS, Partial, Shard, StridedShard, format_placements, shard_dim
+from shardlaw.strategies import layouts, meshes, placements, redistributions, reshards, shapes, specs
 
-pytestmark = pytest.mark.quality
+pytestmark = [pytest.mark.ranks, pytest.mark.quality]
 SETTINGS = settings(
     max_examples=4_000, database=None, deadline=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck)
 )

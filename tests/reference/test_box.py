@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.box import Box, intersect, tiles_exactly, tiling_errors
-from reference.layout import Layout
-from reference.placement import StridedShard
-from strategies import layouts
+from shardlaw.reference.box import Box, intersect, tiles_exactly, tiling_errors
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.placement import StridedShard
+from shardlaw.strategies import layouts
 
 Point = tuple[int, ...]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reference import collective
-from reference.collective import CollectiveError
+from shardlaw.reference import collective
+from shardlaw.reference.collective import CollectiveError
 
 
 def rows(size: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import reference
+from shardlaw import reference
 
 ROOT = Path(reference.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -44,7 +44,9 @@ def test_by_reading(path: Path) -> None:
             names = []
         for name in names:
             root, _, rest = name.partition(".")
-            assert root in STANDARD or root == "reference" or (root == "torch" and not rest), f"line {node.lineno} imports {name}"
+            assert root in STANDARD or name.startswith("shardlaw.reference") or (root == "torch" and not rest), (
+                f"line {node.lineno} imports {name}"
+            )
         if isinstance(node, ast.Attribute):
             assert node.attr not in {"distributed", "_C", "ops", "multiprocessing", *RANDOM}, f"line {node.lineno} uses .{node.attr}"
             assert node.attr not in {"__dict__", "__class__", "__globals__", "__builtins__"}, f"line {node.lineno} uses .{node.attr}"
@@ -72,17 +74,17 @@ except AssertionError:
 else:
     sys.exit("torch.distributed still answers")
 
-from reference.box import tiling_errors
-from reference.checkpoint import state_dict
-from reference.checkpoint.held import Held, plans_of
-from reference.checkpoint.kept_plan import Kept
-from reference.checkpoint.load_plan import cover_errors, read_items
-from reference.checkpoint.save_plan import dedup, describe, errors, sharded
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import parse_placements
-from reference.simulate import assemble, distribute, redistribute
-from reference.tensors import DTYPES, TensorSpec
+from shardlaw.reference.box import tiling_errors
+from shardlaw.reference.checkpoint import state_dict
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, plans_of
+from shardlaw.reference.checkpoint.kept_plan import Kept
+from shardlaw.reference.checkpoint.load_plan import cover_errors, read_items
+from shardlaw.reference.checkpoint.save_plan import dedup, describe, errors, sharded
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.simulate import assemble, distribute, redistribute
+from shardlaw.reference.tensors import DTYPES, TensorSpec
 
 worked = 0
 for mesh_text in ("2", "3@2,0,1", "2x2", "2x3@5,3,1,0,2,4", "2x1x2"):
@@ -108,7 +110,7 @@ for mesh_text in ("2", "3@2,0,1", "2x2", "2x3@5,3,1,0,2,4", "2x1x2"):
                         assert cover_errors(read_items(saved.entries["x"].chunks, boxes), boxes) == []
                 mesh.slice((0,), next(mesh.coords())), str(layout), layout.empty_coords()
                 worked += 1
-leaves = {"a": Held.parse("5x6/0:2,0:6@0+1;2:5,0:6@1"), "n": Held.parse("value@0+1")}
+leaves = {"a": ShardedLeaf.parse("5x6/0:2,0:6@0+1;2:5,0:6@1"), "n": ShardedLeaf.parse("value@0+1")}
 kept = Kept()
 assert kept.said(plans_of(leaves, 2), [{}, {}]) == [True, True] and errors(kept.outcome()[1]) == []
 print(worked)

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-import reference.layout
-from reference.box import Box
-from reference.layout import Layout, LayoutError, chunk, strided
-from reference.mesh import Mesh
-from reference.placement import Shard, parse_placements
+from shardlaw.reference import layout as layouts
+from shardlaw.reference.box import Box
+from shardlaw.reference.layout import Layout, LayoutError, chunk, strided
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Shard, parse_placements
 
 
 def layout(shape: tuple[int, ...], mesh: str, placements: str) -> Layout:
@@ -60,13 +60,13 @@ def test_a_strided_shard_to_the_left_of_a_shard_cuts_as_if_the_right_one_came_fi
 
 
 def test_the_example_of_the_docstring() -> None:
-    table = re.findall(r"^    ([01])        (.+)$", reference.layout.__doc__ or "", re.MULTILINE)
+    table = re.findall(r"^    ([01])        (.+)$", layouts.__doc__ or "", re.MULTILINE)
     told = [[int(index) for index in re.findall(r"\d", cell)] for _, line in table for cell in re.split(r"\s{2,}", line.strip())]
     assert told == rows((7,), "2x3", "S(0),_S(0,2)") == [[0, 2], [1, 3], [], [4, 6], [5], []]
 
 
 def test_the_table_of_both_orders_in_the_docstring() -> None:
-    doc = reference.layout.__doc__ or ""
+    doc = layouts.__doc__ or ""
     for placements in ("S(0),S(0)", "_S(0,2),S(0)"):
         (told,) = re.findall(rf"^    ``{re.escape(placements)}`` (.+)$", doc, re.MULTILINE)
         cells = [[int(index) for index in cell.split()] for cell in re.findall(r"``(.+?)``", told)]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import random
 
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Replicate, Shard, StridedShard, shard_dim
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placement, Replicate, Shard, StridedShard, shard_dim
 
 LAYOUTS = 100_000  # distinct ones
 MESHES = [Mesh.of(*shape) for shape in ((2,), (3,), (4,), (5,), (1,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 4), (2, 2, 2), (2, 1, 3))]

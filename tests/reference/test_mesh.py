@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.mesh import Mesh, MeshError
-from strategies import meshes
+from shardlaw.reference.mesh import Mesh, MeshError
+from shardlaw.strategies import meshes
 
 MESHES = meshes(world_size=8)
 

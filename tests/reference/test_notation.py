@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.mesh import Mesh
-from reference.notation import NotationError, format_shape, parse_shape, split_outside
-from reference.placement import (
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError, format_shape, parse_shape, split_outside
+from shardlaw.reference.placement import (
     REDUCE_OPS,
     MaskPartial,
     Partial,
@@ -19,8 +19,8 @@ from reference.placement import (
     format_placements,
     parse_placements,
 )
-from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from strategies import meshes, shapes, specs
+from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
+from shardlaw.strategies import meshes, shapes, specs
 
 PLACEMENTS: st.SearchStrategy[Placement] = st.one_of(
     st.just(Replicate()),

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.box import Box, tiling_errors
-from reference.checkpoint.held import Held, format_boxes, parse_boxes, plans_of
-from reference.checkpoint.kept_plan import Kept
-from reference.checkpoint.load_plan import cover_errors, read_items
-from reference.checkpoint.save_plan import Metadata, TensorEntry, dedup, describe, errors
-from reference.notation import NotationError
-from strategies.tilings import DAMAGES, damage, damaged, tilings, wanted
+from shardlaw.reference.box import Box, tiling_errors
+from shardlaw.reference.checkpoint.kept_plan import Kept
+from shardlaw.reference.checkpoint.load_plan import cover_errors, read_items
+from shardlaw.reference.checkpoint.save_plan import Metadata, TensorEntry, dedup, describe, errors
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, format_boxes, parse_boxes, plans_of
+from shardlaw.reference.notation import NotationError
+from shardlaw.strategies.tilings import DAMAGES, damage, damaged, tilings, wanted
 
 Point = tuple[int, ...]
 
@@ -103,14 +103,14 @@ def test_reads_of_damaged_chunks_do_not_cover_the_tensor(found):
 
 
 @st.composite
-def held_by_ranks(draw: st.DrawFn) -> tuple[dict[str, Held], int]:
+def held_by_ranks(draw: st.DrawFn) -> tuple[dict[str, ShardedLeaf], int]:
     ranks = draw(st.integers(1, 4))
     leaves = {}
     for name in "ab"[: draw(st.integers(1, 2))]:
         shape, boxes = draw(tilings())
         some = st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)
-        leaves[name] = Held("boxes", shape, draw(st.sampled_from(("float32", "bool"))), tuple((box, draw(some)) for box in boxes))
-    leaves["n"] = Held("value", parts=((Box((), ()), tuple(range(ranks))),))
+        leaves[name] = ShardedLeaf("boxes", shape, draw(st.sampled_from(("float32", "bool"))), tuple((box, draw(some)) for box in boxes))
+    leaves["n"] = ShardedLeaf("value", parts=((Box((), ()), tuple(range(ranks))),))
     return leaves, ranks
 
 
@@ -136,7 +136,9 @@ def test_what_is_shared_out_is_everything_once_and_nobody_writes_what_it_has_not
 def test_where_all_hold_all_the_bytes_are_shared_evenly(found):
     leaves, ranks = found
     every = tuple(range(ranks))
-    same = {name: Held(leaf.kind, leaf.shape, leaf.dtype, tuple((box, every) for box, _ in leaf.parts)) for name, leaf in leaves.items()}
+    same = {
+        name: ShardedLeaf(leaf.kind, leaf.shape, leaf.dtype, tuple((box, every) for box, _ in leaf.parts)) for name, leaf in leaves.items()
+    }
     sizes = [[item.size for item in plan] for plan in dedup(plans_of(same, ranks))]
     assert max(map(sum, sizes)) - min(map(sum, sizes)) <= max(size for plan in sizes for size in plan)
 
@@ -145,7 +147,7 @@ def test_where_all_hold_all_the_bytes_are_shared_evenly(found):
 @settings(max_examples=200)
 def test_what_is_held_is_read_back_from_its_text(found):
     for leaf in found[0].values():
-        assert Held.parse(str(leaf)) == leaf
+        assert ShardedLeaf.parse(str(leaf)) == leaf
         assert parse_boxes(format_boxes(leaf.boxes), len(leaf.shape)) == leaf.boxes
 
 
@@ -154,7 +156,7 @@ def test_what_is_held_is_read_back_from_its_text(found):
 )
 def test_what_means_nothing_is_refused(text):
     with pytest.raises(NotationError):
-        Held.parse(text)
+        ShardedLeaf.parse(text)
 
 
 def test_a_chunk_is_found_wherever_the_hint_points():

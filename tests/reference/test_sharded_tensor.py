@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.box import Box, tiles_exactly
-from reference.notation import NotationError, Shape
-from reference.sharded_tensor import ChunkSpec, EnumerableSpec, Spec, of_rank, parse_spec
-from strategies import shapes
-from strategies.shard_specs import specs
+from shardlaw.reference.box import Box, tiles_exactly
+from shardlaw.reference.notation import NotationError, Shape
+from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec, Spec, of_rank, parse_spec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.shard_specs import specs
 
 
 @given(shapes(min_dims=1).flatmap(lambda shape: specs(shape, (0, 1, 3))))

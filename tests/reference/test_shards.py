@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.box import Box
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import NotationError
-from reference.orders import owned_in_order, placed_in_order
-from reference.placement import Replicate, Shard, StridedShard
-from reference.shards import Shards, cut, side_by_side
-from strategies import shards
-from strategies.layouts import WAYS
+from shardlaw.reference.box import Box
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError
+from shardlaw.reference.orders import owned_in_order, placed_in_order
+from shardlaw.reference.placement import Replicate, Shard, StridedShard
+from shardlaw.reference.shards import Shards, cut, side_by_side
+from shardlaw.strategies import shards
+from shardlaw.strategies.layouts import WAYS
 
 MESHES = {"rows": "4", "columns": "3", "table": "1@2", "grid": "2x2"}
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import REDUCE_OPS, Partial, Replicate, Shard, parse_placements
-from reference.simulate import assemble, assemble_replicas, can_reduce, contributions, distribute, redistribute, reduce_by, take
-from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec, dense, lay_out
-from strategies import layouts, redistributions
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import REDUCE_OPS, Partial, Replicate, Shard, parse_placements
+from shardlaw.reference.simulate import assemble, assemble_replicas, can_reduce, contributions, distribute, redistribute, reduce_by, take
+from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec, dense, lay_out
+from shardlaw.strategies import layouts, redistributions
 
 INTEGER_FILLS = tuple(fill for fill in FILLS if fill != "unit")
 

@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).parents[2]
 RANKS, SAVES = 2, 3
 SCRIPT = f"""

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from conformance.case import Case
-from conformance.laws import find
-from conformance.target import Target
-from conformance.world import Pool
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.world import Pool
 from tests.laws.planting import UNSEEN
 from tests.storages.faulty import FAULTS
+
+pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
 MANY = "mesh=2 mesh.load=3 x=5x4:S(0) a=4:R b=3:- to.x=S(1) state={x:x,a:a,b:b,n:1,m:None}"
@@ -107,7 +109,7 @@ options = {{ path = "localhost:{server.port}/{{run}}" }}
     )
     laws = ["roundtrip.plain", "roundtrip.overwrite", "roundtrip.file", "roundtrip.refuses[damaged]", "plan.hints"]
     told = subprocess.run(
-        [sys.executable, "-m", "conformance", "run", *laws, "--storage", "memory", "--report", "report"],
+        [sys.executable, "-m", "shardlaw", "run", *laws, "--storage", "memory", "--report", "report"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from reference.mesh import Mesh
-from strategies import dim_sizes, dtypes, exact_meshes, layouts, meshes, placements, redistributions, reshards, shapes, specs
+from shardlaw.reference.mesh import Mesh
+from shardlaw.strategies import dim_sizes, dtypes, exact_meshes, layouts, meshes, placements, redistributions, reshards, shapes, specs
 
 TWO = Mesh.of(2)
 
@@ -31,7 +31,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: shapes(sizes=(3, 11), max_size=2), "sizes=(3, 11), min_size=0, max_size=2: no size lies within the bounds"),
     (lambda: shapes(sizes="3"), "sizes='3': want a sequence of choices"),  # type: ignore[arg-type]
     (lambda: dim_sizes(sizes=(1, -1)), "sizes[1]=-1: want a whole number, 0 or more"),
-    (lambda: placements("2x2", 1), "mesh='2x2': want a reference.mesh.Mesh"),  # type: ignore[arg-type]
+    (lambda: placements("2x2", 1), "mesh='2x2': want a shardlaw.reference.mesh.Mesh"),  # type: ignore[arg-type]
     (lambda: placements(TWO, -1), "ndim=-1: want a whole number, 0 or more"),
     (lambda: placements(TWO, 1, kinds=("R", "Q")), "kinds: 'Q' is none of R, S, _S, P"),
     (lambda: placements(TWO, 1, kinds="RS"), "kinds='RS': want a sequence of choices"),
@@ -45,7 +45,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: layouts(shape=(), kinds=("S",)), "kinds=('S',), ndim=0: a 0-d tensor cannot be sharded"),
     (lambda: layouts(shape=(2, -1)), "shape[1]=-1: want a whole number, 0 or more"),
     (lambda: layouts(shape=4), "shape=4: want a tuple of extents, such as (5, 6), or a strategy"),  # type: ignore[arg-type]
-    (lambda: layouts(mesh=3), "mesh=3: want a reference.mesh.Mesh or a strategy"),  # type: ignore[arg-type]
+    (lambda: layouts(mesh=3), "mesh=3: want a shardlaw.reference.mesh.Mesh or a strategy"),  # type: ignore[arg-type]
     (lambda: dtypes(("float31",)), "allowed: 'float31' is none of float32"),
     (lambda: specs(dtypes=("float",)), "dtypes: 'float' is none of float32"),
     (lambda: specs(fills=("ones",)), "fills: 'ones' is none of distinct"),

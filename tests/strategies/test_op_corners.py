@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.laws.op.backward import case_of as gradient_case
-from conformance.laws.op.backward import plain_gradients
-from conformance.laws.op.check import leaves, operands, plain_of, program_of
-from conformance.laws.op.forward import case_of
-from strategies.op_corners import FORWARD, corner_gradients, corner_samples
-from strategies.op_gradients import Backward
-from strategies.op_programs import family_histories
-from strategies.ops import Sample
+from shardlaw.conformance.law.program.fields import operands_of
+from shardlaw.conformance.law.program.parse import Program
+from shardlaw.conformance.laws.op.backward import case_of as gradient_case
+from shardlaw.conformance.laws.op.backward import flat, plain_run
+from shardlaw.conformance.laws.op.forward import case_of
+from shardlaw.conformance.laws.op.results import plain_of
+from shardlaw.strategies.op_corners import FORWARD, corner_gradients, corner_samples
+from shardlaw.strategies.op_gradients import Backward
+from shardlaw.strategies.op_programs import family_histories
+from shardlaw.strategies.ops import Sample
 
 
 @pytest.mark.parametrize("sample", [*corner_samples(), *family_histories()], ids=lambda sample: sample.steps)
 def test_programs_run_plain(sample: Sample) -> None:
-    case = case_of("op.program", sample)
-    assert list(leaves(program_of(case).run(plain_of(operands(case)))[-1]))
+    case = case_of(sample)
+    assert flat(Program.parse(sample.steps).run_plain(plain_of(operands_of(case)))[-1])
 
 
 @pytest.mark.parametrize("drawn", corner_gradients(), ids=lambda drawn: drawn.sample.steps)
 def test_leaves_have_gradients(drawn: Backward) -> None:
-    case = gradient_case("op.program-backward", drawn)
-    _, _, grads = plain_gradients(case, operands(case))
+    grads = plain_run(gradient_case(drawn)).grads
+    assert grads
     assert all(grad is not None and grad.isfinite().all() for grad in grads.values())
 
 

@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-import strategies
-from conformance.case import Case
-from conformance.departures import of_layout, of_mesh, of_shape
-from conformance.features import features_of
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import REDUCE_OPS, Partial, StridedShard, format_placements, shard_dim
-from reference.simulate import can_reduce
-from reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from strategies import (
+from shardlaw import strategies
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.features.layout_features import of_layout, of_mesh, of_shape
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import REDUCE_OPS, Partial, StridedShard, format_placements, shard_dim
+from shardlaw.reference.simulate import can_reduce
+from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
+from shardlaw.strategies import (
     dim_sizes,
     dtypes,
     exact_meshes,
@@ -213,5 +213,5 @@ def test_strategies_import_neither_the_harness_nor_torch_distributed() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            wrong = [name for name in names if name.split(".")[0] == "conformance" or name.startswith("torch.distributed")]
+            wrong = [name for name in names if name.startswith("shardlaw.conformance") or name.startswith("torch.distributed")]
             assert not wrong, f"{path.name} imports {wrong}"

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from reference.checkpoint.state_dict import Slot, Stateful, flatten, format_state, slots
-from strategies.state_dicts import state_dicts
+from shardlaw.reference.checkpoint.state_dict import Slot, Stateful, flatten, format_state, slots
+from shardlaw.strategies.state_dicts import state_dicts
 
 QUICK = settings(max_examples=3000, database=None, suppress_health_check=list(HealthCheck))
 

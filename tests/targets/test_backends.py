@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.ranks
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "pypost"
 
 GAPPY = """
 import torch.distributed as dist
 from pypost.group import PostGroup
+
 
 class Gappy(PostGroup):
     def alltoall(self, *arguments):
@@ -56,7 +59,7 @@ class User:
     def shardlaw(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(filter(None, [str(self.lib), str(ROOT), os.environ.get("PYTHONPATH")]))
         return subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "conformance", *arguments],
+            [sys.executable, "-W", "ignore", "-m", "shardlaw", *arguments],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": path, **env},
             capture_output=True,
@@ -136,7 +139,7 @@ def test_a_gap_that_is_not_declared_is_a_finding(user: User) -> None:
     done = user.shardlaw("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "20s")
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {"collective.all-to-all": "deviates", "collective.gather": "held"}
-    assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence"}
+    assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence", "wrong-metadata"}
     assert "gappy: no all_to_all" in done.stdout
 
 

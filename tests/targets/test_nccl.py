@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance import cli
-from conformance.target import Target
-from conformance.target.builtin import BUILTIN, devices_needed
-from conformance.world import rank
-from conformance.world.launch import environment
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.target.builtin import BUILTIN, devices_needed
+from shardlaw.conformance.world import worker
+from shardlaw.conformance.world.launch import environment
+
+pytestmark = pytest.mark.ranks
 
 
 def test_a_failed_collective_ends_its_rank_and_the_driver_sees_a_hang_first() -> None:
@@ -24,13 +26,13 @@ def test_a_failed_collective_ends_its_rank_and_the_driver_sees_a_hang_first() ->
 
 def test_ranks_of_nccl_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(current_device=lambda: 3))
-    assert rank.init_options(BUILTIN["nccl"]) == {"device_id": torch.device("cuda", 3)}
-    assert rank.init_options(BUILTIN["cuda-gloo"]) == {}
-    assert rank.init_options(BUILTIN["gloo"]) == {}
+    assert worker.init_options(BUILTIN["nccl"]) == {"device_id": torch.device("cuda", 3)}
+    assert worker.init_options(BUILTIN["cuda-gloo"]) == {}
+    assert worker.init_options(BUILTIN["gloo"]) == {}
 
 
 def test_options_of_a_backend_are_made_by_its_own_function() -> None:
-    assert rank.init_options(Target(init_options=(("pg_options", "builtins:dict"),))) == {"pg_options": {}}
+    assert worker.init_options(Target(init_options=(("pg_options", "builtins:dict"),))) == {"pg_options": {}}
 
 
 def test_one_gpu_a_rank_or_one_for_all() -> None:
@@ -49,7 +51,7 @@ def test_one_gpu_a_rank_or_one_for_all() -> None:
 def test_too_few_gpus_end_a_run_with_one_line(
     arguments: list[str], seen: int, needs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("conformance.target.builtin.devices_seen", lambda target: seen)
+    monkeypatch.setattr("shardlaw.conformance.target.builtin.devices_seen", lambda target: seen)
     assert cli.main(arguments) == 2
     told = capsys.readouterr()
     assert told.out == ""

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.laws import catalogue, find
-from conformance.probe import TRIES
-from conformance.target import Target
-from conformance.target.target import CAPABILITIES
-from conformance.world.rank import Rank
+from shardlaw.conformance.law.target import CAPABILITIES, Target
+from shardlaw.conformance.laws import catalogue, find
+from shardlaw.conformance.target.probe import TRIES
+from shardlaw.conformance.world.worker import Rank
+
+pytestmark = pytest.mark.ranks
 
 
 def test_everything_that_can_be_declared_is_tried() -> None:

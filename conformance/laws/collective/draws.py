@@ -8,23 +8,25 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.case import Case
-from conformance.law import Limits
-from conformance.laws.collective.calls import dotted, numbers, slashed
-from reference.collective import reducible
-from reference.mesh import Mesh
-from reference.tensors import DTYPES, TensorSpec
-from strategies import shapes
-from strategies.collectives import extents, groups, split_tables
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.collective.pieces import numbers
+from shardlaw.reference.collective import reducible
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.tensors import DTYPES, TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.collectives import extents, groups, split_tables
 
+DOC = "torch.distributed docs, "
 OPS = ("sum", "sum", "max", "min", "product", "avg", "band", "bor", "bxor")
 # by which equal numbers are no more than one of them
 IDEMPOTENT = ("max", "min", "avg", "band", "bor")
 Extra = Callable[[st.DrawFn, Mesh], dict[str, Any]]
+Features = Callable[[Case], set[str]]
 
 
-def drawn(
-    law: str,
+def calls(
     limits: Limits,
     *,
     forms: Sequence[str] = (),
@@ -51,17 +53,22 @@ def drawn(
 ) -> SearchStrategy[Case]:
     """Cases of one collective.
 
-    ``forms``: how tensors stand for lists; ``uneven``: forms in which rows may differ by member, one case in ``uneven_one_in``;
-    ``async_one_in``: the same for works; ``whole``: forms that all ranks of the world take part in where they are uneven or
-    stacked, so that an error is one of every rank; ``changes``: the call overwrites what it is given; ``idempotent``: only
-    reductions of equal numbers to one of them; ``outputs``: the caller makes room for results; ``floats``: no other dtypes;
-    ``expanded``: what is given may have a stride of 0; ``parts`` and ``tables`` are those of the groups; ``extra`` draws further fields.
+    ``forms``: how tensors stand for lists; ``uneven``: forms in which rows may differ by member, one case in
+    ``uneven_one_in``; ``async_one_in``: the same for works; ``whole``: forms that all ranks of the world take part in
+    where they are uneven or stacked, so that an error is one of every rank; ``changes``: the call overwrites what it is
+    given; ``idempotent``: only reductions of equal numbers to one of them; ``outputs``: the caller makes room for
+    results; ``floats``: no other dtypes; ``expanded``: what is given may have a stride of 0; ``parts`` and ``tables``
+    are those of the groups; ``extra`` draws further fields.
     """
     on, shape_drawn = (
         groups(world_size=limits.world_size, least=least, parts=parts, tables=tables),
         shapes(min_dims=min_dims, max_dims=max_dims, max_size=5),
     )
-    carried = [dtype for dtype in limits.dtypes if (not floats or DTYPES[dtype].is_floating_point) and not (idempotent and dtype == "bool")]
+    carried = [
+        dtype
+        for dtype in limits.dtypes
+        if (not floats or DTYPES[dtype].is_floating_point) and not (idempotent and dtype == "bool")
+    ]
     dtypes = carried[:1] * 4 + carried
     uneven, whole = tuple(uneven), tuple(whole)
     full = groups(world_size=limits.world_size, least=2, parts=False, tables=False)
@@ -72,38 +79,64 @@ def drawn(
         rows = form in uneven and draw(one_in(uneven_one_in))
         everybody = form in whole and (rows or form == "stacked")
         mesh = draw(full if everybody else on)
-        fields: dict[str, Any] = {"mesh": mesh, **({} if everybody else _world(draw, mesh, limits))}
+        said: dict[str, Any] = {"mesh": mesh, **({} if everybody else _world(draw, mesh, limits))}
         if list(mesh.ranks) != sorted(mesh.ranks) and draw(st.booleans()):
-            fields["ranks"] = "kept"
+            said["ranks"] = "kept"
         shape = draw(shape_drawn)
         if not shape and (rows or form == "joined"):
             shape = (2,)
         dtype = draw(st.sampled_from(dtypes))
         # where rows differ, a tensor may be contiguous on some ranks only, and only some would refuse it
         memory, out = _memories(draw, changes, expanded) if memories and shape and not rows else ("plain", "plain")
-        fields["x"] = TensorSpec(shape, None, dtype, "distinct", memory)
-        fields |= {"out": out if out != "plain" and outputs else None, "form": form or None}
+        said["x"] = TensorSpec(shape, None, dtype, "distinct", memory)
+        said |= {"out": out if out != "plain" and outputs else None, "form": form or None}
         if reduces:
             ops = [op for op in OPS if reducible(DTYPES[dtype], op) and (not idempotent or op in IDEMPOTENT)]
             op = draw(st.sampled_from(ops))
-            fields["op"] = op if op != "sum" else None
+            said["op"] = op if op != "sum" else None
         if rows:
             kept = everybody and mesh.size > 1
             if splits:
-                fields["splits"] = slashed(draw(split_tables(mesh.size).filter(_uneven_for_all) if kept else split_tables(mesh.size)))
+                said["splits"] = slashed(
+                    draw(split_tables(mesh.size).filter(_uneven_for_all) if kept else split_tables(mesh.size))
+                )
             else:
-                fields["extents"] = dotted(draw(extents(mesh.size).filter(lambda row: len(set(row)) > 1) if kept else extents(mesh.size)))
+                said["extents"] = dotted(
+                    draw(extents(mesh.size).filter(lambda row: len(set(row)) > 1) if kept else extents(mesh.size))
+                )
         if root:
             at = draw(st.integers(0, mesh.size - 1))
-            fields |= {"root": at or None, "by": "position" if draw(one_in(3)) else None}
+            said |= {"root": at or None, "by": "position" if draw(one_in(3)) else None}
         if works:
-            fields["work"] = "async" if draw(one_in(async_one_in)) else None
+            said["work"] = "async" if draw(one_in(async_one_in)) else None
             late = draw(st.integers(0, 8 * mesh.size))
-            fields["late"] = late if late and late < mesh.size else None
-        fields |= extra(draw, mesh) if extra else {}
-        return Case.of(law, after=(), **fields, seed=draw(st.integers(0, 9)) or None)
+            said["late"] = late if late and late < mesh.size else None
+        said |= extra(draw, mesh) if extra else {}
+        return fields(**said, seed=draw(st.integers(0, 9)) or None)
 
     return case()
+
+
+def dotted(values: Sequence[int]) -> str:
+    return ".".join(map(str, values))
+
+
+def slashed(table: Sequence[Sequence[int]]) -> str:
+    return "/".join(map(dotted, table))
+
+
+def collective_law(
+    name: str,
+    source: str,
+    control: str,
+    *,
+    needs: tuple[str, ...] = (),
+    features: Features | None = None,
+    **record: Any,
+) -> Callable[..., Law]:
+    """Decorates the act of a law for which groups of some ranks must be made."""
+    known, needed = features or features_of, (*needs, "subgroups")
+    return law(f"collective.{name}", source=source, control=control, features=known, needs=needed, **record)
 
 
 def one_in(count: int) -> SearchStrategy[bool]:
@@ -118,7 +151,11 @@ def _memories(draw: st.DrawFn, changes: bool, expanded: bool) -> tuple[str, str]
     """Memory of what is given and of what is written: mostly plain, seldom out of the ordinary in one of them."""
     odd = draw(st.sampled_from(("",) * 44 + ("given", "out")))
     ways = (
-        ("transposed",) if changes else ("sliced", "transposed") if odd == "out" or not expanded else ("sliced", "transposed", "expanded")
+        ("transposed",)
+        if changes
+        else ("sliced", "transposed")
+        if odd == "out" or not expanded
+        else ("sliced", "transposed", "expanded")
     )
     memory = draw(st.sampled_from(ways)) if odd else "plain"
     return (memory, "plain") if odd == "given" or changes else ("plain", memory)
@@ -130,7 +167,11 @@ def _world(draw: st.DrawFn, mesh: Mesh, limits: Limits) -> dict[str, Any]:
     return {"world": larger} if larger <= limits.world_size and draw(one_in(8)) else {}
 
 
-def features(case: Case) -> set[str]:
+def features_of_call(case: Case) -> set[str]:
+    return features_of(case) | {f"collective:{case.get('call')}"}
+
+
+def features_of(case: Case) -> set[str]:
     """What a case of a collective departs in beyond its tensor and its group."""
     found = set()
     given = {
@@ -152,7 +193,11 @@ def features(case: Case) -> set[str]:
     if meshes and meshes[0] != frozenset(range(case.world)):
         found.add("group")
     if len(meshes) > 1:
-        found |= {"overlapping-groups" if one & other else "disjoint-groups" for at, one in enumerate(meshes) for other in meshes[:at]}
+        found |= {
+            "overlapping-groups" if one & other else "disjoint-groups"
+            for at, one in enumerate(meshes)
+            for other in meshes[:at]
+        }
     rows = [numbers(row) for row in case.get("splits", "").split("/") if row] + [numbers(case.get("extents", ""))]
     rows = [row for row in rows if row]
     if any(len(set(row)) > 1 for row in rows) or len({row for row in rows if "splits" in case}) > 1:

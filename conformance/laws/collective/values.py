@@ -1,82 +1,83 @@
-"""Laws of the collectives that DTensor and checkpoints stand on: each gives every member what its list specification says."""
+"""Laws of the collectives that DTensor and checkpoints stand on: each gives every member what its lists say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any, Literal
 
+import torch
+import torch.distributed as dist
 from hypothesis.strategies import SearchStrategy
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws.collective import scripts as texts
-from conformance.laws.collective.calls import KINDS, Ask, made, members, went
-from conformance.laws.collective.draws import drawn, features
-from conformance.report.reproducer import Script
-
-if TYPE_CHECKING:
-    from conformance.here import Here
-
-DOC = "torch.distributed docs, "
-# the function behind a law, by the form of what it takes or gives
-FORMS = {
-    "collective.all-gather": {"list": "all_gather", "joined": "all_gather_single", "stacked": "all_gather_single"},
-    "collective.reduce-scatter": {"list": "reduce_scatter", "joined": "reduce_scatter_single", "stacked": "reduce_scatter_single"},
-    "collective.all-to-all": {"list": "all_to_all", "joined": "all_to_all_single"},
-}
+from shardlaw.conformance.law.act import texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Alike, Either, Of, Refused
+from shardlaw.conformance.law.fields import Device, Rank
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.collective import draws
+from shardlaw.conformance.laws.collective.calls import LATE_SECONDS, attempted, prepared
+from shardlaw.conformance.laws.collective.case_fields import Calling, Group
 
 
-def called(case: Case) -> str:
-    """The collective that a case of one collective calls."""
-    forms = FORMS.get(case.law)
-    return forms[case.get("form")] if forms else case.law.removeprefix("collective.").replace("-", "_")
+def collective(call: Calling, group: Group, device: Device, work: Literal["async"] | None = None, late: int = -1):
+    """Each member gets what its lists say; nothing beside it is written, and what was only read is as it was.
+
+    The documents promise nothing of tensors that are not contiguous: all members alike may refuse them, in words that
+    say so, before anything is sent.
+    """
+    if dist.get_rank(group) == late:
+        time.sleep(LATE_SECONDS)
+    call = prepared(call, device)
+    _, xs, outs, _ = call
+    found = attempted(call, group, work)
+    refused = isinstance(found["result"], Exception)
+    if refused and all(tensor.is_contiguous() for tensor in (*xs, *outs)):
+        raise found["result"]
+    return {**found, "refused": torch.tensor(refused)}
 
 
-def check(case: Case, here: Here) -> None:
-    """Each member gets what its list specification says; nothing beside it is written, and what was only read is as it was."""
-    call = made(case, here, called(case))
-    if call is not None and went(case, here, call):
-        call.judge(here)
-
-
-def script(case: Case) -> Script:
-    ask = Ask.of(case, called(case), len(members(case)))
-    return texts.call(case, ask, KINDS[ask.name].parts(ask))
+def due(call, rank: Rank):
+    """What :func:`collective` must give; where tensors are not contiguous, or a refusal that leaves all as it was."""
+    given, wanted = call.of_rank(rank).given, call.wanted(rank)
+    refusable = (call.ask.memory, call.ask.out) != ("plain", "plain")
+    kept = given if not call.changes else Either((None, given)) if refusable else None
+    return {
+        "result": Either((wanted, Refused(words=("contiguous",)))) if refusable else wanted,
+        "beside": True,
+        "written": False,
+        "input": kept,
+        "work": Of(True),
+        "refused": Alike(call.mesh) if refusable else ...,
+    }
 
 
 def law(
-    name: str, clause: str, control: str, planted: str, *, draws: int, corners: tuple[str, ...] = (), source: str = "", **ways: Any
+    name: str, clause: str, control: str, *, number: int, corners: tuple[str, ...] = (), source: str = "", **ways: Any
 ) -> Law:
-    """A law of one collective; ``corners`` are cases that every run tries, since they are drawn seldom."""
-    law_id = f"collective.{name}"
-
-    def sweep(limits: Limits) -> list[Case]:
-        return [case for text in corners if (case := Case.parse(f"{law_id} {text}")).world <= limits.world_size]
+    """A law of one collective, of which a run draws ``number`` cases; ``corners`` are tried always."""
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
-        return drawn(law_id, limits, **ways)
+        return draws.calls(limits, **ways)
 
     def narrow(case: Case) -> SearchStrategy[Case]:
-        return drawn(law_id, Limits(case.world, (case.tensor("x").dtype,)), **ways)
+        return draws.calls(Limits(case.world, (case.tensor("x").dtype,)), **ways)
 
-    strategy: Callable[[Limits], SearchStrategy[Case]] = draw
-    return Law(
-        id=law_id,
+    made = draws.collective_law(
+        name,
+        draws.DOC + (source or name.replace("-", "_")),
+        control,
         clause=clause,
-        source=DOC + (source or name.replace("-", "_")),
-        check=check,
-        script=script,
-        features=features,
-        control=f"{law_id} {control}",
-        planted=planted,
-        sweep=sweep,
+        sweep=texts(*corners),
         sweeps=len(corners),
-        draw=strategy,
-        draws=draws,
+        draw=draw,
+        draws=number,
         narrow=narrow,
-        needs=(name.replace("-", "_"), "subgroups"),
+        members=True,
+        needs=(name.replace("-", "_"),),
         weight=0.4,
-    )
+    )(collective)
+    made.due(due)
+    return made
 
 
 LAWS = (
@@ -84,12 +85,8 @@ LAWS = (
         "all-reduce",
         "all_reduce leaves the reduction of all members' tensors with each of them.",
         "mesh=2 x=5x3",
-        "all_reduce_takes_maximum",
-        corners=(
-            "mesh=2 x=5x3:-:float32:distinct:sliced",
-            "mesh=3 x=5x3:-:float32:distinct:transposed op=max",
-        ),
-        draws=60,
+        corners=("mesh=2 x=5x3:-:float32:distinct:sliced", "mesh=3 x=5x3:-:float32:distinct:transposed op=max"),
+        number=60,
         reduces=True,
         changes=True,
     ),
@@ -97,12 +94,8 @@ LAWS = (
         "reduce",
         "reduce leaves the reduction of all members' tensors with the destination.",
         "mesh=2 x=5x3 root=1",
-        "reduce_skips_last_member",
-        corners=(
-            "mesh=2 x=5x3:-:float32:distinct:sliced",
-            "mesh=3 x=5x3:-:float32:distinct:transposed root=1",
-        ),
-        draws=50,
+        corners=("mesh=2 x=5x3:-:float32:distinct:sliced", "mesh=3 x=5x3:-:float32:distinct:transposed root=1"),
+        number=50,
         root=True,
         reduces=True,
         changes=True,
@@ -111,12 +104,8 @@ LAWS = (
         "broadcast",
         "broadcast leaves what the source has with every member, whether the source is named by rank or by position.",
         "mesh=2 x=5x3 root=1",
-        "broadcast_from_first_member",
-        corners=(
-            "mesh=2 x=5x3:-:float32:distinct:sliced root=1",
-            "mesh=3 x=5x3:-:float32:distinct:transposed root=1",
-        ),
-        draws=50,
+        corners=("mesh=2 x=5x3:-:float32:distinct:sliced root=1", "mesh=3 x=5x3:-:float32:distinct:transposed root=1"),
+        number=50,
         root=True,
         changes=True,
     ),
@@ -124,7 +113,6 @@ LAWS = (
         "all-gather",
         "all_gather gives every member what all members have, in the order of the group, as a list or as one tensor.",
         "mesh=3 x=5x3 form=list",
-        "all_gather_swaps_last_two",
         corners=(
             "mesh=2 x=5x3 form=stacked",
             "mesh=2 x=() form=stacked",
@@ -134,7 +122,7 @@ LAWS = (
             "mesh=2 x=5x3 out=sliced form=list",
             "mesh=2 x=5x3 out=transposed form=joined",
         ),
-        draws=100,
+        number=100,
         source="all_gather, all_gather_single",
         forms=("joined",) * 16 + ("list",) * 15 + ("stacked",),
         uneven=("list",),
@@ -145,31 +133,22 @@ LAWS = (
         "gather",
         "gather gives the destination what all members have, in the order of the group.",
         "mesh=3 x=5x3 root=1",
-        "gather_drops_last_element",
-        corners=(
-            "mesh=2 x=5x3:-:float32:distinct:sliced",
-            "mesh=2 x=5x3 out=transposed",
-        ),
-        draws=50,
+        corners=("mesh=2 x=5x3:-:float32:distinct:sliced", "mesh=2 x=5x3 out=transposed"),
+        number=50,
         root=True,
     ),
     law(
         "scatter",
         "scatter gives the member at position i entry i of the list that the source has.",
         "mesh=3 x=5x3 root=1",
-        "scatter_swaps_last_two",
-        draws=50,
-        corners=(
-            "mesh=2 x=5x3:-:float32:distinct:transposed",
-            "mesh=2 x=5x3 out=transposed",
-        ),
+        number=50,
+        corners=("mesh=2 x=5x3:-:float32:distinct:transposed", "mesh=2 x=5x3 out=transposed"),
         root=True,
     ),
     law(
         "reduce-scatter",
-        "reduce_scatter gives the member at position i the reduction of all members' entries i, from lists or from one tensor each.",
+        "reduce_scatter gives the member at position i the reduction of all members' entries i, from lists or tensors.",
         "mesh=2 x=5x3 form=joined",
-        "reduce_scatter_rotates",
         corners=(
             "mesh=2 x=5x3 form=stacked",
             "mesh=2 x=() form=stacked",
@@ -179,7 +158,7 @@ LAWS = (
             "mesh=2 x=5x3 out=sliced form=list",
             "mesh=2 x=5x3 out=transposed form=joined",
         ),
-        draws=100,
+        number=100,
         source="reduce_scatter, reduce_scatter_single",
         forms=("joined",) * 16 + ("list",) * 15 + ("stacked",),
         reduces=True,
@@ -190,9 +169,8 @@ LAWS = (
     ),
     law(
         "all-to-all",
-        "all_to_all gives the member at position j, as entry i, entry j of the member at position i, for splits of any sizes too.",
+        "all_to_all gives the member at position j, as entry i, entry j of the one at position i, whatever the splits.",
         "mesh=2 x=3x2 form=joined splits=1.2/0.3",
-        "all_to_all_ignores_splits",
         corners=(
             "mesh=2 x=3x2 form=list splits=1.2/3.1",
             "mesh=3 x=3 form=list splits=1.2.0/3.1.1/0.0.2",
@@ -200,7 +178,7 @@ LAWS = (
             "mesh=2 x=3x2:-:float32:distinct:transposed form=joined",
             "mesh=2 x=3x2 out=sliced form=list",
         ),
-        draws=100,
+        number=100,
         source="all_to_all, all_to_all_single",
         forms=("joined",) * 5 + ("list",),
         uneven=("joined",),

@@ -1,14 +1,13 @@
 """The checkpoint of the example with a simple MLP: its three models, saved by one and loaded into another.
 
-Fields of a case: ``way`` and ``way.load`` say which model saves and which loads: ``tensor`` (its first layer by columns over all ranks, the
-second one plain), ``partly`` (replicated along one axis of a mesh of two by two, sharded along the other), ``submesh`` (on every other
-rank alone) or ``dense`` (plain on every rank).
+Fields of a case: ``way`` and ``way.load`` say which model saves and which loads: ``tensor`` (its first layer by columns
+over all ranks, the second one plain), ``partly`` (replicated along one axis of a mesh of two by two, sharded along the
+other), ``submesh`` (on every other rank alone) or ``dense`` (plain on every rank).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -16,17 +15,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.law import Law, Limits
-from conformance.report.reproducer import Script, Stage
-from conformance.target import storage
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import parse_placements
-from reference.tensors import TensorSpec
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Global
+from shardlaw.conformance.law.fields import Device, Field, Folder, MeshField, Printed
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.literal import tensor
+from shardlaw.conformance.laws.checkpoint.calls import load, poison, save
+from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.tensors import TensorSpec
 
 SHAPES: dict[str, Shape] = {"net1.weight": (128, 5), "net1.bias": (128,), "net2.weight": (12, 128), "net2.bias": (12,)}
 # the mesh of each model, and the placements of its parameters; one that is not named is plain
@@ -36,6 +37,40 @@ WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "submesh": ("2@0,2", {"net1.weight": "S(0)", "net1.bias": "S(0)", "net2.weight": "S(1)", "net2.bias": "R"}),
     "dense": ("4", {}),
 }
+
+
+class WayField(MeshField):
+    """The mesh of the model that the field ``way`` names."""
+
+    always = True
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return (self.way,)
+
+    def read(self, case: Case, name: str) -> Mesh:
+        return Mesh.parse(WAYS[case.get(self.way)][0])
+
+
+class ParametersField(Field):
+    """A value for each parameter: no two elements of one are alike."""
+
+    always = True
+
+    def read(self, case: Case, name: str) -> dict[str, torch.Tensor]:
+        return {name: TensorSpec(shape).build(at) for at, (name, shape) in enumerate(SHAPES.items())}
+
+    def printed(self, value: dict[str, torch.Tensor], name: str, world: int) -> Printed:
+        return Printed(
+            name, (), (f"{name} = {{{', '.join(f'{key!r}: {tensor(full)}' for key, full in value.items())}}}",)
+        )
+
+
+Way = Literal["tensor", "partly", "submesh", "dense"]
+Parameters = Annotated[dict[str, torch.Tensor], ParametersField()]
 
 
 class SimpleMLP(nn.Module):
@@ -53,26 +88,14 @@ class SimpleMLP(nn.Module):
         return found
 
 
-def values() -> dict[str, torch.Tensor]:
-    """A value for each parameter: no two elements of one are alike."""
-    return {name: TensorSpec(shape).build(at) for at, (name, shape) in enumerate(SHAPES.items())}
-
-
-def layout(way: str, name: str) -> Layout | None:
-    """Where a parameter lies, or ``None`` for a plain one."""
-    mesh, placed = WAYS[way]
-    return Layout(SHAPES[name], Mesh.parse(mesh), parse_placements(placed[name])) if name in placed else None
-
-
-def model_of(here: Here, way: str, given: dict[str, torch.Tensor]) -> nn.Module:
+def model_of(way: str, mesh: DeviceMesh, values: dict[str, torch.Tensor], device: torch.device) -> nn.Module:
     """The model, made as the example makes it."""
-    model = SimpleMLP(given).to(here.device)
-    mesh = here.mesh(Mesh.parse(WAYS[way][0]))
+    model = SimpleMLP(values).to(device)
     if way == "dense":
         return model
     if way == "tensor":
         return parallelize_module(model, mesh, {"net1": ColwiseParallel()})
-    front: list[Any] = [Replicate()] if way == "partly" else []
+    front = [Replicate()] if way == "partly" else []
 
     def place(name: str, module: nn.Module, on: DeviceMesh) -> None:
         if not isinstance(module, nn.Linear):
@@ -84,75 +107,17 @@ def model_of(here: Here, way: str, given: dict[str, torch.Tensor]) -> nn.Module:
     return distribute_module(model, mesh, partition_fn=place)
 
 
-def judge(here: Here, way: str, model: nn.Module, check: str) -> None:
-    held, due = dict(model.named_parameters()), values()
-    for name, full in due.items():
-        if here.require(name in held, "wrong-metadata", check, f"the model has no {name}", [*due], [*held]):
-            t.judge_tensor(here, held[name].data, full, layout(way, name), place=name, check=check)
+def held_by(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.data for name, parameter in model.named_parameters()}
 
 
-def check_checkpoint(case: Case, here: Here) -> None:
-    """A model that was saved is, loaded into a fresh one of its own or of another kind, the same model, bit for bit."""
-    way = case.get("way") if here.stage == 0 else case.get("way.load")
-    if here.stage == 0:
-        model = model_of(here, way, values())
-        judge(here, way, model, "made")
-        with t.told_plainly():
-            t.dcp.save({"model": model.state_dict()}, storage_writer=storage.writer(here.target, here.folder()))
-        return
-    model = model_of(here, way, {name: t.poison(full) for name, full in values().items()})
-    state = {"model": model.state_dict()}
-    with t.told_plainly():
-        t.dcp.load(state, storage_reader=storage.reader(here.target, here.folder()))
-    model.load_state_dict(state["model"])
-    judge(here, way, model, "loaded")
-
-
-def checkpoint_script(case: Case) -> Script:
-    """Parameters are distributed one by one; each is ``arange`` of its size."""
-    shapes = f"SHAPES = {SHAPES}"
-    make = [
-        "def made(mesh, placed, value):",
-        "    state = {name: value(torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape)) for name, shape in SHAPES.items()}",
-        "    for name, places in placed.items():",
-        "        state[name] = distribute_tensor(state[name], mesh, places)",
-        "    return state",
-        "local = lambda x: x.to_local() if isinstance(x, DTensor) else x",
-    ]
-    stages = []
-    for end in ("way", "way.load"):
-        mesh, placed = WAYS[case.get(end)]
-        table = torch.tensor(Mesh.parse(mesh).ranks).reshape(Mesh.parse(mesh).shape).tolist()
-        read: Callable[[str], str] = lambda text: f"[{', '.join(map(_placement, parse_placements(text)))}]"  # noqa: E731
-        places = "{" + ", ".join(f"{name!r}: {read(text)}" for name, text in placed.items()) + "}"
-        lines = [f'mesh, placed = DeviceMesh("cpu", {table}), {places}']
-        if end == "way":
-            lines += ["dcp.save(made(mesh, placed, lambda x: x), checkpoint_id=folder)", "return None, None"]
-        else:
-            lines += [
-                "state, want = made(mesh, placed, lambda x: -x), made(mesh, placed, lambda x: x)",
-                "dcp.load(state, checkpoint_id=folder)",
-                "return [local(want[k]) for k in SHAPES], [local(state[k]) for k in SHAPES]",
-            ]
-        stages.append(Stage(4, tuple(lines)))
-    imports = (
-        "import torch.distributed.checkpoint as dcp",
-        "from torch.distributed.device_mesh import DeviceMesh",
-        "from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor",
-    )
-    return Script(tuple(stages), imports, (shapes, *make))
-
-
-def _placement(placement: Any) -> str:
-    return "Replicate()" if str(placement) == "R" else f"Shard({placement.dim})"
-
-
-def _sweep(limits: Limits) -> list[Case]:
+def sweep(limits: Limits) -> list[Case]:
     if limits.world_size < 4:
         return []
     pairs = [(way, load) for way in WAYS for load in WAYS if (way, load) != ("dense", "dense")]
     return [
-        Case.parse(f"roundtrip.example world=4 way={way} way.load={load}") for way, load in sorted(pairs, key=lambda pair: "dense" in pair)
+        Case.parse(f"- world=4 way={way} way.load={load}")
+        for way, load in sorted(pairs, key=lambda pair: "dense" in pair)
     ]
 
 
@@ -164,20 +129,60 @@ def features(case: Case) -> set[str]:
     return found | ({"mesh-2d"} if "partly" in ways else set())
 
 
-LAWS = (
-    Law(
-        id="roundtrip.example",
-        clause="The example's models, by columns, partly replicated or on a sub-mesh, are the same once saved and loaded, also crosswise.",
-        source="torch.distributed._tensor.examples.checkpoint_example: checkpoint save/load models with DTensor parameters",
-        check=check_checkpoint,
-        control="roundtrip.example world=4 way=tensor way.load=submesh",
-        planted="overlap_offset_lost",
-        sweep=_sweep,
-        sweeps=15,
-        needs=("checkpoint", "object_collectives"),
-        smallest=4,
-        stages=lambda case: (4, 4),
-        features=features,
-        script=checkpoint_script,
-    ),
+@law(
+    "roundtrip.example",
+    source="torch.distributed._tensor.examples.checkpoint_example: checkpoint save/load models with DTensor parameters",
+    control="world=4 way=tensor way.load=submesh",
+    sweep=sweep,
+    sweeps=15,
+    needs=("checkpoint", "object_collectives"),
+    smallest=4,
+    stages=lambda case: (4, 4),
+    features=features,
 )
+def example(
+    values: Parameters,
+    way: Way,
+    mesh: Annotated[DeviceMesh, WayField("way")],
+    writer: Writer,
+    device: Device,
+    folder: Folder,
+):
+    """The example's models, by columns, partly replicated or on a sub-mesh, are the same once saved and loaded, also
+    crosswise."""
+    model = model_of(way, mesh, values, device)
+    save({"model": model.state_dict()}, writer(folder))
+    return {"made": held_by(model)}
+
+
+@example.due
+def _(values, way):
+    return {"made": due_of(values, way)}
+
+
+def due_of(values: dict[str, torch.Tensor], way: str) -> dict[str, Any]:
+    """Every parameter of a model where it lies, a plain one whole."""
+    mesh, placed = Mesh.parse(WAYS[way][0]), WAYS[way][1]
+    layouts = {name: Layout(SHAPES[name], mesh, parse_placements(text)) for name, text in placed.items()}
+    return {name: Global(full, layouts[name]) if name in layouts else full for name, full in values.items()}
+
+
+@example.then
+def _(
+    values: Parameters,
+    way__load: Way,
+    mesh: Annotated[DeviceMesh, WayField("way.load")],
+    reader: Reader,
+    device: Device,
+    folder: Folder,
+):
+    poisoned = {name: poison(full) for name, full in values.items()}
+    model = model_of(way__load, mesh, poisoned, device)
+    state = load({"model": model.state_dict()}, reader(folder))
+    model.load_state_dict(state["model"])
+    return {"loaded": held_by(model)}
+
+
+@example.due
+def _(values, way__load):
+    return {"loaded": due_of(values, way__load)}

@@ -1,211 +1,346 @@
-"""Laws of gradients through whole graphs: inner tensors that are used several times, parameters, second derivatives."""
+"""Laws of gradients on other ways: inside graphs, of parameters, declared or arriving differently, through writes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
-from conformance import compat
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import given, target
-from conformance.laws.gradient.given import (
-    DOC,
-    TABLE,
-    backward,
-    expect_grad,
-    incoming,
-    inside,
-    leaf,
-    on_members,
-    part,
-    returned,
-    scripted,
-    sliced,
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Either, Global, Meaningless, Of
+from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.fields import Placements, Rank
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.gradient import values
+from shardlaw.conformance.laws.gradient.values import GradOfTo, GradOfVia, GradOfX, WholeGrad, leaf, placed, returned
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import CallField, Derived, OwnPlacements, operand
+from shardlaw.reference import placement as ref
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.tensors import DTYPES, TensorSpec, dense
+from shardlaw.strategies import shapes
+from shardlaw.strategies.placements import placements
+
+
+@law(
+    "gradient.graph",
+    source=f"{values.TABLE}; from_local is differentiable",
+    control="mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
+    draw=lambda limits: values.moved(limits, via=True),
+    draws=30,
+    weight=0.6,
 )
-from conformance.report.reproducer import Script
-from reference.layout import Layout
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
-
-
-def draw_graph(limits: Limits) -> SearchStrategy[Case]:
-    return draws.moved(
-        "gradient.graph",
-        limits,
-        on=inside(limits),
-        kinds=("R", "S", "P"),
-        targets=("R", "S"),
-        reduce_ops=("sum",),
-        dtypes=draws.FLOATS,
-        via=True,
-    )
+def graph(x: DTensor, to: Placements, via: Placements, g: GradOfTo, h: GradOfVia, own: GradOfX):
+    """A tensor inside a graph that is used three times gets the sum of what its uses send back."""
+    local = x.to_local().detach().requires_grad_()
+    inner = local * 2
+    inner.retain_grad()
+    d = placed(inner, x)
+    uses = [d.to_local(), d.redistribute(placements=to).to_local(), d.redistribute(placements=via).to_local() * 2]
+    torch.autograd.backward(uses, [own, g, h])
+    return {"inner": inner.grad, "gradient": local.grad}
 
 
-def check_graph(case: Case, here: Here) -> None:
-    """In one graph, a tensor that is no leaf and is used three times gets the sum of what its uses send back, and hands it on."""
-    x = given(case)
-    coord = here.coord(x.layout.mesh)
-    local = here.tensor(x.local(coord)).requires_grad_()
-    twice = local * 2
-    twice.retain_grad()
-    at = here.placements(x.layout.placements)
-    live = DTensor.from_local(twice, here.mesh(x.layout.mesh), at, shape=x.full.shape, stride=x.stride)
-    outs, grads = [live.to_local()], [here.tensor(part(incoming(x, 2), returned(x.layout), coord))]
-    for number, field in enumerate(("to", "via")):
-        goal = target(case, x, field)
-        outs.append(live.redistribute(placements=here.placements(goal.placements)).to_local() * (number + 1))
-        grads.append(here.tensor(part(incoming(x, number), goal, coord)))
-    torch.autograd.backward(outs, grads)
-    total = incoming(x) + 2 * incoming(x, 1) + incoming(x, 2)
-    expect_grad(here, twice, part(total, returned(x.layout), coord), "inner")
-    expect_grad(here, local, part(2 * total, returned(x.layout), coord), "gradient")
+@graph.due
+def _(x: Global, g, h, own, rank: Rank):
+    total = own.full + g.full + h.full * 2
+    return {"inner": returned(x, total, rank), "gradient": returned(x, total * 2, rank)}
 
 
-def script_graph(case: Case) -> Script:
-    x = given(case)
-    goals = [target(case, x, name) for name in ("to", "via")]
-    moved = [f"d.redistribute(placements={scripts.placements(goal.placements)}).to_local()" for goal in goals]
-    body = [
-        f"torch.autograd.backward([{moved[0]}, {moved[1]} * 2], [H[rank], I[rank]])",
-        "out = d.to_local()",
-    ]
-    total = 2 * (incoming(x) + 2 * incoming(x, 1) + incoming(x, 2))
-    made = scripted(case, body, sliced(incoming(x, 2), returned(x.layout), case.world), on_members(total, returned(x.layout)))
-    lines = [line.replace("from_local(x,", "from_local(x * 2,") for line in made.stages[0].body]
-    lines = [line.replace("[H[rank], I[rank]])", "[H[rank], I[rank]], retain_graph=True)") for line in lines]
-    more = [scripts.tensors(name, sliced(incoming(x, at), goals[at], case.world)) for at, name in enumerate("HI")]
-    return scripts.script(lines, world=case.world, constants=[*made.constants, *more[0], *more[1]])
-
-
-def draw_parameter(limits: Limits) -> SearchStrategy[Case]:
-    def frozen(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"frozen": draw(st.sampled_from([None, None, None, 1]))}
-
-    return draws.moved(
-        "gradient.parameter", limits, on=inside(limits), kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS, extra=frozen
-    )
-
-
-def check_parameter(case: Case, here: Here) -> None:
-    """The gradient of a distributed parameter denotes the dense one, adds up over backward passes, and goes where it is set to None."""
-    x, frozen = given(case), "frozen" in case
-    to, coord = target(case, x), here.coord(x.layout.mesh)
-    live, at = here.mesh(x.layout.mesh), here.placements(x.layout.placements)
-    plain = nn.Parameter(here.tensor(x.full), requires_grad=not frozen)
-    parameter: Any = nn.Parameter(distribute_tensor(plain, live, at, src_data_rank=None), requires_grad=not frozen)
-    here.require(parameter.requires_grad is not frozen, "wrong-metadata", "requires_grad", "requires_grad differs", not frozen)
-    if compat.torch_release() >= (2, 13):  # which promises it
-        with torch.no_grad():
-            kinds = [isinstance(one.to_local(), nn.Parameter) for one in (parameter, parameter.detach())]
-        kinds.append(isinstance(parameter.to_local(), nn.Parameter))
-        due = [True, False, True]
-        here.require(
-            kinds == due, "wrong-metadata", "kind", "whether a local tensor is a parameter, as its DTensor is, differs", due, kinds
-        )
-    for times in (1, 2):
-        out = parameter.redistribute(placements=here.placements(to.placements)).to_local()
-        here.require(
-            out.requires_grad is not frozen, "wrong-metadata", "result", "a result of it requires a gradient otherwise", not frozen
-        )
-        if frozen:
-            return
-        backward(out, here.tensor(part(incoming(x), to, coord)))
-        here.same_dtensor(parameter.grad, incoming(x) * times, "gradient", mesh=x.layout.mesh)
-    here.require(plain.grad is None, "wrong-value", "source", "the plain parameter got a gradient", None, plain.grad)
-    parameter.grad = None
-    backward(parameter.to_local(), here.tensor(part(incoming(x), x.layout, coord)))
-    here.same_dtensor(parameter.grad, incoming(x), "anew", mesh=x.layout.mesh, placements=x.layout.placements)
-
-
-def script_parameter(case: Case) -> Script:
-    x, to = given(case), case.placements("to")
-    body = [
-        f"mesh = {scripts.mesh(x.layout.mesh)}",
-        f"plain = torch.nn.Parameter({scripts.tensor(x.full)}, requires_grad={'frozen' not in case})",
-        f"d = distribute_tensor(plain, mesh, {scripts.placements(x.layout.placements)}, src_data_rank=None)",
-        f"p = torch.nn.Parameter(d, requires_grad={'frozen' not in case})",
-        f"y = p.redistribute(placements={scripts.placements(to)}).to_local()",
-    ]
-    if "frozen" in case:
-        return scripts.compared(case, body, "y.requires_grad", dict.fromkeys(range(case.world), False))
-    constants = scripts.tensors("G", sliced(incoming(x), target(case, x), case.world))
-    return scripts.holds(case, [*body, "y.backward(G[rank])"], "p.grad", incoming(x), x.layout, constants=constants)
-
-
-def draw_second(limits: Limits) -> SearchStrategy[Case]:
-    def way(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"by": draw(st.sampled_from(["full_tensor", "to_local"]))}
-
-    return draws.placed("gradient.second-ways", limits, on=inside(limits), kinds=("R", "S"), dtypes=draws.FLOATS, extra=way)
-
-
-def check_second(case: Case, here: Here) -> None:
-    """Out of a DTensor by full_tensor or to_local: sum(g*x*x) has the gradient 2*g*x, and that has 2*g*h along h."""
-    x, by = given(case), case.get("by")
-    coord = here.coord(x.layout.mesh)
-    local, live = leaf(x, here)
-    out: torch.Tensor = live.full_tensor() if by == "full_tensor" else live.to_local()
-    weight = here.tensor(incoming(x) if by == "full_tensor" else part(incoming(x), x.layout, coord))
-    (first,) = torch.autograd.grad((out * out * weight).sum(), local, create_graph=True)
-    here.same(first, part(incoming(x) * 2 * x.full, x.layout, coord), "first", what="gradient of the local tensor")
-    backward(first, here.tensor(part(incoming(x, 1), x.layout, coord)))
-    expect_grad(here, local, part(incoming(x) * 2 * incoming(x, 1), x.layout, coord), "second")
-
-
-def script_second(case: Case) -> Script:
-    x, by = given(case), case.get("by")
-    body = [f"y = d.{by}()", "(first,) = torch.autograd.grad((y * y * H[rank]).sum(), x, create_graph=True)", "out = first"]
-    made = scripted(case, body, sliced(incoming(x, 1), x.layout, case.world), on_members(incoming(x) * 2 * incoming(x, 1), x.layout))
-    whole = {rank: incoming(x) for rank in range(case.world)}
-    weights = scripts.tensors("H", whole if by == "full_tensor" else sliced(incoming(x), x.layout, case.world))
-    return Script(made.stages, made.imports, (*made.constants, *weights))
-
-
-LAWS = (
-    Law(
-        id="gradient.graph",
-        clause="A tensor inside a graph that is used three times gets the sum of what its uses send back.",
-        source=f"{TABLE}; from_local is differentiable",
-        check=check_graph,
-        script=script_graph,
-        control="gradient.graph mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
-        planted="backward_counts_twice",
-        draw=draw_graph,
-        draws=30,
-        weight=0.6,
-    ),
-    Law(
-        id="gradient.parameter",
-        clause="The gradient of a distributed parameter denotes the dense one, adds up over passes, and a frozen parameter gets none.",
-        source=f"{DOC}, distribute_tensor (nn.Parameter)",
-        check=check_parameter,
-        script=script_parameter,
-        control="gradient.parameter mesh=2x2 x=3x2:S(0),R to=R,S(1)",
-        planted="backward_counts_twice",
-        draw=draw_parameter,
-        draws=30,
-        weight=0.6,
-    ),
-    Law(
-        id="gradient.second-ways",
-        clause="full_tensor and to_local are twice differentiable.",
-        source=f"{DOC}, DTensor.full_tensor (differentiable) and DTensor.redistribute, note",
-        check=check_second,
-        script=script_second,
-        control="gradient.second-ways mesh=2x2 x=3x2:S(0),R by=full_tensor",
-        planted="exit_is_differentiable_once",
-        draw=draw_second,
-        draws=24,
-        weight=0.5,
-        tier="extended",
-    ),
+@law(
+    "gradient.parameter",
+    source=f"{values.DOC}, distribute_tensor (nn.Parameter)",
+    control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
+    draw=lambda limits: values.moved(limits, ("R", "S"), extra={"frozen": st.sampled_from([None, None, None, 1])}),
+    draws=30,
+    weight=0.6,
 )
+def parameter(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    at: OwnPlacements,
+    to: Placements,
+    g: GradOfTo,
+    own: GradOfX,
+    frozen: bool = False,
+):
+    """The gradient of a distributed parameter is the dense one and adds up over passes; frozen, it gets none."""
+    plain = nn.Parameter(x, requires_grad=not frozen)
+    p: Any = nn.Parameter(distribute_tensor(plain, mesh, at, src_data_rank=None), requires_grad=not frozen)
+    with torch.no_grad():
+        locals_ = [p.to_local(), p.detach().to_local()]
+    locals_.append(p.to_local())
+    results = [p.redistribute(placements=to).to_local() for _ in range(2)]
+    got = {
+        "requires_grad": [one.requires_grad for one in (p, *results)],
+        "parameters": [isinstance(one, nn.Parameter) for one in locals_],
+    }
+    if frozen:
+        return got
+    gradients = []
+    for result in results:
+        result.backward(g.clone(), retain_graph=True)
+        gradients.append(p.grad.detach().clone())
+    p.grad = None
+    p.to_local().backward(own)
+    return {**got, "gradient": gradients, "anew": p.grad, "of the plain parameter": plain.grad}
+
+
+@parameter.due
+def _(g, own, frozen):
+    promised = compat.torch_release() >= (2, 13)
+    got = {"requires_grad": Of([not frozen] * 3), "parameters": Of([True, False, True]) if promised else ...}
+    sums = [Claimed(g.full * times, g.mesh) for times in (1, 2)]
+    return got if frozen else {**got, "gradient": sums, "anew": own, "of the plain parameter": None}
+
+
+@law(
+    "gradient.second-ways",
+    source=f"{values.DOC}, DTensor.full_tensor (differentiable) and DTensor.redistribute, note",
+    control="mesh=2x2 x=3x2:S(0),R by=full_tensor",
+    draw=lambda limits: values.over_world(limits, ("R", "S"), {"by": st.sampled_from(["full_tensor", "to_local"])}),
+    draws=24,
+    weight=0.5,
+    tier="extended",
+)
+def second_ways(x: DTensor, by: Literal["full_tensor", "to_local"], whole: WholeGrad, own: GradOfX):
+    """full_tensor and to_local are twice differentiable."""
+    local, d = leaf(x)
+    y, weight = (d.full_tensor(), whole) if by == "full_tensor" else (d.to_local(), own)
+    (first,) = torch.autograd.grad((y * y * weight).sum(), local, create_graph=True)
+    first.backward(own)
+    return {"first": first, "second": local.grad}
+
+
+@second_ways.due
+def _(x: Global, by, whole, own, rank: Rank):
+    weight = 2 * (whole if by == "full_tensor" else own.full)
+    return {"first": returned(x, weight * x.full, rank), "second": returned(x, weight * own.full, rank)}
+
+
+# a write into y, which is no leaf, with w, of the same shape and without a 0
+WRITES = {
+    "add": "y.add_(w)",
+    "sub": "y.sub_(w, alpha=2)",
+    "mul": "y.mul_(w)",
+    "div": "y.div_(w)",
+    "number": "y.mul_(3).add_(1)",
+    "relu": "y.relu_()",
+    "tanh": "y.tanh_()",
+    "neg": "y.neg_()",
+    "square": "y.square_()",
+    "zero": "y.zero_()",
+    "fill": "y.fill_(2)",
+    "copy": "y.copy_(w)",
+    "masked": "y.masked_fill_(w > 3, 5.0)",
+    "addcmul": "y.addcmul_(w, w)",
+    "clamp": "y.clamp_(-1.5, 2.5)",
+    "whole-view": "y.t().mul_(w.t())",
+    "twice": "y.add_(w).mul_(w)",
+}
+
+
+@st.composite
+def draw_writes(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
+    call, shape = draw(st.sampled_from(sorted(WRITES))), draw(shapes(min_dims=2, max_dims=2))
+    at = draw(placements(mesh, 2, kinds=("R", "S", "S")))
+    beside = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
+    x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(shape, beside, "float64", "positive")
+    return fields(mesh=mesh, x=x, w=w, call=call, seed=draw(draws.seeds()))
+
+
+def features_writes(case: Case) -> set[str]:
+    unlike = {"unlike-placements"} if case.tensor("x").placements != case.tensor("w").placements else set()
+    return {"in-place", "backward", f"write:{case.get('call')}"} | unlike
+
+
+@law(
+    "gradient.writes",
+    source=f"{values.DOC}, DTensor: operators follow the semantics of torch.Tensor, in place and with autograd",
+    control="mesh=2 x=4x3:S(0):float64:small w=4x3:S(0):float64:positive call=mul",
+    features=features_writes,
+    draw=draw_writes,
+    draws=10,
+    needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
+    refusal="allowed",
+    weight=0.2,
+)
+def writes(x: DTensor, w: DTensor, call: Annotated[Callable[..., Any], CallField("y, w", WRITES)], own: GradOfX):
+    """The gradient of what was written in place is the dense gradient; the tensor stays where it lay."""
+    source, other = x.detach().requires_grad_(), w.detach().requires_grad_()
+    y = source * 2
+    call(y, other)
+    y.backward(placed(own, x))
+    return {"value": y.detach(), "x": source.grad, "w": other.grad}
+
+
+@writes.due
+def _(x: Global, w: Global, call, own):
+    whole, other = x.full.clone().requires_grad_(), w.full.clone().requires_grad_()
+    y = whole * 2
+    call(y, other)
+    y.backward(own.full)
+    grads = (None if one.grad is None else Claimed(one.grad, x.mesh, exact=False) for one in (whole, other))
+    return {"value": x.holding(y.detach()).near(), **dict(zip("xw", grads, strict=True))}
+
+
+ARRIVING_SEED = 61
+# an odd factor that takes integers beyond what bfloat16 holds
+WIDE = 257
+
+
+def _arriving(case: Case) -> Global:
+    return replace(values.incoming(case).under(case.placements("arrives")), seed=case.seed + ARRIVING_SEED)
+
+
+Arriving = Annotated[DTensor, Derived(_arriving, named=("arrives",))]
+
+
+def draw_from_local(limits: Limits) -> st.SearchStrategy[Case]:
+    def declared(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
+        free = st.sampled_from([ref.Replicate(), ref.Partial()])
+        return {"declared": tuple(p if ref.shard_dim(p) is not None else draw(free) for p in layout.placements)}
+
+    return values.moved(limits, extra=declared)
+
+
+@law(
+    "gradient.from-local",
+    source=f"{values.DOC}, DTensor.from_local (grad_placements)",
+    control="mesh=2x2 x=3x2:S(0),R to=R,S(1) declared=S(0),P(sum)",
+    draw=draw_from_local,
+    draws=42,
+    weight=0.6,
+)
+def from_local(x: DTensor, to: Placements, declared: Placements, gradient: GradOfTo):
+    """Local gradients of what from_local took with grad_placements denote, so placed, the gradient of the whole."""
+    local: Any = x.to_local().detach().requires_grad_()
+    d = placed(local, x, grad_placements=declared)
+    d.redistribute(placements=to).to_local().backward(gradient)
+    return DTensor.from_local(local.grad, x.device_mesh, declared, shape=x.shape, stride=x.stride())
+
+
+@from_local.due
+def _(x: Global, declared, gradient):
+    if "grad_placements" not in inspect.signature(DTensor.from_local).parameters:
+        raise Meaningless("this torch's from_local takes no grad_placements")
+    whole = gradient.under(declared)
+    # a gradient that is divided by a power of two stays what it is
+    thirds = any(size & (size - 1) for size, p in zip(x.mesh.shape, declared, strict=True) if ref.is_reduction(p))
+    return whole.near() if thirds else whole
+
+
+def features_arriving(case: Case) -> set[str]:
+    return {*of_layout(case.tensor("x").shape, case.get("mesh"), case.get("arrives")), "grad-placements"}
+
+
+@law(
+    "gradient.arriving",
+    source=f"{values.TABLE}; DTensor.redistribute",
+    control="mesh=2x2 x=3x2:S(0),R to=R,S(1) arrives=P(sum),S(0)",
+    features=features_arriving,
+    draw=lambda limits: values.moved_and_placed(limits, "arrives", ("R", "S", "P")),
+    draws=48,
+    weight=0.7,
+)
+def arriving(x: DTensor, to: Placements, arrives: Arriving):
+    """A gradient may arrive in any layout: it returns as the source was placed, whole to replicas and contributions."""
+    local, d = leaf(x)
+    d.redistribute(placements=to).backward(arrives)
+    return local.grad
+
+
+@arriving.due
+def _(x: Global, arrives, rank: Rank):
+    return returned(x, arrives.full, rank)
+
+
+@law(
+    "gradient.adjoint",
+    source=f"{values.TABLE}: every redistribution is linear and keeps the tensor that is denoted",
+    control="mesh=2x2 x=3x2:S(0),P(sum) via=S(1),S(1) to=R,S(1) arrives=S(1),S(0)",
+    features=features_arriving,
+    draw=lambda limits: values.moved_and_placed(limits, "arrives", ("R", "S"), via=True, dtypes=("float32",)),
+    draws=36,
+    weight=0.6,
+)
+def adjoint(x: DTensor, via: Placements, to: Placements, arrives: Arriving):
+    """A way through several placements is adjoint: <T x, y> over the whole is <x, T* y> over what the ranks hold."""
+    local, d = leaf(x)
+    d.redistribute(placements=via).redistribute(placements=to).backward(arrives)
+    seat = x.device_mesh.get_coordinate() or ()
+    # replicas are one and the same element: the first of them speaks
+    copy = any(at for at, placement in zip(seat, x.placements, strict=True) if isinstance(placement, Replicate))
+    product = (local.detach() * local.grad).sum() * (not copy)
+    summed = DTensor.from_local(product, x.device_mesh, [Partial()] * x.device_mesh.ndim)
+    return {"shape": local.grad.shape, "products": summed}
+
+
+@adjoint.due
+def _(x: Global, arrives, rank: Rank):
+    product = (x.full * arrives.full).sum()
+    pending = Layout((), x.mesh, (ref.Partial(),) * x.mesh.ndim)
+    return {"shape": Of(x.local(rank).shape, "wrong-layout"), "products": Global(product, pending)}
+
+
+@st.composite
+def draw_dtype(draw: st.DrawFn, limits: Limits) -> Case:
+    case = draw(values.moved(limits))
+    x, names = case.tensor("x"), [name for name in ("bfloat16", "float32", "float64") if name in limits.dtypes]
+    plain = f"{'x'.join(map(str, x.shape)) or '()'}:{','.join(map(str, x.placements or ()))}:{x.dtype}"
+    summed = any(map(ref.is_reduction, x.placements or ()))
+    forward, backward = (draw(st.sampled_from([None, *names])) for _ in range(2))
+    return case.with_fields(x=f"{plain}:small" if summed else plain, forward=forward, backward=backward)
+
+
+def wide(case: Case) -> Global:
+    """A gradient in the dtype of the result, most of whose elements bfloat16 does not hold."""
+    x = operand(case)
+    full = dense(x.layout.shape, torch.float64, "distinct", x.seed + ARRIVING_SEED) * WIDE
+    return x.holding(full.to(DTYPES[case.get("forward", case.tensor("x").dtype)])).under(case.placements("to"))
+
+
+WideGrad = Annotated[torch.Tensor, Derived(wide, local=True)]
+
+
+@law(
+    "gradient.dtype",
+    source=f"{values.DOC}, DTensor.redistribute (forward_dtype, backward_dtype)",
+    control="mesh=2x2 x=3x2:S(0),R to=R,S(1) forward=float64 backward=float64",
+    features=lambda case: {"dtype-between"} if {"forward", "backward"} & {*dict(case.fields)} else set(),
+    draw=draw_dtype,
+    draws=42,
+    weight=0.6,
+    tier="extended",
+)
+def between(
+    x: DTensor, to: Placements, g: WideGrad, forward: torch.dtype | None = None, backward: torch.dtype | None = None
+):
+    """A result is of forward_dtype; its gradient travels in backward_dtype, and ends in the dtype of its tensor."""
+    local, d = leaf(x)
+    y = d.redistribute(placements=to, forward_dtype=forward, backward_dtype=backward)
+    y.to_local().backward(g)
+    return {"forward": y, "backward": local.grad}
+
+
+@between.due
+def _(x: Global, to, g, rank: Rank, forward, backward):
+    if "backward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
+        raise Meaningless("this torch's redistribute takes no backward_dtype")
+    own, goal = x.full.dtype, x.under(to)
+    cast, whole = (returned(x, g.full.to(dtype).to(own), rank) for dtype in (backward or own, own))
+    ends = zip(x.mesh.shape, x.placements, goal.placements, strict=True)
+    travels = any(size > 1 and isinstance(after, ref.Shard) and before != after for size, before, after in ends)
+    # where the gradient need not travel, nobody says whether it is cast on its way
+    due = cast if travels else Either((cast, whole))
+    return {"forward": goal.holding(x.full.to(forward or own)), "backward": due}

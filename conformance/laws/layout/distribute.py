@@ -1,82 +1,100 @@
-"""Laws of layouts: what ``distribute_tensor`` puts on each rank, and what torch says that each rank holds."""
+"""Laws of layouts: what ``distribute_tensor`` puts on each rank, and what torch says that each rank holds, or the
+whole is."""
 
 from __future__ import annotations
 
+import copy
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
-from torch.distributed.tensor import DTensor, distribute_tensor
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from conformance import compat
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import Given, given
-from conformance.report.reproducer import Script
-from reference.box import Box
-from reference.layout import Layout
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Global, Of, Refused, caught
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    GlobalOf,
+    Held,
+    OwnValues,
+    OwnWhole,
+    PlacedAs,
+    ShapeOf,
+    StrideOf,
+    Whole,
+)
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import shard_dim
 
 DOC = "torch.distributed.tensor docs"
-OFFSETS = "torch.distributed.tensor._utils, docstring of compute_local_shape_and_global_offset"
 MEMORIES = ("plain", "transposed", "sliced", "expanded")
-RANK_SEED = 31
 
 
 def keeps_grad(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-    """Sometimes the field ``requires_grad=1``: the tensor requires a gradient."""
+    """Sometimes the field ``requires_grad=1``: the tensor requires a gradient, if its dtype has one."""
     return {"requires_grad": draw(st.sampled_from([None, None, None, 1]))}
 
 
-def wants_grad(case: Case) -> bool:
-    """Whether the case asks for a gradient, and its dtype has one."""
-    return case.integer("requires_grad", 0) == 1 and case.tensor("x").torch_dtype.is_floating_point
+def first_rank(mesh: Mesh, position: int = 0) -> int:
+    """The rank at one ``position`` of every mesh dim."""
+    return mesh.rank_at((position,) * mesh.ndim)
 
 
-def draw_distribute(limits: Limits) -> SearchStrategy[Case]:
-    return draws.placed("layout.distribute", limits, dtypes=limits.dtypes, memories=MEMORIES, extra=keeps_grad)
+@law(
+    "layout.distribute",
+    source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
+    control="mesh=2x2 x=5x6:S(0),S(1)",
+    draw=lambda limits: draws.placed(limits, dtypes=limits.dtypes, memories=MEMORIES, extra=keeps_grad),
+    draws=200,
+    weight=1.2,
+)
+def distribute(x: Whole, mesh: DeviceMesh, placements: PlacedAs, requires_grad: bool = False):
+    """distribute_tensor without a source rank leaves on each rank the slice of its tensor that the placements name;
+    stride, dtype and requires_grad are the tensor's, which is untouched."""
+    x.requires_grad_(requires_grad and x.dtype.is_floating_point)
+    d = distribute_tensor(x, mesh, placements, src_data_rank=None)
+    return {"local": d, "requires_grad": d.requires_grad, "leaf": d.is_leaf, "stride": d.stride(), "input": x}
 
 
-def check_distribute(case: Case, here: Here) -> None:
-    """Each rank takes its slice of its own tensor; shape, stride, dtype and requires_grad are the tensor's, which is untouched."""
-    x, grad = given(case), wants_grad(case)
-    tensor = here.tensor(x.full).requires_grad_(grad)
-    at = here.placements(x.layout.placements)
-    got = distribute_tensor(tensor, here.mesh(x.layout.mesh), at, src_data_rank=None)
-    here.same_dtensor(got, x.full, "local", mesh=x.layout.mesh, placements=x.layout.placements)
-    here.require(got.requires_grad == grad, "wrong-metadata", "requires_grad", "requires_grad differs", grad, got.requires_grad)
-    here.require(got.is_leaf, "wrong-metadata", "leaf", "the DTensor is no leaf")
-    here.require(
-        got.stride() == tensor.stride(), "wrong-metadata", "stride", "global stride is not the tensor's", tensor.stride(), got.stride()
-    )
-    here.same(tensor, case.tensor("x").build(case.seed), "input", what="the tensor that was distributed")
-
-
-def script_distribute(case: Case) -> Script:
-    x = given(case)
-    grad = ".requires_grad_()" if wants_grad(case) else ""
-    body = [
-        f"mesh = {scripts.mesh(x.layout.mesh)}",
-        f"d = distribute_tensor({scripts.tensor(x.full)}{grad}, mesh, {scripts.placements(x.layout.placements)}, src_data_rank=None)",
-    ]
-    return scripts.holds(case, body, "d", x.full, x.layout)
-
-
-def of_rank(case: Case, rank: int) -> torch.Tensor:
-    """The tensor that ``rank`` passes where every rank passes another one."""
-    return case.tensor("x").build(case.seed + RANK_SEED * (rank + 1))
+@distribute.due
+def _(x: Global, requires_grad=False):
+    grad = requires_grad and x.full.dtype.is_floating_point
+    return {"local": x, "requires_grad": Of(grad), "leaf": Of(True), "stride": Of(x.full.stride()), "input": x.full}
 
 
 def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    plain = draws.placed("layout.scatter", limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
-    return draws.mostly(plain, draws.placed("layout.scatter", limits, on=on, dtypes=limits.dtypes), 8)
+    plain = draws.placed(limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
+    return draws.mostly(plain, draws.placed(limits, on=on, dtypes=limits.dtypes), 8)
+
+
+@law(
+    "layout.scatter",
+    source=f"{DOC}, distribute_tensor (src_data_rank)",
+    control="mesh=2x2 x=5x6:S(0),S(1)",
+    draw=draw_scatter,
+    draws=120,
+    sweep=draws.out_of_order("S(0)"),
+    sweeps=3,
+    needs=("broadcast", "scatter"),
+    weight=1.2,
+)
+def scatter(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
+    """distribute_tensor gives every rank its slice of the tensor of the first rank of each mesh dim."""
+    return {"local": distribute_tensor(x, mesh, placements)}
+
+
+@scatter.due
+def _(x: OwnValues):
+    return {"local": x.of(first_rank(x.mesh))}
 
 
 def draw_source(limits: Limits) -> SearchStrategy[Case]:
@@ -84,299 +102,217 @@ def draw_source(limits: Limits) -> SearchStrategy[Case]:
         return {"src": draw(st.integers(1, min(layout.mesh.shape) - 1))}
 
     on = [mesh for mesh in draws.meshes(limits, tables=False) if min(mesh.shape) > 1]
-    plain = draws.placed("layout.source", limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, extra=source)
-    return draws.mostly(plain, draws.placed("layout.source", limits, on=on, extra=source), 8)
+    plain = draws.placed(limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, extra=source)
+    return draws.mostly(plain, draws.placed(limits, on=on, extra=source), 8)
 
 
-SECOND_FIRST = draws.out_of_order("layout.source", "S(0)", src=1)
+def sweep_source(limits: Limits) -> list[Case]:
+    return [case for case in draws.out_of_order("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
 
 
-def check_scatter(case: Case, here: Here) -> None:
-    """Every rank passes other data: those of the source rank along each mesh dim, the first by default, are what all hold slices of."""
-    x = given(case)
-    options = {"src_data_rank": case.integer("src")} if "src" in case else {}
-    source = x.layout.mesh.rank_at((case.integer("src", 0),) * x.layout.mesh.ndim)
-    at = here.placements(x.layout.placements)
-    got = distribute_tensor(here.tensor(of_rank(case, here.rank)), here.mesh(x.layout.mesh), at, **options)
-    here.same_dtensor(got, of_rank(case, source), "local", mesh=x.layout.mesh, placements=x.layout.placements)
+@law(
+    "layout.source",
+    source=f"{DOC}, distribute_tensor (src_data_rank)",
+    control="mesh=2 x=5x6:R src=1",
+    draw=draw_source,
+    draws=60,
+    sweep=sweep_source,
+    sweeps=2,
+    needs=("broadcast", "scatter"),
+    weight=0.8,
+)
+def source(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs, src: int):
+    """With src_data_rank=k every rank gets its slice of the tensor of the rank at position k of each mesh dim."""
+    return {"local": distribute_tensor(x, mesh, placements, src_data_rank=src)}
 
 
-def script_scatter(case: Case) -> Script:
-    x = given(case)
-    source = x.layout.mesh.rank_at((case.integer("src", 0),) * x.layout.mesh.ndim)
-    option = f", src_data_rank={case.get('src')}" if "src" in case else ""
-    body = [
-        f"mesh = {scripts.mesh(x.layout.mesh)}",
-        f"d = distribute_tensor(X[rank], mesh, {scripts.placements(x.layout.placements)}{option})",
-    ]
-    constants = scripts.tensors("X", {rank: of_rank(case, rank) for rank in range(case.world)})
-    return scripts.holds(case, body, "d", of_rank(case, source), x.layout, constants=constants)
+@source.due
+def _(x: OwnValues, src):
+    return {"local": x.of(first_rank(x.mesh, src))}
 
 
 def draw_kept(limits: Limits) -> SearchStrategy[Case]:
-    sharded = draws.placed("layout.input-kept", limits, kinds=("S",), dtypes=limits.dtypes, memories=MEMORIES, min_dims=1)
-    return draws.mostly(sharded, draws.placed("layout.input-kept", limits, kinds=("R",)), 8)
+    sharded = draws.placed(limits, kinds=("S",), dtypes=limits.dtypes, memories=MEMORIES, min_dims=1)
+    return draws.mostly(sharded, draws.placed(limits, kinds=("R",)), 8)
 
 
-def check_kept(case: Case, here: Here) -> None:
-    """Distributing a tensor leaves it as it was, on every rank."""
-    x = given(case)
-    tensor = here.tensor(of_rank(case, here.rank))
-    distribute_tensor(tensor, here.mesh(x.layout.mesh), here.placements(x.layout.placements))
-    here.same(tensor, of_rank(case, here.rank), "input", what="the tensor that was distributed")
+@law(
+    "layout.input-kept",
+    source=f"{DOC}, distribute_tensor: an out-of-place function",
+    control="mesh=2 x=5x6:S(1)",
+    features=lambda case: {"replicated"} if set(case.get("x").split(":")[1].split(",")) == {"R"} else set(),
+    draw=draw_kept,
+    draws=30,
+    needs=("broadcast", "scatter"),
+    weight=0.3,
+    tier="advisory",
+)
+def input_kept(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
+    """distribute_tensor does not change the tensor that it is given, on any rank."""
+    distribute_tensor(x, mesh, placements)
+    return {"input": x}
 
 
-def script_kept(case: Case) -> Script:
-    x = given(case)
-    body = [
-        "x = X[rank].clone()",
-        f"mesh = {scripts.mesh(x.layout.mesh)}",
-        f"d = distribute_tensor(x, mesh, {scripts.placements(x.layout.placements)})",
-        "return X[rank], x",
-    ]
-    return scripts.script(body, world=case.world, constants=scripts.tensors("X", {rank: of_rank(case, rank) for rank in range(case.world)}))
+@input_kept.due
+def _(x: OwnValues, rank: Rank):
+    return {"input": x.of(rank).full}
 
 
-def draw_offsets(limits: Limits) -> SearchStrategy[Case]:
-    return draws.placed("layout.offsets", limits, kinds=("R", "S", "_S", "P"))
+@law(
+    "layout.offsets",
+    source="torch.distributed.tensor._utils, docstring of compute_local_shape_and_global_offset",
+    control="mesh=2x2 x=5x6:S(0),S(0)",
+    draw=lambda limits: draws.placed(limits, kinds=("R", "S", "_S", "P")),
+    draws=180,
+    weight=0.6,
+)
+def offsets(shape: ShapeOf, mesh: DeviceMesh, placements: PlacedAs):
+    """A rank's local shape is how much it owns of each dim, its offset the first index, or the extent where it owns
+    nothing."""
+    local, offset = compat.local_shape_and_offset(shape, mesh, placements)
+    return {"shape": tuple(local), "offset": tuple(offset)}
 
 
-def check_offsets(case: Case, here: Here) -> None:
-    """The local shape and offset that torch computes are the lengths and first indices of what this rank owns."""
-    x = given(case)
-    compute = compat.name("local_shape_and_offset")
-    coord = here.coord(x.layout.mesh)
-    shape, offset = compute(torch.Size(x.layout.shape), here.mesh(x.layout.mesh), here.placements(x.layout.placements))
-    want = ((0,), ()) if coord is None else (x.layout.local_shape(coord), x.layout.offset(coord))
-    here.require(tuple(shape) == want[0], "wrong-layout", "shape", "local shape differs", want[0], tuple(shape))
-    here.require(tuple(offset) == want[1], "wrong-layout", "offset", "global offset differs", want[1], tuple(offset))
+@offsets.due
+def _(x: GlobalOf, rank: Rank):
+    coord = x.mesh.coord(rank)
+    shape, offset = ((0,), ()) if coord is None else (x.layout.local_shape(coord), x.layout.offset(coord))
+    return {"shape": Of(shape, "wrong-layout"), "offset": Of(offset, "wrong-layout")}
 
 
-def script_offsets(case: Case) -> Script:
-    layout = given(case).layout
-    coords = {rank: layout.mesh.coord(rank) for rank in range(case.world)}
-    want = {rank: ((0,), ()) if at is None else (layout.local_shape(at), layout.offset(at)) for rank, at in coords.items()}
-    name = "compute_local_shape_and_global_offset"
-    got = f"{name}(torch.Size({layout.shape}), mesh, {scripts.placements(layout.placements)})"
-    return scripts.compared(case, [f"mesh = {scripts.mesh(layout.mesh)}"], got, want)
+@law(
+    "layout.chunks",
+    source="torch.distributed.tensor, docstring of DTensor.__create_chunk_list__",
+    control="mesh=2x2 x=5x6:S(0),S(0)",
+    draw=lambda limits: draws.mostly(draws.placed(limits, kinds=("R", "S")), draws.placed(limits), 4),
+    draws=90,
+    members=True,
+    weight=0.5,
+)
+def chunks(x: DTensor):
+    """The chunks that a DTensor lists hold the elements that the rank owns, all of them and no others: one chunk where
+    one box holds them."""
+    boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in x.__create_chunk_list__()]
+    runs = [[range(start, start + size) for start, size in zip(*box, strict=True)] for box in boxes]
+    return {"box": boxes, "elements": sorted(at for box in runs for at in itertools.product(*box))}
 
 
-def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
-    return draws.mostly(draws.placed("layout.chunks", limits, kinds=("R", "S")), draws.placed("layout.chunks", limits), 4)
-
-
-def check_chunks(case: Case, here: Here) -> None:
-    """The chunks that a DTensor lists for a checkpoint hold exactly the elements that this rank owns."""
-    x = given(case)
-    coord = here.coord(x.layout.mesh)
-    live = x.dtensor(here)
-    if coord is None:
-        return
-    got = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in live.__create_chunk_list__()]  # type: ignore[no-untyped-call]
-    due = x.layout.box(coord)
-    if due is not None:
-        here.require(got == [due], "wrong-layout", "box", "the chunk is not what this rank owns", due, got)
-        return
-    listed = sorted(at for box in got for at in itertools.product(*(range(a, b) for a, b in zip(box.offset, box.end, strict=True))))
-    owned = sorted(itertools.product(*x.layout.owned(coord)))
-    here.require(listed == owned, "wrong-layout", "elements", "the chunks hold other elements than this rank owns", owned, got)
-
-
-def script_chunks(case: Case) -> Script:
-    x = given(case)
-    constants, body = scripts.source(x, case.world)
-    coords = {rank: x.layout.mesh.coord(rank) for rank in sorted(x.layout.mesh.ranks)}
-    want = {rank: sorted(itertools.product(*x.layout.owned(at or ()))) for rank, at in coords.items()}
-    body += [
-        "listed = []",
-        "for chunk in x.__create_chunk_list__() if mesh.get_coordinate() is not None else []:",
-        "    ranges = [range(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes)]",
-        "    listed += itertools.product(*ranges)",
-    ]
-    made = scripts.compared(case, body, "sorted(listed)", want, constants=constants)
-    return Script(made.stages, ("import itertools", *made.imports), made.constants)
+@chunks.due
+def _(x: Global, rank: Rank):
+    coord = x.mesh.coord(rank)
+    assert coord is not None
+    box, owned = x.layout.box(coord), sorted(itertools.product(*x.layout.owned(coord)))
+    return {"box": Of([(box.offset, box.size)], "wrong-layout") if box else ..., "elements": Of(owned, "wrong-layout")}
 
 
 def draw_full(limits: Limits) -> SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    plain = draws.placed("layout.full", limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
-    return draws.mostly(plain, draws.placed("layout.full", limits, on=on), 5)
+    plain = draws.placed(limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
+    return draws.mostly(plain, draws.placed(limits, on=on), 5)
 
 
-def check_full(case: Case, here: Here) -> None:
-    """``full_tensor`` of what was distributed is the tensor, on every rank."""
-    x = given(case)
-    at = here.placements(x.layout.placements)
-    got = distribute_tensor(here.tensor(x.full), here.mesh(x.layout.mesh), at, src_data_rank=None).full_tensor()
-    if here.coord(x.layout.mesh) is None:
-        here.require(got.numel() == 0, "wrong-layout", "outside", "a rank outside the mesh got elements", "nothing", got)
-    else:
-        here.same(got, x.full, "full", what="full tensor")
+@law(
+    "layout.full",
+    source=f"{DOC}, DTensor.full_tensor",
+    control="mesh=2x2 x=5x6:S(0),S(1)",
+    draw=draw_full,
+    draws=120,
+    sweep=draws.out_of_order("S(0)"),
+    sweeps=3,
+    needs=("all_gather",),
+    weight=1.2,
+)
+def full(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+    """full_tensor of a distributed tensor is the tensor; a rank outside the mesh gets no elements."""
+    whole = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
+    return {"elements": whole.numel(), "full": whole}
 
 
-def script_full(case: Case) -> Script:
-    x = given(case)
-    body = [
-        f"x = {scripts.tensor(x.full)}",
-        f"mesh = {scripts.mesh(x.layout.mesh)}",
-        f"d = distribute_tensor(x, mesh, {scripts.placements(x.layout.placements)}, src_data_rank=None)",
-        "full = d.full_tensor()",
-        "return (x, full) if mesh.get_coordinate() is not None else (None, None)",
-    ]
-    return scripts.script(body, world=case.world)
+@full.due
+def _(x: Global, rank: Rank):
+    inside = x.mesh.coord(rank) is not None
+    return {"elements": Of(x.full.numel() if inside else 0, "wrong-layout"), "full": x.full if inside else ...}
 
 
 def draw_negative(limits: Limits) -> SearchStrategy[Case]:
     def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"how": draw(st.sampled_from(["distribute", "from_local", "redistribute"]))}
 
-    drawn = draws.placed("layout.negative-dims", limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
+    drawn = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
     return drawn.filter(lambda case: "(-" in case.text)
 
 
-def check_negative(case: Case, here: Here) -> None:
-    """A shard of dim -1 is a shard of the last dim: the DTensor says so and holds it; the list that was passed stays as it was."""
-    x, how = given(case), case.get("how")
-    live, at = here.mesh(x.layout.mesh), here.placements(case.tensor("x").placements or ())
-    if how == "distribute":
-        got = distribute_tensor(here.tensor(x.full), live, at, src_data_rank=None)
-    elif how == "from_local":
-        local = here.local(x.full, x.layout)
-        outside = here.coord(x.layout.mesh) is None
-        local = here.tensor(x.full) if outside else local  # a rank outside has no local tensor of as many dims
-        got = DTensor.from_local(local, live, at, shape=x.full.shape, stride=x.full.stride())
-    else:
-        whole = here.placements(x.layout.replace(draws.replicated(x.layout)).placements)
-        got = distribute_tensor(here.tensor(x.full), live, whole, src_data_rank=None).redistribute(placements=at)
-    here.same_dtensor(got, x.full, how, mesh=x.layout.mesh)
-    due = here.placements(x.layout.placements)
-    here.require(list(got.placements) == due, "wrong-metadata", "placements", "negative dims are not normalised", due, list(got.placements))
-    passed = here.placements(case.tensor("x").placements or ())
-    here.require(at == passed, "wrong-value", "argument", "the list of placements that was passed is another afterwards", passed, at)
-
-
-def script_negative(case: Case) -> Script:
-    x, how = given(case), case.get("how")
-    at = scripts.placements(case.tensor("x").placements or ())
-    if how == "from_local":
-        constants, body = scripts.source(Given(x.spec, x.full, x.layout, x.seed), case.world)
-        body[-1] = body[-1].replace(scripts.placements(x.layout.placements), "at")
-        body = [f"at = {at}", *body, f"assert at == {at}"]
-        return scripts.holds(case, body, "x", x.full, x.layout, constants=constants)
-    whole = scripts.placements(draws.replicated(x.layout))
-    body = [f"x = {scripts.tensor(x.full)}", f"mesh, at = {scripts.mesh(x.layout.mesh)}, {at}"]
-    body += [f"d = distribute_tensor(x, mesh, {'at' if how == 'distribute' else whole}, src_data_rank=None)"]
-    body += ["d = d.redistribute(placements=at)"] if how == "redistribute" else []
-    return scripts.holds(case, [*body, f"assert at == {at}"], "d", x.full, x.layout)
-
-
-LAWS = (
-    Law(
-        id="layout.distribute",
-        clause="distribute_tensor without a source rank leaves on each rank the slice of its tensor that the placements name.",
-        source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
-        check=check_distribute,
-        script=script_distribute,
-        control="layout.distribute mesh=2x2 x=5x6:S(0),S(1)",
-        planted="shard_tensor_floor",
-        draw=draw_distribute,
-        draws=200,
-        weight=1.2,
-    ),
-    Law(
-        id="layout.scatter",
-        clause="distribute_tensor gives every rank its slice of the tensor of the first rank of each mesh dim.",
-        source=f"{DOC}, distribute_tensor (src_data_rank)",
-        check=check_scatter,
-        script=script_scatter,
-        control="layout.scatter mesh=2x2 x=5x6:S(0),S(1)",
-        planted="scatter_skips_unpadding",
-        draw=draw_scatter,
-        sweep=draws.out_of_order("layout.scatter", "S(0)"),
-        sweeps=3,
-        draws=120,
-        needs=("broadcast", "scatter"),
-        weight=1.2,
-    ),
-    Law(
-        id="layout.source",
-        clause="With src_data_rank=k every rank gets its slice of the tensor of the rank at position k of each mesh dim.",
-        source=f"{DOC}, distribute_tensor (src_data_rank)",
-        check=check_scatter,
-        script=script_scatter,
-        control="layout.source mesh=2 x=5x6:S(1) src=1",
-        planted="broadcast_from_first",
-        draw=draw_source,
-        draws=60,
-        sweep=lambda limits: [case for case in SECOND_FIRST(limits) if min(case.mesh().shape) > 1],
-        sweeps=2,
-        needs=("broadcast", "scatter"),
-        weight=0.8,
-    ),
-    Law(
-        id="layout.input-kept",
-        clause="distribute_tensor does not change the tensor that it is given.",
-        source=f"{DOC}, distribute_tensor: an out-of-place function",
-        check=check_kept,
-        script=script_kept,
-        control="layout.input-kept mesh=2 x=5x6:S(1)",
-        planted="scatter_zeroes_input",
-        features=lambda case: {"replicated"} if set(case.get("x").split(":")[1].split(",")) == {"R"} else set(),
-        draw=draw_kept,
-        draws=30,
-        needs=("broadcast", "scatter"),
-        weight=0.3,
-        tier="advisory",
-    ),
-    Law(
-        id="layout.offsets",
-        clause="A rank's local shape is how much it owns of each dim, its offset the first index, or the extent where it owns nothing.",
-        source=OFFSETS,
-        check=check_offsets,
-        script=script_offsets,
-        control="layout.offsets mesh=2x2 x=5x6:S(0),S(0)",
-        planted="nested_offset_is_local",
-        draw=draw_offsets,
-        draws=180,
-        weight=0.6,
-    ),
-    Law(
-        id="layout.chunks",
-        clause="The chunks that a DTensor lists hold the elements that the rank owns, all of them and no others.",
-        source="torch.distributed.tensor, docstring of DTensor.__create_chunk_list__",
-        check=check_chunks,
-        script=script_chunks,
-        control="layout.chunks mesh=2x2 x=5x6:S(0),S(0)",
-        planted="chunk_of_whole_tensor",
-        draw=draw_chunks,
-        draws=90,
-        weight=0.5,
-    ),
-    Law(
-        id="layout.full",
-        clause="full_tensor of a distributed tensor is the tensor.",
-        source=f"{DOC}, DTensor.full_tensor",
-        check=check_full,
-        script=script_full,
-        control="layout.full mesh=2x2 x=5x6:S(0),S(1)",
-        planted="gather_along_first_dim",
-        draw=draw_full,
-        sweep=draws.out_of_order("layout.full", "S(0)"),
-        sweeps=3,
-        draws=120,
-        needs=("all_gather",),
-        weight=1.2,
-    ),
-    Law(
-        id="layout.negative-dims",
-        clause="A shard of a negative dim is a shard of the dim counted from the end, and a DTensor names it so.",
-        source=f"{DOC}, DTensor.from_local and distribute_tensor (Shard dims are normalised)",
-        check=check_negative,
-        script=script_negative,
-        control="layout.negative-dims mesh=2 x=5x6:S(-1) how=distribute",
-        planted="negative_dims_count_from_one",
-        draw=draw_negative,
-        draws=50,
-        weight=0.4,
-    ),
+@law(
+    "layout.negative-dims",
+    source=f"{DOC}, DTensor.from_local and distribute_tensor (Shard dims are normalised)",
+    control="mesh=2 x=5x6:S(-1) how=from_local",
+    draw=draw_negative,
+    draws=50,
+    weight=0.4,
 )
+def negative_dims(
+    x: Whole,
+    local: Held,
+    mesh: DeviceMesh,
+    placements: PlacedAs,
+    how: Literal["distribute", "from_local", "redistribute"],
+):
+    """A shard of a negative dim is a shard of the dim counted from the end, and a DTensor names it so; the list that
+    was passed stays as it was."""
+    passed = copy.deepcopy(placements)
+    if how == "distribute":
+        d = distribute_tensor(x, mesh, placements, src_data_rank=None)
+    elif how == "from_local":
+        part = local if mesh.get_coordinate() is not None else x  # a rank outside has no local tensor of as many dims
+        d = DTensor.from_local(part, mesh, placements, shape=x.shape, stride=x.stride())
+    else:
+        d = distribute_tensor(x, mesh, [Replicate()] * mesh.ndim, src_data_rank=None).redistribute(
+            placements=placements
+        )
+    dims = [getattr(placement, "dim", None) for placement in d.placements]
+    return {"local": d, "dims": dims, "argument": placements == passed}
+
+
+@negative_dims.due
+def _(x: Global):
+    return {"local": x, "dims": Of([shard_dim(placement) for placement in x.placements]), "argument": True}
+
+
+def draw_together(limits: Limits) -> SearchStrategy[Case]:
+    lines, planes = (draws.meshes(limits, dims=dims) for dims in ((1,), (2,)))
+    return draws.placed(limits, on=[*lines * 2, *planes], kinds=("R", "S"), memories=("plain", "transposed"))
+
+
+@law(
+    "layout.together",
+    source="torch.distributed.tensor, docstrings of compute_global_tensor_shape and compute_local_tensor_info",
+    control="mesh=2 x=5x6:S(0)",
+    draw=draw_together,
+    draws=16,
+    members=True,
+    needs=("all_gather",),
+    weight=0.2,
+)
+def together(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf):
+    """The shapes of shards, uneven ones too, make that of the whole, on a mesh of one dim; even ones have its strides,
+    shrunk, without what others hold."""
+    whole = caught(lambda: tuple(compat.global_tensor_shape(local.shape, mesh, placements)))
+    part = caught(lambda: compat.local_tensor_info(torch.empty_strided(shape, stride), mesh, placements))
+    if not isinstance(part, Exception):
+        part = tuple(part[0]), [step for step, size in zip(part[1], local.shape, strict=True) if size > 1]
+    return {"whole": whole, "even part": part}
+
+
+@together.due
+def _(local: Global, stride, rank: Rank):
+    layout, coord = local.layout, local.mesh.coord(rank)
+    whole = Refused() if layout.mesh.ndim > 1 else Of(layout.shape, "wrong-layout")
+    if not layout.is_even() or 0 in layout.shape:
+        return {"whole": whole, "even part": ...}
+    assert coord is not None
+    # the extents of the shard, in the order that the whole has in memory
+    shape, steps, step = layout.local_shape(coord), {}, 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], layout.shape[dim])):
+        steps[dim], step = step, step * shape[dim]
+    part = shape, [steps[dim] for dim, size in enumerate(shape) if size > 1]
+    return {"whole": whole, "even part": Of(part, "wrong-layout")}

@@ -2,73 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed.tensor as dtensor
 from hypothesis import strategies as st
-from torch.distributed.tensor import DTensor, distribute_tensor
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import given
-from conformance.laws.layout.distribute import keeps_grad, wants_grad
-from conformance.report.reproducer import Script
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import Replicate, parse_placements
-from reference.tensors import TensorSpec
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Either, Global, Of, Refused, caught
+from shardlaw.conformance.law.fields import Seed, WordField
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.layout.distribute import DOC, keeps_grad
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, Whole
+from shardlaw.reference import placement as reference
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
 
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
-
-DOC = "torch.distributed.tensor docs"
-
-MAKERS = {"zeros": 0, "ones": 1, "full": 7, "empty": None}
+MAKERS = ("zeros", "ones", "full", "empty")
+RANDOM = ("rand", "randn")
+# the element that a factory fills with; of `full` what it is told here, of `empty` what is written afterwards
+VALUES = {"zeros": 0, "ones": 1, "full": 7, "empty": 0}
 
 
 def draw_factory(limits: Limits) -> SearchStrategy[Case]:
     def make(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"make": draw(st.sampled_from(list(MAKERS))), **keeps_grad(draw, layout)}
+        return {"make": draw(st.sampled_from(MAKERS)), **keeps_grad(draw, layout)}
 
-    return draws.placed("layout.factory", limits, dtypes=limits.dtypes, extra=make)
+    return draws.placed(limits, dtypes=limits.dtypes, extra=make)
 
 
-def check_factory(case: Case, here: Here) -> None:
-    """A factory makes the same tensor as its plain namesake, each rank its slice."""
-    x, make, grad = given(case), case.get("make"), wants_grad(case)
-    value = MAKERS[make]
-    options: dict[str, Any] = {
-        "dtype": x.full.dtype,
-        "device_mesh": here.mesh(x.layout.mesh),
-        "placements": here.placements(x.layout.placements),
-        "requires_grad": grad,
+@law(
+    "layout.factory",
+    source=f"{DOC}, DTensor factory functions",
+    control="mesh=2x2 x=5x6:S(0),S(1) make=full",
+    draw=draw_factory,
+    draws=90,
+    weight=0.5,
+)
+def factory(
+    make: Literal["zeros", "ones", "full", "empty"],
+    shape: ShapeOf,
+    dtype: DtypeOf,
+    mesh: DeviceMesh,
+    placements: PlacedAs,
+    requires_grad: bool = False,
+):
+    """zeros, ones, full and empty of a layout give each rank its slice of the plain tensor of this name, with its
+    stride."""
+    value = {"fill_value": 7} if make == "full" else {}
+    grad = requires_grad and dtype.is_floating_point
+    d = getattr(dtensor, make)(shape, **value, dtype=dtype, device_mesh=mesh, placements=placements, requires_grad=grad)
+    if make == "empty":
+        d.to_local().detach().fill_(0)
+    return {"local": d, "requires_grad": d.requires_grad, "stride": tuple(d.stride())}
+
+
+@factory.due
+def _(x: GlobalOf, make, requires_grad=False):
+    full = torch.full_like(x.full, VALUES[make])
+    grad = requires_grad and x.full.dtype.is_floating_point
+    return {"local": x.holding(full), "requires_grad": Of(grad), "stride": Of(full.stride())}
+
+
+def draw_kinds(limits: Limits) -> SearchStrategy[Case]:
+    def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
+        return {"make": draw(st.sampled_from(MAKERS))}
+
+    def chance(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
+        return {"make": draw(st.sampled_from(RANDOM))}
+
+    inside = [mesh for mesh in draws.meshes(limits, tables=False) if mesh.size > max(mesh.ranks)]
+    plain = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, extra=how)
+    negative = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
+    random = draws.placed(limits, on=inside, kinds=("R", "S"), min_dims=1, extra=chance)
+    return draws.mostly(draws.mostly(plain, negative.filter(lambda case: "(-" in case.text), 9), random, 9)
+
+
+def unlike(one: DTensor, again: DTensor, *, unit: bool) -> list[str]:
+    """What does not hold of a random DTensor, and of another of the same seed; ``unit``: elements are from 0 to 1."""
+    whole, local = one.full_tensor(), one.to_local()
+    mine = distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None).to_local()
+    inside = (whole >= 0) & (whole < 1) if unit else whole.isfinite()
+    holds = {
+        "replicas agree": torch.equal(mine, local),
+        "the seed gives the same again": torch.equal(again.to_local(), local),
+        "elements are in range": bool(inside.all()),
+        "few elements are all different": whole.numel() > 64 or whole.unique().numel() == whole.numel(),
     }
-    shape = x.layout.shape
-    got = dtensor.full(shape, value, **options) if make == "full" else getattr(dtensor, make)(shape, **options)
-    if value is None:
-        with torch.no_grad():
-            got.to_local().fill_(0)
-    here.same_dtensor(got, torch.full(shape, value or 0, dtype=x.full.dtype), make, mesh=x.layout.mesh, placements=x.layout.placements)
-    here.require(got.requires_grad == grad, "wrong-metadata", "requires_grad", "requires_grad differs", grad, got.requires_grad)
-    want = torch.empty(shape).stride()
-    here.require(tuple(got.stride()) == want, "wrong-metadata", "stride", "global stride is not a contiguous tensor's", want, got.stride())
+    return [name for name, held in holds.items() if not held]
 
 
-def script_factory(case: Case) -> Script:
-    x, make = given(case), case.get("make")
-    value = f", {MAKERS[make]}" if make == "full" else ""
-    grad = ", requires_grad=True" if wants_grad(case) else ""
-    at = scripts.placements(x.layout.placements)
-    made = f"dtensor.{make}({x.layout.shape}{value}, dtype={x.full.dtype}, device_mesh=mesh, placements={at}{grad})"
-    zero = ["d.to_local().detach().fill_(0)"] if make == "empty" else []
-    body = [f"mesh = {scripts.mesh(x.layout.mesh)}", f"d = {made}", *zero]
-    got = scripts.holds(case, body, "d", torch.full(x.layout.shape, MAKERS[make] or 0, dtype=x.full.dtype), x.layout)
-    return Script(got.stages, ("import torch.distributed.tensor as dtensor", *got.imports), got.constants)
+@law(
+    "layout.factory-kinds",
+    source=f"{DOC}, DTensor factory functions (placements); torch.distributed.tensor._random, docstring of manual_seed",
+    control="mesh=2x2 x=5x6:S(0),_S(1,2) make=full",
+    features=lambda case: {"random"} if case.get("make") in RANDOM else set(),
+    draw=draw_kinds,
+    draws=80,
+    weight=0.3,
+)
+def factory_kinds(
+    make: Literal["zeros", "ones", "full", "empty", "rand", "randn"],
+    shape: ShapeOf,
+    mesh: DeviceMesh,
+    placements: PlacedAs,
+    seed: Seed,
+):
+    """A factory takes strided shards and dims from either end; random ones agree on replicas and obey the seed, or are
+    refused."""
+
+    def made():
+        value = {"fill_value": 7.0} if make == "full" else {}
+        return getattr(dtensor, make)(shape, **value, device_mesh=mesh, placements=placements)
+
+    if make in ("rand", "randn") and not compat.is_rng_supported_mesh(mesh):
+        return {"refusal": caught(made), "unlike": []}
+    if make in ("rand", "randn"):
+        torch.manual_seed(seed + 1)
+        one = made()
+        torch.manual_seed(seed + 1)
+        return {"refusal": "not due", "unlike": unlike(one, made(), unit=make == "rand")}
+    d = made()
+    if make == "empty":
+        d.to_local().zero_()
+    return {"local": d}
+
+
+@factory_kinds.due
+def _(x: GlobalOf, make):
+    if make in RANDOM:
+        return {"refusal": Either((Refused(), "not due")), "unlike": []}
+    return {"local": x.holding(torch.full_like(x.full, VALUES[make]))}
 
 
 def draw_context(limits: Limits) -> SearchStrategy[Case]:
@@ -78,43 +148,47 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
         inner = draw(st.sampled_from([None, None, *(other for other in others if other != layout.mesh)]))
         return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"])), "mesh__inner": inner}
 
-    return draws.placed("layout.context", limits, kinds=("R",), extra=how)
+    return draws.placed(limits, kinds=("R",), extra=how)
 
 
-def check_context(case: Case, here: Here) -> None:
-    """Under ``with mesh:`` the mesh need not be named; where no placements are, every rank holds the whole tensor. A context within
-    another holds until it ends; then the outer one does again."""
-    x, how = given(case), case.get("how")
-    full, want = here.tensor(x.full), torch.zeros(x.layout.shape) if how == "zeros" else x.full
-    calls: dict[str, Callable[[], DTensor]] = {
-        "distribute": lambda: distribute_tensor(full),
-        "from_local": lambda: DTensor.from_local(full),
-        "zeros": lambda: dtensor.zeros(x.layout.shape),
+@law(
+    "layout.context",
+    source=f"{DOC}, distribute_tensor and DTensor.from_local (device_mesh, placements)",
+    control="mesh=2 x=5x6:R how=from_local",
+    draw=draw_context,
+    draws=24,
+    weight=0.2,
+    needs=("broadcast",),
+)
+def context(
+    x: Whole, mesh: DeviceMesh, how: Literal["distribute", "from_local", "zeros"], mesh__inner: DeviceMesh | None = None
+):
+    """Inside a mesh's context the mesh is the default, and replication is the default placement; a context within
+    another holds until it ends."""
+
+    def made():
+        return dtensor.zeros(x.shape) if how == "zeros" else makers[how](x)  # type: ignore[operator]
+
+    makers = {"distribute": distribute_tensor, "from_local": DTensor.from_local}
+    inner = None
+    with mesh:
+        if mesh__inner is not None:
+            with mesh__inner:
+                inner = made()
+        outer = made()
+    return {"inner": inner, "outer": outer}
+
+
+@context.due
+def _(x: Global, how, mesh__inner=None):
+    whole = x.holding(torch.zeros_like(x.full)) if how == "zeros" else x
+    return {
+        "inner": mesh__inner and whole.under((reference.Replicate(),) * mesh__inner.ndim, mesh__inner),
+        "outer": whole,
     }
-    inner = case.mesh("mesh.inner") if "mesh.inner" in case else None
-    with here.mesh(x.layout.mesh):
-        if inner is not None:
-            with here.mesh(inner):
-                within = calls[how]()
-            here.same_dtensor(within, want, "inner", mesh=inner, placements=(Replicate(),) * inner.ndim)
-        got = calls[how]()
-    here.same_dtensor(got, want, how, mesh=x.layout.mesh, placements=x.layout.placements)
 
 
-def script_context(case: Case) -> Script:
-    x, how = given(case), case.get("how")
-    call = {"distribute": "distribute_tensor(x)", "from_local": "DTensor.from_local(x)", "zeros": f"dtensor.zeros({x.layout.shape})"}[how]
-    body = [f"x = {scripts.tensor(x.full)}"]
-    if "mesh.inner" in case:
-        body += [f"inner = {scripts.mesh(case.mesh('mesh.inner'))}", f"with {scripts.mesh(x.layout.mesh)}:", f"    with inner: {call}"]
-    else:
-        body += [f"with {scripts.mesh(x.layout.mesh)}:"]
-    body += [f"    d = {call}"]
-    got = scripts.holds(case, body, "d", torch.zeros(x.layout.shape) if how == "zeros" else x.full, x.layout)
-    return Script(got.stages, ("import torch.distributed.tensor as dtensor", *got.imports), got.constants)
-
-
-# what is asked for, by how: (shape, placements on a 1-D mesh, placements on a 2-D mesh)
+# what is no layout: shape, placements on a 1-D mesh, placements on a 2-D mesh
 ODD = {
     "dim-out": ("5x4", "S(2)", "R,S(2)"),
     "dim-far-out": ("5x4", "S(7)", "S(7),R"),
@@ -126,147 +200,63 @@ ODD = {
     "mixed-partial": ("5x4", "", "P(sum),P(max)"),
     "product": ("5x4", "P(product)", "R,P(product)"),
 }
-HOWS = {
-    "distribute": ("dim-out", "dim-far-out", "dim-far-below", "strided-out", "few", "many", "0-d", "mixed-partial", "product"),
-    "from_local": ("dim-out", "dim-far-out", "dim-far-below", "strided-out", "few", "many", "0-d", "mixed-partial"),
-    "zeros": ("dim-out", "dim-far-out", "dim-far-below", "strided-out", "few", "many", "0-d"),
-}
-REFUSAL_MESHES = ("2", "3", "1x2", "2x1", "2x2")
+# how many of them, from the first on, each maker must refuse, and which calls with what is one are refused
+HOWS = {"distribute": 9, "from_local": 8, "zeros": 7}
+CALLS = ("non-leaf", "other-placements", "other-mesh", "local-dtensor", "shape-alone", "stride-alone")
 
 
 def sweep_refusals(limits: Limits) -> list[Case]:
-    cases = []
-    for how, attempts in HOWS.items():
-        for attempt in attempts:
-            shape, *texts = ODD[attempt]
-            for mesh in map(Mesh.parse, REFUSAL_MESHES):
-                if texts[mesh.ndim - 1]:
-                    x = TensorSpec.parse(f"{shape}:{texts[mesh.ndim - 1]}")
-                    cases.append(Case.of("layout.refusals", mesh=mesh, x=x, how=how, attempt=attempt))
-    for attempt in CALLS:
-        cases += [Case.of("layout.refusals", mesh=mesh, how="call", attempt=attempt) for mesh in map(Mesh.parse, REFUSAL_MESHES)]
+    cases, meshes = [], [Mesh.parse(text) for text in ("2", "3", "1x2", "2x1", "2x2")]
+    for how, count in HOWS.items():
+        for attempt in [*ODD][:count]:
+            shape, *by_ndim = ODD[attempt]
+            placed = [(mesh, by_ndim[mesh.ndim - 1]) for mesh in meshes]
+            cases += [fields(mesh=mesh, x=f"{shape}:{at}", how=how, attempt=attempt) for mesh, at in placed if at]
+    cases += [fields(mesh=mesh, how="call", attempt=attempt) for attempt in CALLS for mesh in meshes]
     return [case for case in cases if case.world <= limits.world_size]
 
 
-def _on(here: Here, mesh: Mesh, text: str) -> dict[str, Any]:
-    rest = ",R" * (mesh.ndim - 1)
-    return {"device_mesh": here.mesh(mesh), "placements": here.placements(parse_placements(text + rest))}
-
-
-def _non_leaf(here: Here, mesh: Mesh) -> object:
-    return distribute_tensor(torch.ones(4, 4, requires_grad=True, device=here.device) * 2, **_on(here, mesh, "S(0)"))
-
-
-def _other_placements(here: Here, mesh: Mesh) -> object:
-    made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
-    return distribute_tensor(made, **_on(here, mesh, "S(1)"))
-
-
-def _other_mesh(here: Here, mesh: Mesh) -> object:
-    made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
-    return distribute_tensor(made, **_on(here, Mesh(mesh.shape, mesh.ranks[::-1]), "S(0)"))
-
-
-def _local_dtensor(here: Here, mesh: Mesh) -> object:
-    made = distribute_tensor(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), src_data_rank=None)
-    return DTensor.from_local(made, **_on(here, mesh, "S(0)"))
-
-
-def _shape_alone(here: Here, mesh: Mesh) -> object:
-    return DTensor.from_local(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), shape=torch.Size((8, 4)))
-
-
-def _stride_alone(here: Here, mesh: Mesh) -> object:
-    return DTensor.from_local(torch.ones(4, 4, device=here.device), **_on(here, mesh, "S(0)"), stride=(4, 1))
-
-
-# what else is refused: a call on a mesh, and its text
-CALLS: dict[str, tuple[Callable[[Here, Mesh], object], str]] = {
-    "non-leaf": (_non_leaf, "distribute_tensor(torch.ones(4, 4, requires_grad=True) * 2, mesh, {at})"),
-    "other-placements": (_other_placements, "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {other})"),
-    "other-mesh": (
-        _other_mesh,
-        "distribute_tensor(distribute_tensor(torch.ones(4, 4), mesh, {at}), "
-        "DeviceMesh(mesh.device_type, mesh.mesh.flatten().flip(0).view(mesh.shape)), {at})",
-    ),
-    "local-dtensor": (_local_dtensor, "DTensor.from_local(distribute_tensor(torch.ones(4, 4), mesh, {at}), mesh, {at})"),
-    "shape-alone": (_shape_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, shape=torch.Size((8, 4)))"),
-    "stride-alone": (_stride_alone, "DTensor.from_local(torch.ones(4, 4), mesh, {at}, stride=(4, 1))"),
-}
-
-
-def check_refusals(case: Case, here: Here) -> None:
-    """What is no layout is refused on every rank, without waiting for the others."""
-    attempt, how, mesh = case.get("attempt"), case.get("how"), case.mesh()
-    live = here.mesh(mesh)
-    if how == "call":
-        here.refused(lambda: CALLS[attempt][0](here, mesh), attempt, attempt)
-        return
-    spec = case.tensor("x")
-    at, full = here.placements(spec.placements or ()), here.tensor(spec.build(case.seed))
-    calls: dict[str, Callable[[], object]] = {
-        "distribute": lambda: distribute_tensor(full, live, at, src_data_rank=None),
-        "from_local": lambda: DTensor.from_local(full, live, at),
-        "zeros": lambda: dtensor.zeros(spec.shape, device_mesh=live, placements=at),
-    }
-    here.refused(calls[how], attempt, f"{how} with {spec.placements and case.get('x')}")
-
-
-def script_refusals(case: Case) -> Script:
-    attempt, how, mesh = case.get("attempt"), case.get("how"), case.mesh()
-    body = [f"mesh = {scripts.mesh(mesh)}"]
-    if how == "call":
-        rest = ",R" * (mesh.ndim - 1)
-        at, other = (scripts.placements(parse_placements(text + rest)) for text in ("S(0)", "S(1)"))
-        return scripts.refused(case, body, CALLS[attempt][1].format(at=at, other=other))
-    spec = case.tensor("x")
-    at = scripts.placements(spec.placements or ())
-    made = {
-        "distribute": f"distribute_tensor(torch.zeros({spec.shape}), mesh, {at}, src_data_rank=None)",
-        "from_local": f"DTensor.from_local(torch.zeros({spec.shape}), mesh, {at})",
-        "zeros": f"dtensor.zeros({spec.shape}, device_mesh=mesh, placements={at})",
-    }[how]
-    got = scripts.refused(case, body, made)
-    return Script(got.stages, ("import torch.distributed.tensor as dtensor", *got.imports), got.constants)
-
-
-LAWS = (
-    Law(
-        id="layout.factory",
-        clause="zeros, ones, full and empty of a layout give each rank its slice of the plain tensor of this name.",
-        source=f"{DOC}, DTensor factory functions",
-        check=check_factory,
-        script=script_factory,
-        control="layout.factory mesh=2x2 x=5x6:S(0),S(1) make=full",
-        planted="factory_ignores_second_mesh_dim",
-        draw=draw_factory,
-        draws=90,
-        weight=0.5,
-    ),
-    Law(
-        id="layout.context",
-        clause="Inside a mesh's context the mesh is the default, and replication is the default placement.",
-        source=f"{DOC}, distribute_tensor and DTensor.from_local (device_mesh, placements)",
-        check=check_context,
-        script=script_context,
-        control="layout.context mesh=2 x=5x6:R how=distribute",
-        planted="context_shards_by_default",
-        draw=draw_context,
-        draws=24,
-        weight=0.2,
-        needs=("broadcast",),
-    ),
-    Law(
-        id="layout.refusals",
-        clause="Placements of a missing dim, too few or many, shards of a 0-d tensor and mixed reductions are refused on every rank.",
-        source=f"{DOC}, distribute_tensor, DTensor.from_local and the factories (one placement for each mesh dim; Raises)",
-        check=check_refusals,
-        script=script_refusals,
-        control="layout.refusals mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
-        planted="mixed_partials_accepted",
-        sweep=sweep_refusals,
-        sweeps=145,
-        features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
-        weight=0.4,
-    ),
+@law(
+    "layout.refusals",
+    source=f"{DOC}, distribute_tensor, DTensor.from_local and the factories (one placement for each mesh dim; Raises)",
+    control="mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
+    sweep=sweep_refusals,
+    sweeps=145,
+    features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
+    weight=0.4,
 )
+def refusals(
+    mesh: DeviceMesh,
+    how: Literal["distribute", "from_local", "zeros", "call"],
+    attempt: Annotated[str, WordField((*ODD, *CALLS))],
+    shape: ShapeOf | None = None,
+    placements: PlacedAs | None = None,
+):
+    """Placements of a missing dim, too few or many, shards of a 0-d tensor and mixed reductions are refused on every
+    rank."""
+    at = [Shard(0)] + [Replicate()] * (mesh.ndim - 1)
+    other = [Shard(1)] + [Replicate()] * (mesh.ndim - 1)
+    x = torch.ones((4, 4) if shape is None else shape, device=mesh.device_type)
+
+    def distributed():
+        return distribute_tensor(torch.ones(4, 4, device=mesh.device_type), mesh, at, src_data_rank=None)
+
+    calls = {
+        "distribute": lambda: distribute_tensor(x, mesh, placements, src_data_rank=None),
+        "from_local": lambda: DTensor.from_local(x, mesh, placements),
+        "zeros": lambda: dtensor.zeros(shape, device_mesh=mesh, placements=placements),
+        "non-leaf": lambda: distribute_tensor(x.requires_grad_() * 2, mesh, at),
+        "other-placements": lambda: distribute_tensor(distributed(), mesh, other),
+        "other-mesh": lambda: distribute_tensor(
+            distributed(), DeviceMesh(mesh.device_type, mesh.mesh.flatten().flip(0).view(mesh.shape)), at
+        ),
+        "local-dtensor": lambda: DTensor.from_local(distributed(), mesh, at),
+        "shape-alone": lambda: DTensor.from_local(x, mesh, at, shape=torch.Size((8, 4))),
+        "stride-alone": lambda: DTensor.from_local(x, mesh, at, stride=(4, 1)),
+    }
+    return caught(calls[attempt if how == "call" else how])
+
+
+@refusals.due
+def _():
+    return Refused()

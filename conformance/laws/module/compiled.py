@@ -5,48 +5,51 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import DTensor, Replicate
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import given
-from conformance.laws.module.given import Modelled, features, judge_parameters, near
-from conformance.laws.module.models import NEEDS, cases, run_backward, script
-from conformance.report.reproducer import Script
-from reference.mesh import Mesh
-from reference.placement import Placement, Placements
-from reference.placement import Replicate as R
-from reference.placement import Shard as S
-from reference.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Global
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.models import dense_backward, parallelized
+from shardlaw.conformance.laws.module.plans import Plan
+from shardlaw.conformance.laws.module.zoo import (
+    NEEDS,
+    Model,
+    ModelMesh,
+    OneBatch,
+    StylePlan,
+    cases,
+    features,
+    gradients,
+    there_and_back,
+)
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Placement
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
+from shardlaw.reference.tensors import TensorSpec
 
 DOC = "torch.compile docs; torch.distributed.tensor docs: DTensors in torch.compile"
-# what is compiled: its text, the function of the DTensor, and of the whole tensor where that differs
-PROGRAMS: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "pointwise": ("(x * 2 + 1).relu()", lambda x: (x * 2 + 1).relu(), lambda x: (x * 2 + 1).relu()),
-    "sum": ("(x - 1).sum(0)", lambda x: (x - 1).sum(0), lambda x: (x - 1).sum(0)),
-    "product": ("x @ x.t()", lambda x: x @ x.t(), lambda x: x @ x.t()),
-    "turned": ("x.t() + x.t()", lambda x: x.t() + x.t(), lambda x: x.t() + x.t()),
-    "gathered": (
-        "x.redistribute(placements=[Replicate()] * x.device_mesh.ndim) * 3",
-        lambda x: x.redistribute(placements=[Replicate()] * x.device_mesh.ndim) * 3,
-        lambda x: x * 3,
-    ),
-    "locally": (
-        "DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements)",
-        lambda x: DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements),
-        lambda x: x * 2,
-    ),
+# what is compiled, and the same of a whole tensor where that differs
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "pointwise": lambda x: (x * 2 + 1).relu(),
+    "sum": lambda x: (x - 1).sum(0),
+    "product": lambda x: x @ x.t(),
+    "turned": lambda x: x.t() + x.t(),
+    "gathered": lambda x: x.redistribute(placements=[Replicate()] * x.device_mesh.ndim) * 3,
+    "locally": lambda x: DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements),
 }
+DENSE: dict[str, Callable[[Any], Any]] = {"gathered": lambda x: x * 3, "locally": lambda x: x * 2}
+# inductor is for cases by hand: making machine code may take longer than a case may
+Backend = Literal["aot_eager", "eager", "inductor"]
 
 
 def forget() -> None:
@@ -56,119 +59,96 @@ def forget() -> None:
     torch.compiler.reset()
 
 
-def check_compiled(case: Case, here: Here) -> None:
-    """The compiled function gives the dense result, twice in a row, and the dense gradient where the case asks for it."""
-    x, (_, fn, dense) = given(case), PROGRAMS[case.get("fn")]
-    forget()
-    try:
-        compiled = torch.compile(fn, backend=case.get("backend", "aot_eager"))
-        for at in range(2):
-            live = x.dtensor(here).detach().requires_grad_("grads" in case)
-            whole = x.full.clone().requires_grad_("grads" in case)
-            got: Any = compiled(live)
-            want = dense(whole)
-            here.same_dtensor(got.detach() if isinstance(got, DTensor) else got, want.detach(), f"call-{at}", mesh=x.layout.mesh)
-            if "grads" in case:
-                got.sum().backward()
-                want.sum().backward()
-                here.same_dtensor(live.grad, whole.grad, f"gradient-{at}", mesh=x.layout.mesh)  # type: ignore[arg-type]
-    finally:
-        forget()
-
-
 def sweep_compiled(limits: Limits) -> list[Case]:
-    """Each function on even shards. ``backend=inductor`` is for cases by hand: making machine code may take longer than a case may."""
-    law, x = "module.compiled", TensorSpec((4, 4), (S(0),), "float64", "small")
-    cases = [Case.of(law, mesh="2", x=x, fn=fn) for fn in PROGRAMS]
-    cases += [Case.of(law, mesh="2", x=x, fn=fn, grads=1) for fn in ("pointwise", "product")]
-    return [case for case in cases if case.world <= limits.world_size]
+    """Each function on even shards."""
+    x = TensorSpec((4, 4), (S(0),), "float64", "small")
+    cases = [fields(mesh="2", x=x, fn=fn) for fn in PROGRAMS]
+    return cases + [fields(mesh="2", x=x, fn=fn, grads=1) for fn in ("pointwise", "product")]
 
 
-def draw_compiled(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_compiled(draw: st.DrawFn, limits: Limits) -> Case:
     on = [mesh for mesh in map(Mesh.parse, ("2", "2", "3", "2x2")) if mesh.size <= limits.world_size]
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, fn = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(PROGRAMS)))
-        even = fn == "locally"
-        shape = tuple(mesh.size * draw(st.sampled_from([1, 2])) if even else draw(st.sampled_from([4, 3, 5, 6])) for _ in range(2))
-        places: list[Placement] = [S(0), S(1), R()]
-        at: Placements = tuple(draw(st.sampled_from(places)) for _ in mesh.shape)
-        x = TensorSpec(shape, at, "float64", "small")
-        return Case.of("module.compiled", mesh=mesh, x=x, fn=fn, grads=draw(st.sampled_from([None, 1])), seed=draw(draws.seeds()))
-
-    return case()
+    mesh, fn = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(PROGRAMS)))
+    even = fn == "locally"
+    shape = tuple(
+        mesh.size * draw(st.sampled_from([1, 2])) if even else draw(st.sampled_from([4, 3, 5, 6])) for _ in range(2)
+    )
+    places: list[Placement] = [S(0), S(1), R()]
+    x = TensorSpec(shape, tuple(draw(st.sampled_from(places)) for _ in mesh.shape), "float64", "small")
+    return fields(mesh=mesh, x=x, fn=fn, grads=draw(st.sampled_from([None, 1])), seed=draw(draws.seeds()))
 
 
-def script_compiled(case: Case) -> Script:
-    x, (text, _, dense) = given(case), PROGRAMS[case.get("fn")]
-    constants, body = scripts.source(x, case.world)
-    whole = x.full.clone().requires_grad_()
-    want = dense(whole)
-    want.sum().backward()
-    assert whole.grad is not None
-    body += ["x = x.detach().requires_grad_()", f'got = torch.compile(lambda x: {text}, backend="{case.get("backend", "aot_eager")}")(x)']
-    if "grads" in case:
-        body += ["got.sum().backward()", f"return {scripts.tensor(whole.grad)}, x.grad.full_tensor()"]
-    else:
-        body += [f"return {scripts.tensor(want)}, got.full_tensor().detach()"]
-    return scripts.script(body, world=case.world, constants=constants)
-
-
-def check_model(case: Case, here: Here) -> None:
-    """The compiled parallel model has the dense gradients."""
-    given_ = Modelled(case)
-    dense = given_.model()
-    model = given_.parallel(dense, here)
+@law(
+    "module.compiled",
+    source=DOC,
+    control="mesh=2 x=4x4:S(0):float64:small fn=pointwise",
+    draw=draw_compiled,
+    draws=2,
+    sweep=sweep_compiled,
+    sweeps=1,
+    features=lambda case: {"compiled", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set()),
+    needs=NEEDS,
+    weight=0.2,
+)
+def compiled(
+    x: DTensor,
+    fn: Literal["pointwise", "sum", "product", "turned", "gathered", "locally"],
+    grads: bool = False,
+    backend: Backend = "aot_eager",
+):
+    """A compiled function of DTensors gives what the function gives, gradients too, each time that it is called."""
     forget()
     try:
-        compiled = torch.compile(model, backend=case.get("backend", "aot_eager"))
-        x, whole = run_backward(given_, here, compiled, dense)
-        if whole.grad is not None:
-            near(here, x.grad, given_.part(whole.grad, given_.plan.entry, here.rank), "input", "the gradient of the input")
+        function, outs, leaves = torch.compile(PROGRAMS[fn], backend=backend), [], []
+        for _ in range(2):
+            leaves.append(x.detach().requires_grad_(grads))
+            outs.append(function(leaves[-1]))
+            if grads:
+                outs[-1].sum().backward()
     finally:
         forget()
-    judge_parameters(here, given_, model, dense, "gradients", grads=True)
+    return {"calls": outs, "gradients": [leaf.grad for leaf in leaves]}
+
+
+@compiled.due
+def _(x: Global, fn: str, grads: bool):
+    whole: Any = x.full.clone().requires_grad_()
+    want = DENSE.get(fn, PROGRAMS[fn])(whole)
+    want.sum().backward()
+    gradient = Claimed(whole.grad, x.mesh) if grads else None
+    return {"calls": [Claimed(want.detach(), x.mesh)] * 2, "gradients": [gradient] * 2}
 
 
 def draw_model(limits: Limits) -> SearchStrategy[Case]:
-    def of(kind: str) -> SearchStrategy[Case]:
-        return cases("module.compiled-model", limits, kind, model=st.just(kind)).filter(
-            lambda case: "uneven-sequence" not in features(case)
-        )
-
-    return st.one_of(of("mlp"), of("norm"), of("tied"))
+    of = [cases(limits, kind, model=st.just(kind)) for kind in ("mlp", "norm", "tied")]
+    return st.one_of(*(one.filter(lambda case: "uneven-sequence" not in features(case)) for one in of))
 
 
-LAWS = (
-    Law(
-        id="module.compiled",
-        clause="A compiled function of DTensors gives what the function gives, gradients too, each time that it is called.",
-        source=DOC,
-        check=check_compiled,
-        script=script_compiled,
-        features=lambda case: {"compiled", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set()),
-        control="module.compiled mesh=2 x=4x4:S(0):float64:small fn=pointwise",
-        planted="compiled_output_is_local",
-        draw=draw_compiled,
-        draws=2,
-        sweep=sweep_compiled,
-        sweeps=1,
-        needs=NEEDS,
-        weight=0.2,
-    ),
-    Law(
-        id="module.compiled-model",
-        clause="A compiled parallel model has the gradients of the dense one.",
-        source=DOC,
-        check=check_model,
-        script=script,
-        features=lambda case: features(case) | {"compiled", "backward"},
-        control="module.compiled-model mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
-        planted="backward_counts_twice",
-        draw=draw_model,
-        draws=1,
-        needs=NEEDS,
-        weight=0.2,
-    ),
+@law(
+    "module.compiled-model",
+    source=DOC,
+    control="mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
+    draw=draw_model,
+    draws=1,
+    features=lambda case: features(case) | {"compiled", "backward"},
+    needs=NEEDS,
+    weight=0.2,
 )
+def compiled_model(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch, backend: Backend = "aot_eager"):
+    """A compiled parallel model has the gradients of the dense one."""
+    model = parallelized(model, mesh, way)
+    forget()
+    try:
+        function = torch.compile(model, backend=backend)
+        for x, grad in batches:
+            there_and_back(function, x, grad)
+    finally:
+        forget()
+    return {"input": [x.grad for x, _ in batches], "gradients": gradients(model)}
+
+
+@compiled_model.due
+def _(model, mesh: Mesh, way: Plan, batches, rank: Rank):
+    want = dense_backward(model, mesh, way, batches, rank)
+    return {"input": want["input"], "gradients": want["gradients"]}

@@ -4,49 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import torch
 from hypothesis import strategies as st
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import Given, given
-from conformance.report.reproducer import Script
-from reference import simulate
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import Partial, Placement, Placements
-from reference.placement import Replicate as R
-from reference.placement import Shard as S
-from reference.tensors import TensorSpec
-from strategies.placements import placements
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
+from shardlaw.conformance.law.fields import WordField
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, on
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import operand
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Partial, Placement, Placements
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.placements import placements
 
 DOC = "torch.distributed.tensor.experimental docs"
 NEEDS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 P = Partial("sum")
+# functions of local tensors, which give parts of what they give of whole ones
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "scale": lambda a: a * 2,
+    "scale-pending": lambda a: a * 2,
+    "rows-sum": lambda a: a.sum(0),
+    "columns-sum": lambda a: a.sum(0),
+    "turned": lambda a: a.t(),
+    "add": lambda a, b: a + b,
+    "inner": lambda a, b: a @ b,
+    "by-columns": lambda a, b: a @ b,
+    "by-rows": lambda a, b: a @ b,
+    "pair": lambda a: (a + 1, a.sum(0)),
+    "with-number": lambda a: (a - 1, a.dim()),
+}
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """A function on local tensors ``a`` (and ``b``), its text, and how its inputs and outputs are placed, alike along all mesh dims.
+    """How the inputs and outputs of a function are placed, alike along all mesh dims.
 
-    Of local tensors it gives parts of what it gives of whole ones. ``grads``: how gradients of the inputs are placed where they are not
-    placed as the inputs. ``outs``: one for each output, ``None`` for what is no tensor. ``b``: the shape of ``b`` for that of ``a`` and
-    a number of ranks.
+    ``grads``: how gradients of the inputs are placed where they are not placed as the inputs. ``outs``: one for each
+    output, ``None`` for what
+    is no tensor. ``b``: the shape of ``b`` for that of ``a`` and a number of ranks.
     """
 
-    text: str
-    run: Callable[..., Any]
     ins: tuple[Placement, ...]
     outs: tuple[Placement | None, ...]
     b: Callable[[Shape, int], Shape] = field(default=lambda shape, ranks: shape)
@@ -55,270 +64,186 @@ class Mapped:
 
 
 MAPPED: dict[str, Mapped] = {
-    "scale": Mapped("a * 2", lambda a: a * 2, (S(0),), (S(0),), dims=1),
-    "scale-pending": Mapped("a * 2", lambda a: a * 2, (P,), (P,), grads=(R(),), dims=1),
-    "rows-sum": Mapped("a.sum(0)", lambda a: a.sum(0), (S(0),), (P,)),
-    "columns-sum": Mapped("a.sum(0)", lambda a: a.sum(0), (S(1),), (S(0),)),
-    "turned": Mapped("a.t()", lambda a: a.t(), (S(0),), (S(1),)),
-    "add": Mapped("a + b", lambda a, b: a + b, (S(1), S(1)), (S(1),)),
-    "inner": Mapped("a @ b", lambda a, b: a @ b, (S(1), S(0)), (P,), lambda shape, ranks: (shape[1], 3)),
-    "by-columns": Mapped("a @ b", lambda a, b: a @ b, (R(), S(1)), (S(1),), lambda shape, ranks: (shape[1], ranks), (P, S(1))),
-    "by-rows": Mapped("a @ b", lambda a, b: a @ b, (S(0), R()), (S(0),), lambda shape, ranks: (shape[1], 3), (S(0), P)),
-    "pair": Mapped("(a + 1, a.sum(0))", lambda a: (a + 1, a.sum(0)), (S(0),), (S(0), P)),
-    "with-number": Mapped("(a - 1, a.dim())", lambda a: (a - 1, a.dim()), (S(1),), (S(1), None)),
+    "scale": Mapped((S(0),), (S(0),), dims=1),
+    "scale-pending": Mapped((P,), (P,), grads=(R(),), dims=1),
+    "rows-sum": Mapped((S(0),), (P,)),
+    "columns-sum": Mapped((S(1),), (S(0),)),
+    "turned": Mapped((S(0),), (S(1),)),
+    "add": Mapped((S(1), S(1)), (S(1),)),
+    "inner": Mapped((S(1), S(0)), (P,), lambda shape, ranks: (shape[1], 3)),
+    "by-columns": Mapped((R(), S(1)), (S(1),), lambda shape, ranks: (shape[1], ranks), (P, S(1))),
+    "by-rows": Mapped((S(0), R()), (S(0),), lambda shape, ranks: (shape[1], 3), (S(0), P)),
+    "pair": Mapped((S(0),), (S(0), P)),
+    "with-number": Mapped((S(1),), (S(1), None)),
 }
 
 
-def asked(case: Case) -> tuple[Mapped, tuple[Given, ...], list[Placements]]:
-    """The function, its inputs, and how it must be given them."""
-    one = MAPPED[case.get("fn")]
-    inputs = tuple(given(case, name) for name in "ab"[: len(one.ins)])
-    return one, inputs, [(at,) * case.mesh().ndim for at in one.ins]
-
-
-def wrapped(case: Case, here: Here) -> Any:
-    """The function, mapped as the case says."""
-    one, _, ins = asked(case)
-    ndim = case.mesh().ndim
-    outs: list[Any] = [None if at is None else here.placements((at,) * ndim) for at in one.outs]
-    options: dict[str, Any] = {"out_placements": tuple(outs) if len(outs) > 1 else outs[0]}
-    if "checked" in case:
-        options["in_placements"] = tuple(map(here.placements, ins))
-        options["redistribute_inputs"] = case.get("checked") == "moved"
+def options_of(case: Case) -> dict[str, Any]:
+    """What local_map is told of the function ``fn``: with ``checked`` also how its inputs lie, with ``grads`` how
+    their gradients do."""
+    one, ndim, checked = (
+        MAPPED[case.get("fn")],
+        case.mesh().ndim,
+        WordField(("no", "yes", "moved")).parse(case.get("checked", "no")),
+    )
+    outs = tuple(at and [at] * ndim for at in one.outs)
+    options: dict[str, Any] = {"out_placements": outs if len(outs) > 1 else outs[0]}
+    if checked != "no":
+        options |= {"in_placements": tuple([at] * ndim for at in one.ins), "redistribute_inputs": checked == "moved"}
     if "grads" in case:
-        options["in_grad_placements"] = tuple(here.placements((at,) * ndim) for at in one.grads or one.ins)
-    if "on" in case:
-        options["device_mesh"] = here.mesh(case.mesh())
-    return local_map(**options)(one.run) if "decorator" in case else local_map(one.run, **options)
+        options["in_grad_placements"] = tuple([at] * ndim for at in one.grads or one.ins)
+    return options
 
 
-def leaf(here: Here, x: Given) -> Any:
-    """The tensor as a leaf that asks for a gradient."""
-    return x.dtensor(here).detach().requires_grad_()
-
-
-def check_map(case: Case, here: Here) -> None:
-    """Outputs denote what the function gives of whole tensors, placed as declared; so do the gradients of the inputs."""
-    one, inputs, _ = asked(case)
-    live = [leaf(here, x) for x in inputs]
-    dense = [x.full.clone().requires_grad_() for x in inputs]
-    fn = wrapped(case, here)
-    got, want = fn(*live), one.run(*dense)
-    gots, wants = (value if isinstance(value, tuple) else (value,) for value in (got, want))
-    if not here.require(len(gots) == len(wants), "wrong-metadata", "outputs", "another number of outputs", len(wants), len(gots)):
-        return
-    ndim = case.mesh().ndim
-    for at, (mine, due, place) in enumerate(zip(gots, wants, one.outs, strict=True)):
-        if place is None:
-            here.require(mine == due, "wrong-value", f"output-{at}", "what is no tensor comes out otherwise", due, mine)
-        else:
-            here.same_dtensor(mine, due.detach(), f"output-{at}", mesh=case.mesh(), placements=(place,) * ndim)
-    if "plain" in case:
-        again = fn(*(here.tensor(x.full) for x in inputs))
-        first = again[0] if isinstance(again, tuple) else again
-        if here.require(not isinstance(first, DTensor), "wrong-metadata", "plain", "plain inputs give a DTensor"):
-            here.same(first, wants[0].detach(), "plain", what="the output of plain inputs")
-    if "grads" not in case:
-        return
-    arriving = torch.ones_like(wants[0])
-    wants[0].backward(arriving)
-    place = one.outs[0]
-    assert place is not None
-    whole = (R() if isinstance(place, Partial) else place,) * ndim
-    layout = Layout(tuple(arriving.shape), case.mesh(), whole)
-    coord = here.coord(layout.mesh)
-    assert coord is not None
-    local = here.tensor(simulate.take(arriving, layout, coord))
-    live_mesh, size = here.mesh(case.mesh()), arriving.shape
-    gots[0].backward(DTensor.from_local(local, live_mesh, here.placements(whole), shape=size, stride=arriving.stride()))
-    for name, mine, due in zip("ab", live, dense, strict=False):
-        assert due.grad is not None
-        here.same_dtensor(mine.grad, due.grad, f"gradient-{name}", mesh=case.mesh())
-
-
-def features_map(case: Case) -> set[str]:
-    one, inputs, ins = asked(case)
-    found = {"local-map", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set())
-    if len(one.outs) > 1:
-        found.add("several-outputs")
-    if case.get("checked", "") == "moved" and any(x.layout.placements != at for x, at in zip(inputs, ins, strict=True)):
-        found.add("redistributed")
-    places = [x.layout.replace(at) for x, at in zip(inputs, ins, strict=True)]
-    return found | ({"uneven-local"} if any(not layout.is_even() for layout in places) else set())
-
-
-def draw_map(limits: Limits) -> SearchStrategy[Case]:
-    on = [mesh for mesh in map(Mesh.parse, ("2", "2", "2", "3", "3", "4", "2x2")) if mesh.size <= limits.world_size]
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(on))
-        name = draw(st.sampled_from(sorted(MAPPED)))
-        one = MAPPED[name]
-        even = [mesh.size, 2 * mesh.size]
-        shape: Shape = tuple(draw(st.sampled_from(even)) for _ in range(one.dims))
-        sizes = [shape, one.b(shape, mesh.size)][: len(one.ins)]
-        checked = draw(st.sampled_from([None, "yes", "moved", "moved"]))
-        fields: dict[str, Any] = {}
-        for key, size, due in zip("ab", sizes, one.ins, strict=False):
-            at: Placements = (due,) * mesh.ndim
-            if checked == "moved" and not isinstance(due, Partial):
-                at = draw(placements(mesh, len(size), kinds=("R", "S", "P")))
-            fields[key] = TensorSpec(size, at, "float64", "small")
-        grads = draw(st.sampled_from([None, 1])) if name != "with-number" else None
-        fields |= {"fn": name, "checked": checked, "grads": grads}
-        fields |= {key: draw(st.sampled_from([None, 1])) for key in ("decorator", "on", "plain")}
-        if fields["plain"] and one.ins and any(isinstance(at, Partial) for at in one.ins):
-            fields["plain"] = None
-        return Case.of("module.local-map", mesh=mesh, **fields, seed=draw(draws.seeds()))
-
-    return case()
-
-
-def sweep_map(limits: Limits) -> list[Case]:
-    """Shards that are not alike, which are known to come out otherwise, and would hide the rest if they were drawn."""
-    sizes = (("2", "5:S(0)"), ("3", "4:S(0)"))
-    cases = [Case.of("module.local-map", mesh=mesh, a=f"{a}:float64:small", fn="scale") for mesh, a in sizes]
-    # functions of which an input is used whole on every rank: its gradients add up only if they are declared to
-    for name, b in (("by-columns", "6x2:S(1)"), ("by-rows", "6x3:R")):
-        a = "4x6:R" if name == "by-columns" else "4x6:S(0)"
-        cases.append(Case.of("module.local-map", mesh="2", a=f"{a}:float64:small", b=f"{b}:float64:small", fn=name, grads=1))
-    return [case for case in cases if case.world <= limits.world_size]
-
-
-def script_map(case: Case) -> Script:
-    one, inputs, ins = asked(case)
-    ndim = case.mesh().ndim
-    constants: list[str] = []
-    body: list[str] = []
-    for name, x in zip("ab", inputs, strict=False):
-        more, put = scripts.source(x, case.world, name)
-        constants += more
-        body += put if not body else put[1:]
-        body += [f"{name} = {name}.detach().requires_grad_()"]
-    outs = ["None" if at is None else scripts.placements((at,) * ndim) for at in one.outs]
-    options = [f"out_placements={outs[0] if len(outs) == 1 else '(' + ', '.join(outs) + ')'}"]
-    if "checked" in case:
-        options += [f"in_placements=({', '.join(map(scripts.placements, ins))},)", f"redistribute_inputs={case.get('checked') == 'moved'}"]
-    if "grads" in case:
-        options += [f"in_grad_placements=({', '.join(scripts.placements((at,) * ndim) for at in one.grads or one.ins)},)"]
-    names = ", ".join("ab"[: len(inputs)])
-    body += [f"got = local_map(lambda {names}: {one.text}, {', '.join(options)})({names})"]
-    body += ["got = got[0] if isinstance(got, tuple) else got"]
-    dense = [x.full.clone().requires_grad_() for x in inputs]
-    want = one.run(*dense)
-    want = want[0] if isinstance(want, tuple) else want
-    if "grads" not in case:
-        body += [f"return {scripts.tensor(want)}, got.full_tensor().detach()"]
-    else:
-        want.sum().backward()
-        grads = ", ".join(scripts.tensor(x.grad) for x in dense if x.grad is not None)
-        body += ["got.full_tensor().sum().backward()", f"return [{grads}], [x.grad.full_tensor() for x in ({names},)]"]
-    made = scripts.script(body, world=case.world, constants=constants)
-    return Script(made.stages, (*made.imports, "from torch.distributed.tensor.experimental import local_map"), made.constants)
-
-
-# what is refused: the call as text, what is called with what, of x, sharded on dim 0 of a mesh of one dim, and the errors that refuse it
-SHARDED = [Shard(0)]
-MISMAPPED: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]], type[Exception]]] = {
-    "placed-otherwise": (
-        "local_map(lambda a: a, [Shard(0)], ([Replicate()],))(x)",
-        lambda x: (local_map(lambda a: a, SHARDED, ([Replicate()],)), x),
-        ValueError,
-    ),
-    "other-placements-of-two": (
-        "local_map(lambda a: a, [Replicate(), Shard(0)], ([Shard(0), Shard(0)],))(x)",
-        lambda x: (local_map(lambda a: a, [Replicate(), Shard(0)], ([Shard(0), Shard(0)],)), x),
-        ValueError,
-    ),
-    "none-for-tensor": (
-        "local_map(lambda a: a, [Shard(0)], (None,))(x)",
-        lambda x: (local_map(lambda a: a, SHARDED, (None,)), x),
-        AssertionError,
-    ),
-    "placements-for-number": (
-        "local_map(lambda a, k: a, [Shard(0)], ([Shard(0)], [Shard(0)]))(x, 3)",
-        lambda x: (local_map(lambda a, k: a, SHARDED, (SHARDED, SHARDED)), x, 3),
-        AssertionError,
-    ),
-    "fewer-in-placements": (
-        "local_map(lambda a, b: a, [Shard(0)], ([Shard(0)],))(x, x)",
-        lambda x: (local_map(lambda a, b: a, SHARDED, (SHARDED,)), x, x),
-        AssertionError,
-    ),
-    "fewer-out-placements": (
-        "local_map(lambda a: (a, a), ([Shard(0)],), ([Shard(0)],))(x)",
-        lambda x: (local_map(lambda a: (a, a), (SHARDED,), (SHARDED,)), x),
-        AssertionError,
-    ),
-    "placements-for-text": (
-        'local_map(lambda a: "text", [Shard(0)], ([Shard(0)],))(x)',
-        lambda x: (local_map(lambda a: "text", SHARDED, (SHARDED,)), x),
-        AssertionError,
-    ),
-    "gives-dtensor": (
-        "local_map(lambda a: x, [Shard(0)], ([Shard(0)],))(x)",
-        lambda x: (local_map(lambda a: x, SHARDED, (SHARDED,)), x),
-        AssertionError,
-    ),
-    "none-for-gradient": (
-        "local_map(lambda a: a, [Shard(0)], ([Shard(0)],), (None,))(x)",
-        lambda x: (local_map(lambda a: a, SHARDED, (SHARDED,), (None,)), x),
-        AssertionError,
-    ),
-    "plain-beside": ("torch.add(x, torch.ones(4, 3))", lambda x: (torch.add, x, torch.ones(4, 3)), RuntimeError),
-}
-
-
-def check_mismapped(case: Case, here: Here) -> None:
-    """Placements that do not fit what goes in or comes out are refused, and so is a plain operand where nobody asked for replicas."""
-    text, made, error = MISMAPPED[case.get("attempt")]
-    fn, *args = made(given(case).dtensor(here))
-    here.refused(lambda: fn(*args), case.get("attempt"), text, errors=(error,))
-
-
-def script_mismapped(case: Case) -> Script:
-    call, _, error = MISMAPPED[case.get("attempt")]
-    constants, body = scripts.source(given(case), case.world)
-    made = scripts.refused(case, body, call, constants=constants, errors=error.__name__)
-    return Script(made.stages, (*made.imports, "from torch.distributed.tensor.experimental import local_map"), made.constants)
-
-
-def sweep_mismapped(limits: Limits) -> list[Case]:
-    two: dict[str, Any] = {"mesh": "2x2" if limits.world_size > 3 else "1x2", "x": "4x3:R,S(0)"}
+def leaves_of(case: Case) -> list[OnMesh]:
+    """The inputs ``a`` and ``b``, as far as there are any."""
+    specs = [case.tensor(name) for name in "ab" if name in case]
     return [
-        Case.of("module.local-map-refusals", attempt=attempt, **(two if attempt.endswith("of-two") else {"mesh": "2", "x": "4x3:S(0)"}))
-        for attempt in MISMAPPED
+        on(case.mesh(), spec.build(case.seed), *(spec.placements or ()), form="leaf", seed=case.seed) for spec in specs
     ]
 
 
-LAWS = (
-    Law(
-        id="module.local-map",
-        clause="A function mapped over local tensors gets them placed as required and gives tensors placed as declared, gradients too.",
-        source=f"{DOC}, local_map",
-        check=check_map,
-        script=script_map,
-        features=features_map,
-        control="module.local-map mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=inner checked=moved grads=1",
-        planted="map_takes_inputs_as_they_lie",
-        draw=draw_map,
-        draws=14,
-        sweep=sweep_map,
-        sweeps=4,
-        needs=NEEDS,
-        weight=0.3,
+def features_map(case: Case) -> set[str]:
+    one, ndim = MAPPED[case.get("fn")], case.mesh().ndim
+    inputs = [operand(case, name).layout for name in "ab"[: len(one.ins)]]
+    found = {"local-map", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set())
+    if len(one.outs) > 1:
+        found.add("several-outputs")
+    taken = [layout.replace((at,) * ndim) for layout, at in zip(inputs, one.ins, strict=True)]
+    if case.get("checked", "") == "moved" and any(
+        before.placements != layout.placements for before, layout in zip(inputs, taken, strict=True)
+    ):
+        found.add("redistributed")
+    return found | ({"uneven-local"} if any(not layout.is_even() for layout in taken) else set())
+
+
+@st.composite
+def draw_map(draw: st.DrawFn, limits: Limits) -> Case:
+    on = [mesh for mesh in map(Mesh.parse, ("2", "2", "2", "3", "3", "4", "2x2")) if mesh.size <= limits.world_size]
+    mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(MAPPED)))
+    one = MAPPED[name]
+    shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size])) for _ in range(one.dims))
+    sizes = [shape, one.b(shape, mesh.size)][: len(one.ins)]
+    checked = draw(st.sampled_from([None, "yes", "moved", "moved"]))
+    said: dict[str, Any] = {}
+    for key, size, due in zip("ab", sizes, one.ins, strict=False):
+        at: Placements = (due,) * mesh.ndim
+        if checked == "moved" and not isinstance(due, Partial):
+            at = draw(placements(mesh, len(size), kinds=("R", "S", "P")))
+        said[key] = TensorSpec(size, at, "float64", "small")
+    grads = draw(st.sampled_from([None, 1])) if name != "with-number" else None
+    said |= {"fn": name, "checked": checked, "grads": grads}
+    said |= {key: draw(st.sampled_from([None, 1])) for key in ("decorator", "on", "plain")}
+    if said["plain"] and any(isinstance(at, Partial) for at in one.ins):
+        said["plain"] = None
+    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
+
+
+@law(
+    "module.local-map",
+    source=f"{DOC}, local_map",
+    control="mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=inner checked=moved grads=1",
+    draw=draw_map,
+    draws=15,
+    sweep=texts(
+        # shards that are not alike, which are known to come out differently, and would hide the rest if they were drawn
+        "mesh=2 a=5:S(0):float64:small fn=scale",
+        "mesh=3 a=4:S(0):float64:small fn=scale",
+        # functions of which an input is used whole on every rank: its gradients add up only if they are declared to
+        "mesh=2 a=4x6:R:float64:small b=6x2:S(1):float64:small fn=by-columns grads=1",
+        "mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=by-rows grads=1",
     ),
-    Law(
-        id="module.local-map-refusals",
-        clause="local_map refuses inputs that are placed otherwise, and placements that do not fit what goes in or comes out.",
-        source=f"{DOC}, local_map (Raises)",
-        check=check_mismapped,
-        script=script_mismapped,
-        control="module.local-map-refusals mesh=2 x=4x3:S(0) attempt=placed-otherwise",
-        planted="map_moves_unasked",
-        sweep=sweep_mismapped,
-        sweeps=10,
-        weight=0.1,
-    ),
+    sweeps=4,
+    features=features_map,
+    needs=NEEDS,
+    weight=0.3,
 )
+def mapped(
+    mesh: DeviceMesh,
+    fn: Annotated[str, WordField(FUNCTIONS)],
+    options: Annotated[dict[str, Any], FromCase(options_of, "checked")],
+    inputs: Annotated[list[DTensor], FromCase(leaves_of, "a", "b")],
+    grads: bool = False,
+    decorator: bool = False,
+    on: bool = False,
+    plain: bool = False,
+):
+    """A function mapped over local tensors gets them placed as required and gives tensors placed as declared,
+    gradients too."""
+    if on:
+        options["device_mesh"] = mesh
+    function = local_map(**options)(FUNCTIONS[fn]) if decorator else local_map(FUNCTIONS[fn], **options)
+    out = function(*inputs)
+    outs = [*out] if isinstance(out, tuple) else [out]
+    again = function(*(one.full_tensor().detach() for one in inputs)) if plain else None
+    if grads:
+        at = [Replicate() if one.is_partial() else one for one in outs[0].placements]
+        ones = torch.ones(outs[0].shape, dtype=outs[0].dtype, device=mesh.device_type)
+        outs[0].backward(distribute_tensor(ones, mesh, at, src_data_rank=None))
+    return {
+        "outputs": outs,
+        "plain": again[0] if isinstance(again, tuple) else again,
+        "gradients": [one.grad for one in inputs],
+    }
+
+
+@mapped.due
+def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool):
+    leaves: list[Any] = [one.full.clone().requires_grad_() for one in inputs]
+    out = FUNCTIONS[fn](*leaves)
+    outs = [*out] if isinstance(out, tuple) else [out]
+    if grads:
+        outs[0].backward(torch.ones_like(outs[0]))
+    declared = zip(outs, MAPPED[fn].outs, strict=True)
+    return {
+        "outputs": [one if at is None else on(mesh, one, *(at,) * mesh.ndim) for one, at in declared],
+        "plain": outs[0].detach() if plain else None,
+        "gradients": [Claimed(one.grad, mesh) if grads else None for one in leaves],
+    }
+
+
+# what is refused, of x, sharded on dim 0 of a mesh of one dim
+SHARDED, WHOLE = [Shard(0)], [Replicate()]
+REFUSED: dict[str, tuple[type[Exception], Callable[[DTensor], Any]]] = {
+    "placed-otherwise": (ValueError, lambda x: local_map(lambda a: a, SHARDED, (WHOLE,))(x)),
+    "other-placements-of-two": (
+        ValueError,
+        lambda x: local_map(lambda a: a, [Replicate(), Shard(0)], ([Shard(0), Shard(0)],))(x),
+    ),
+    "none-for-tensor": (AssertionError, lambda x: local_map(lambda a: a, SHARDED, (None,))(x)),
+    "placements-for-number": (AssertionError, lambda x: local_map(lambda a, k: a, SHARDED, (SHARDED, SHARDED))(x, 3)),
+    "fewer-in-placements": (AssertionError, lambda x: local_map(lambda a, b: a, SHARDED, (SHARDED,))(x, x)),
+    "fewer-out-placements": (AssertionError, lambda x: local_map(lambda a: (a, a), (SHARDED,), (SHARDED,))(x)),
+    "placements-for-text": (AssertionError, lambda x: local_map(lambda a: "text", SHARDED, (SHARDED,))(x)),
+    "gives-dtensor": (AssertionError, lambda x: local_map(lambda a: x, SHARDED, (SHARDED,))(x)),
+    "none-for-gradient": (AssertionError, lambda x: local_map(lambda a: a, SHARDED, (SHARDED,), (None,))(x)),
+    "plain-beside": (RuntimeError, lambda x: torch.add(x, torch.ones(4, 3, device=x.device))),
+}
+
+
+def sweep_refused(limits: Limits) -> list[Case]:
+    two = {"mesh": "2x2" if limits.world_size > 3 else "1x2", "x": "4x3:R,S(0)"}
+    return [
+        fields(attempt=attempt, **(two if attempt.endswith("of-two") else {"mesh": "2", "x": "4x3:S(0)"}))
+        for attempt in REFUSED
+    ]
+
+
+@law(
+    "module.local-map-refusals",
+    source=f"{DOC}, local_map (Raises)",
+    control="mesh=2 x=4x3:S(0) attempt=placed-otherwise",
+    sweep=sweep_refused,
+    sweeps=10,
+    weight=0.1,
+)
+def refusals(x: DTensor, attempt: Annotated[str, WordField(REFUSED)]):
+    """local_map refuses inputs that are placed otherwise, and placements that do not fit what goes in or comes out; so
+    is a plain operand
+    refused where nobody asked for replicas."""
+    return caught(lambda: REFUSED[attempt][1](x))
+
+
+@refusals.due
+def _(x: Global, attempt: str):
+    return Refused((REFUSED[attempt][0],))

@@ -1,83 +1,60 @@
-"""How the models of the zoo are parallelised: styles by name of module, as objects and as the calls that a user would write."""
+"""How the models of the zoo are parallelised: styles by name of module, and what follows from their documentation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from typing import Any
 
-from torch.distributed.tensor import parallel
+import torch
 
-from conformance.here import to_torch
-from conformance.laws import scripts
-from reference.placement import Placement
-from reference.placement import Replicate as R
-from reference.placement import Shard as S
-
-Option = Placement | tuple[Placement | None, ...] | dict[str, Placement] | bool | int
-
-
-@dataclass(frozen=True)
-class Style:
-    """A parallel style: the name of its class, and its options with the reference's placements."""
-
-    name: str
-    options: tuple[tuple[str, Option], ...] = ()
-
-    def make(self) -> Any:
-        """The style, as torch has it."""
-        return getattr(parallel, self.name)(**{key: _made(value) for key, value in self.options})
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={_text(value)}' for key, value in self.options)})"
-
-
-def style(name: str, **options: Option) -> Style:
-    return Style(name, tuple(options.items()))
-
-
-def _made(value: Option) -> Any:
-    if isinstance(value, bool | int):
-        return value
-    if isinstance(value, tuple):
-        return tuple(None if part is None else to_torch(part) for part in value)
-    if isinstance(value, dict):
-        return {key: to_torch(part) for key, part in value.items()}
-    return to_torch(value)
-
-
-def _text(value: Option) -> str:
-    if isinstance(value, bool | int):
-        return repr(value)
-    if isinstance(value, tuple):
-        parts = ", ".join("None" if part is None else scripts.placement(part) for part in value)
-        return f"({parts}{',' if len(value) == 1 else ''})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{key}": {scripts.placement(part)}' for key, part in value.items()) + "}"
-    return scripts.placement(value)
-
-
-def imports(styles: list[Style]) -> str:
-    names = sorted({one.name for one in styles} | {"parallelize_module"})
-    return f"from torch.distributed.tensor.parallel import {', '.join(names)}"
+from shardlaw.conformance.law.due import Claimed, Near
+from shardlaw.conformance.laws.module.arguments import Style, on, style
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Placement
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Styles by the names of modules, and what follows from their documentation.
+    """Styles by the names of modules, which are the ``argument`` of acts, and what is due under them.
 
-    ``placed``: where the parameters of each pattern of names lie afterwards; others stay plain. ``entry`` and ``leave``: what a rank gives
-    of the input and gets of the output; ``wrapped``: the output is a DTensor. ``even``: local tensors pass between the styles, so
-    that what they shard has to split evenly. ``tied``: the pairs of modules whose weights are tied again afterwards.
+    ``placed``: where the parameters of each pattern of names lie afterwards; others stay plain. ``entry`` and
+    ``leave``: what a rank gives
+    of the input and gets of the output; ``wrapped``: the output is a DTensor. ``even``: local tensors pass between the
+    styles, so
+    that what they shard has to split evenly.
     """
 
-    styles: dict[str, Style]
+    argument: dict[str, Style]
     placed: Mapping[str, Placement]
     entry: Placement = field(default_factory=R)
     leave: Placement = field(default_factory=R)
     wrapped: bool = False
     even: bool = True
-    tied: bool = False
+
+    def placement(self, name: str) -> Placement | None:
+        """Where a parameter lies; ``None`` for a plain one."""
+        return next((at for pattern, at in self.placed.items() if fnmatch(name, pattern)), None)
+
+    def parameters(self, tensors: Mapping[str, torch.Tensor], mesh: Mesh) -> dict[str, Any]:
+        """What is due of parameters that hold these dense ones, on the mesh that they are sharded on."""
+        places = {name: self.placement(name) for name in tensors}
+        return {name: on(mesh, tensors[name], at).near() if at else Near(tensors[name]) for name, at in places.items()}
+
+    def gradients(self, tensors: Mapping[str, torch.Tensor | None], mesh: Mesh) -> dict[str, Any]:
+        """What is due of gradients: those of sharded parameters may be placed in any way that is true."""
+        return {
+            name: None if whole is None else Claimed(whole, mesh, exact=False) if self.placement(name) else Near(whole)
+            for name, whole in tensors.items()
+        }
+
+    def output(self, whole: torch.Tensor, mesh: Mesh, rank: int) -> Any:
+        """What is due of the output on a rank."""
+        out = on(mesh, whole, self.leave)
+        return out.near() if self.wrapped else Near(out.local(rank))
 
 
 COLUMNS, ROWS = style("ColwiseParallel"), style("RowwiseParallel")
@@ -112,7 +89,10 @@ PLANS: dict[str, dict[str, Plan]] = {
             even=False,
         ),
         "scattered": Plan(
-            {"net1": style("ColwiseParallel", input_layouts=S(0)), "net2": style("RowwiseParallel", output_layouts=S(0))},
+            {
+                "net1": style("ColwiseParallel", input_layouts=S(0)),
+                "net2": style("RowwiseParallel", output_layouts=S(0)),
+            },
             PAIRED,
             entry=S(0),
             leave=S(0),
@@ -157,7 +137,6 @@ PLANS: dict[str, dict[str, Plan]] = {
             {"tok": style("RowwiseParallel", input_layouts=R()), "out": style("ColwiseParallel", output_layouts=R())},
             {"*.weight": S(0)},
             even=False,
-            tied=True,
         ),
         "sequence": Plan(
             {
@@ -166,11 +145,13 @@ PLANS: dict[str, dict[str, Plan]] = {
             },
             {"*.weight": S(0)},
             even=False,
-            tied=True,
         ),
     },
     "attention": {
-        "heads": Plan(_attention("attention", COLUMNS, ROWS), {**_under("attention", HEADS), "attention.w[qkv].bias": S(0), "*.bias": R()}),
+        "heads": Plan(
+            _attention("attention", COLUMNS, ROWS),
+            {**_under("attention", HEADS), "attention.w[qkv].bias": S(0), "*.bias": R()},
+        ),
     },
     "transformer": {
         "tensor": Plan(
@@ -182,7 +163,6 @@ PLANS: dict[str, dict[str, Plan]] = {
                 "out": style("ColwiseParallel", output_layouts=R()),
             },
             {"tok.weight": S(0), "out.weight": S(0), **IN_LAYERS},
-            tied=True,
         ),
         "sequence": Plan(
             {
@@ -200,7 +180,6 @@ PLANS: dict[str, dict[str, Plan]] = {
             },
             {"tok.weight": S(0), "pos.weight": S(0), "out.weight": S(0), "*norm.*": R(), **IN_LAYERS},
             even=False,
-            tied=True,
         ),
     },
 }  # fmt: skip

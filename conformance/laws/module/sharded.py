@@ -1,55 +1,110 @@
-"""Laws of models whose parameters are placed by hand, and of models that are fully sharded while they are not in use."""
+"""Laws of models whose parameters are placed by hand, and of models that are fully sharded while they are not in
+use."""
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
+import torch
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.module.given import incoming, near, near_dtensor
-from conformance.laws.module.models import NEEDS, OPTIMIZERS
-from conformance.report.reproducer import Script
-from reference.mesh import Mesh
-from reference.notation import format_shape
-from reference.placement import Placements
-from reference.placement import Replicate as R
-from reference.placement import Shard as S
-from strategies.modules import ZOO, built
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Near, Of
+from shardlaw.conformance.law.fields import BoolField, NamedMesh, Placements, Rank, Seed, Shape, WorldSize
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase, on
+from shardlaw.conformance.laws.module.models import optimizer_of
+from shardlaw.conformance.laws.module.zoo import NEEDS, Model, Pairs, gradients, kind_of, parameters
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
+from shardlaw.strategies.modules import MLP, ZOO, built, eighths, incoming
 
 HAND = "torch.distributed.tensor docs, distribute_module"
 FSDP = "torch.distributed.fsdp docs, fully_shard"
 
 
-def by_hand(case: Case) -> dict[str, Placements]:
-    """Where each parameter of the model is to lie: the weights as the case says, each bias along with the rows of its weight."""
-    mesh = case.mesh()
-    first, second = case.placements("net1"), case.placements("net2")
-    rows = [tuple(at if at == S(0) else R() for at in side) for side in (first, second)]
-    assert all(len(side) == mesh.ndim for side in (first, second))
-    return {"net1.weight": first, "net1.bias": rows[0], "net2.weight": second, "net2.bias": rows[1]}
+@st.composite
+def drawn_by_hand(draw: st.DrawFn, limits: Limits) -> Case:
+    on = [mesh for mesh in map(Mesh.parse, ("2", "3", "2x2", "1x2", "2x1")) if mesh.size <= limits.world_size]
+    mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([5, 4, 7, 8, 6])
+    one, two = (tuple(draw(st.sampled_from([R(), S(0), S(1)])) for _ in mesh.shape) for _ in range(2))
+    dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
+    return fields(
+        mesh=mesh, dims=dims, rows=draw(st.sampled_from([3, 4])), net1=one, net2=two, seed=draw(draws.seeds())
+    )
 
 
-def distributed(case: Case, dense: nn.Module, here: Here) -> nn.Module:
-    """The model with its parameters placed by a partition function, between hooks that take and give whole tensors."""
-    placed, live = by_hand(case), here.mesh(case.mesh())
+def draw_by_hand(limits: Limits) -> SearchStrategy[Case]:
+    def split_once(case: Case) -> bool:
+        return all(
+            side.count(S(dim)) < 2 for side in (case.placements("net1"), case.placements("net2")) for dim in (0, 1)
+        )
+
+    return drawn_by_hand(limits).filter(split_once)
+
+
+def features_hand(case: Case) -> set[str]:
+    dims, shape = case.shape("dims"), case.mesh().shape
+    sizes = {"net1": (dims[1], dims[0]), "net2": (dims[2], dims[1])}
+    cut = [
+        sizes[name][at.dim] % ranks
+        for name in sizes
+        for at, ranks in zip(case.placements(name), shape, strict=True)
+        if isinstance(at, S)
+    ]
+    return {"module"} | ({"uneven"} if any(cut) else set())
+
+
+# the layouts that the documents show: partly replicated on a 2-D mesh, and on a mesh of every other rank
+SHOWN = ("2x2 R,S(0) R,S(1)", "2@0,2 S(0) S(1)", "2@0,2 R R", "2@1,3 S(1) S(0)", "3 S(0) S(1)")
+
+
+@law(
+    "module.by-hand",
+    source=HAND,
+    control="mesh=2x2 dims=5x8x3 rows=3 net1=R,S(0) net2=R,S(1)",
+    draw=draw_by_hand,
+    draws=10,
+    sweep=texts(
+        *(
+            "mesh={} dims={dims} rows=3 net1={} net2={}".format(*shown.split(), dims=dims)
+            for shown in SHOWN
+            for dims in ("5x8x3", "5x7x12")
+        )
+    ),
+    sweeps=10,
+    features=features_hand,
+    needs=NEEDS,
+    weight=0.2,
+)
+def by_hand(
+    model: Annotated[nn.Module, FromCase(lambda case: Call(built, (MLP, case.shape("dims"), True, case.seed)))],
+    mesh: DeviceMesh,
+    net1: Placements,
+    net2: Placements,
+    dims: Shape,
+    rows: int,
+    seed: Seed,
+    world: WorldSize,
+):
+    """A model whose parameters a partition function placed gives the dense output and gradients on every rank of its
+    mesh."""
 
     def partition(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for key, parameter in list(module.named_parameters(recurse=False)):
-            at = here.placements(placed[f"{name}.{key}"])
+            at = net1 if name == "net1" else net2
+            if key == "bias":  # lies along with the rows of its weight
+                at = [one if one == Shard(0) else Replicate() for one in at]
             module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, at)))
 
     def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
@@ -58,187 +113,84 @@ def distributed(case: Case, dense: nn.Module, here: Here) -> nn.Module:
     def leave(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
         return outputs.full_tensor()
 
-    return distribute_module(copy.deepcopy(dense).to(here.device), live, partition, enter, leave)
+    model = distribute_module(model, mesh, partition, enter, leave)
+    everywhere = mesh.size() == world
+    x = eighths((rows, dims[0]), seed + 5).to(mesh.device_type).requires_grad_(everywhere)
+    out = model(x)
+    if everywhere:
+        out.backward(incoming(tuple(out.shape), seed).to(mesh.device_type))
+    return {
+        "parameters": dict(model.named_parameters()),
+        "elements": out.numel(),
+        "forward": out,
+        "input": x.grad,
+        "gradients": gradients(model),
+    }
 
 
-def check_by_hand(case: Case, here: Here) -> None:
-    """Ranks of the mesh see the dense output and gradients; ranks outside hold nothing and do not fail."""
-    mesh, dense = case.mesh(), built("mlp", case.shape("dims"), True, case.seed)
-    model = distributed(case, dense, here)
-    member = here.coord(mesh) is not None
-    whole = ZOO["mlp"].entry(case.shape("dims"), case.integer("rows"), 1, case.seed)
-    want = dense(whole)
-    for name, parameter in model.named_parameters():
-        near_dtensor(here, parameter, dict(dense.named_parameters())[name], "parameters", name, by_hand(case)[name])
-    inside = mesh.size == case.world
-    x = here.tensor(whole.clone()).requires_grad_(inside)
-    got = model(x)
-    if not inside:
-        if member:
-            near(here, got, want, "forward", "the output")
-        else:
-            here.require(got.numel() == 0, "wrong-value", "outside", "a rank outside the mesh has an output", "nothing", got)
-        return
-    near(here, got, want, "forward", "the output")
-    grad = incoming(want, case.seed)
-    entry = whole.clone().requires_grad_()
-    dense(entry).backward(grad)
-    got.backward(here.tensor(grad))
-    assert entry.grad is not None
-    near(here, x.grad, entry.grad, "input", "the gradient of the input")
-    for name, parameter in model.named_parameters():
-        near_dtensor(here, parameter.grad, dict(dense.named_parameters())[name].grad, "gradients", f"gradient of {name}")  # type: ignore[arg-type]
-
-
-def sweep_by_hand(limits: Limits) -> list[Case]:
-    """The layouts that the documents show: partly replicated on a 2-D mesh, and on a mesh of every other rank."""
-    shown = [("2x2", "R,S(0)", "R,S(1)"), ("2@0,2", "S(0)", "S(1)"), ("2@0,2", "R", "R"), ("2@1,3", "S(1)", "S(0)"), ("3", "S(0)", "S(1)")]
-    sizes = ("5x8x3", "5x7x12")
-    cases = [Case.of("module.by-hand", mesh=mesh, dims=dims, rows=3, net1=one, net2=two) for mesh, one, two in shown for dims in sizes]
-    return [case for case in cases if case.world <= limits.world_size]
-
-
-def draw_by_hand(limits: Limits) -> SearchStrategy[Case]:
-    on = [mesh for mesh in map(Mesh.parse, ("2", "3", "2x2", "1x2", "2x1")) if mesh.size <= limits.world_size]
-    sizes = st.sampled_from([5, 4, 7, 8, 6])
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(on))
-        one, two = (tuple(draw(st.sampled_from([R(), S(0), S(1)])) for _ in mesh.shape) for _ in range(2))
-        dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
-        return Case.of(
-            "module.by-hand", mesh=mesh, dims=dims, rows=draw(st.sampled_from([3, 4])), net1=one, net2=two, seed=draw(draws.seeds())
-        )
-
-    def split_once(case: Case) -> bool:
-        return all(side.count(S(dim)) < 2 for side in (case.placements("net1"), case.placements("net2")) for dim in (0, 1))
-
-    return case().filter(split_once)
-
-
-def features_hand(case: Case) -> set[str]:
-    dims = case.shape("dims")
-    shapes = {"net1": (dims[1], dims[0]), "net2": (dims[2], dims[1])}
-    uneven = any(
-        isinstance(at, S) and shape[at.dim] % size
-        for name, shape in shapes.items()
-        for at, size in zip(case.placements(name), case.mesh().shape, strict=True)
-    )
-    return {"module"} | ({"uneven"} if uneven else set())
-
-
-def script_by_hand(case: Case) -> Script:
-    mesh, dense = case.mesh(), built("mlp", case.shape("dims"), True, case.seed)
-    whole = ZOO["mlp"].entry(case.shape("dims"), case.integer("rows"), 1, case.seed)
-    names = [name for name, _ in dense.named_parameters()]
-    body = [f"mesh, x = {scripts.mesh(mesh)}, {scripts.tensor(whole)}"]
-    for name, parameter in dense.named_parameters():
-        at = scripts.placements(by_hand(case)[name])
-        body += [f"{name.replace('.', '_')} = distribute_tensor({scripts.tensor(parameter)}, mesh, {at})"]
-    one, two, three, four = (name.replace(".", "_") for name in names)
-    linear = "torch.nn.functional.linear"
-    body += [
-        f"x = DTensor.from_local(x, mesh, {scripts.placements((R(),) * mesh.ndim)})",
-        f"out = {linear}({linear}(x, {one}, {two}).relu(), {three}, {four}).full_tensor()",
-    ]
-    want = dense(whole).detach()
-    members = dict.fromkeys(sorted(mesh.ranks), want)
-    made = scripts.compared(case, body, "out.detach()", members)
-    return Script(made.stages, made.imports, made.constants, tolerance=1e-6)
+@by_hand.due
+def _(model, mesh: Mesh, net1, net2, dims, rows: int, seed: int, world, rank: Rank):
+    x = eighths((rows, dims[0]), seed + 5).requires_grad_()
+    out = model(x)
+    out.backward(incoming(tuple(out.shape), seed))
+    places = {"net1.weight": net1, "net2.weight": net2}
+    places |= {f"{name[:4]}.bias": tuple(one if one == S(0) else R() for one in at) for name, at in places.items()}
+    member, everywhere = mesh.coord(rank) is not None, mesh.size == world
+    arrived: dict[str, Any] = gradients(model)
+    return {
+        "parameters": {name: on(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
+        "elements": ... if member else 0,
+        "forward": Near(out.detach()) if member else ...,
+        "input": Near(x.grad) if everywhere else None,
+        "gradients": {name: Claimed(grad, mesh, exact=False) if everywhere else None for name, grad in arrived.items()},
+    }
 
 
 # Fully sharded
 
-_NAMED: dict[Mesh, DeviceMesh] = {}
+
+def inputs_of(case: Case, *, shared: bool = False) -> ByRank:
+    """Inputs of two rows and three steps for two optimizer steps of ``passes`` passes each: for each pass those of
+    every rank, or, where
+    tensors are sharded along the second mesh dim too, of every row. A rank has its own."""
+    kind, sizes, mesh, passes = ZOO[kind_of(case)], case.shape("dims"), case.mesh(), case.integer("passes", 1)
+
+    def pair(at: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = kind.entry(sizes, 2, 3, case.seed + 5 * rank + at)
+        return x, kind.incoming(sizes, x, case.seed + rank)
+
+    every = [[pair(at, rank) for rank in range(mesh.shape[0] if shared else mesh.size)] for at in range(2 * passes)]
+    share = mesh.size // len(every[0])
+    return ByRank(lambda rank: [pairs[mesh.ranks.index(rank) // share] for pairs in every], every)
 
 
-def named(case: Case, here: Here) -> DeviceMesh:
-    """The mesh with its dims named: data, then, where there are two, model."""
-    mesh = case.mesh()
-    if mesh not in _NAMED:
-        _NAMED[mesh] = here.mesh(mesh, names=("data", "model")[: mesh.ndim])
-    return _NAMED[mesh]
+class ReshardField(BoolField):
+    """What becomes of parameters after the forward pass: all sharded, all kept, or sharded over so many ranks."""
+
+    takes = "yes, no or a number of ranks"
+
+    def parse(self, text: str) -> Any:
+        return int(text) if text.isdecimal() else super().parse(text)
 
 
-def check_fully(case: Case, here: Here) -> None:
-    """Every rank has inputs of its own; the gradient is the mean over the ranks, frozen parameters stay as they are."""
-    mesh, kind = case.mesh(), case.get("model")
-    shards = mesh.shape[0]
-    dense = built(kind, case.shape("dims"), "bias" not in case, case.seed).eval()
-    model = copy.deepcopy(dense).to(here.device)
-    for one in (dense, model):
-        for name, parameter in one.named_parameters():
-            parameter.requires_grad = not ("frozen" in case and case.get("frozen") in name)
-    live, coord = named(case, here), here.coord(mesh)
-    assert coord is not None
-    if mesh.ndim > 1:
-        parallelize_module(model, live["model"], {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
-    options: dict[str, Any] = {"mesh": live["data"] if mesh.ndim > 1 else live, "reshard_after_forward": case.get("reshard") == "yes"}
-    if "units" in case:
-        for part in [part for part in model.modules() if isinstance(part, nn.Linear)]:
-            fully_shard(part, **options)
-    fully_shard(model, **options)
-    make, settings = OPTIMIZERS[case.get("optimizer")]
-    steps: Any = make
-    ours, theirs = (steps([p for p in one.parameters() if p.requires_grad], **settings) for one in (model, dense))
-    for at in range(2):
-        inputs = [ZOO[kind].entry(case.shape("dims"), 2, 3, case.seed + 5 * rank + at) for rank in range(shards)]
-        outs = [dense(one) for one in inputs]
-        for rank, out in enumerate(outs):
-            out.backward(incoming(out, case.seed + rank) / shards)
-        got = model(here.tensor(inputs[coord[0]]))
-        near(here, got, outs[coord[0]], f"forward-{at}", "the output")
-        got.backward(here.tensor(incoming(outs[coord[0]], case.seed + coord[0])))
-        _judge(here, model, dense, f"gradients-{at}", grads=True)
-        ours.step()
-        theirs.step()
-        ours.zero_grad()
-        theirs.zero_grad()
-        _judge(here, model, dense, f"step-{at}")
+Reshard = Annotated[bool, ReshardField()]
 
 
-def _judge(here: Here, model: nn.Module, dense: nn.Module, check: str, *, grads: bool = False) -> None:
-    """Parameters, or their gradients, denote the dense ones and are sharded."""
-    for (name, ours), (_, theirs) in zip(model.named_parameters(), dense.named_parameters(), strict=True):
-        got: Any = ours.grad if grads else ours
-        want = theirs.grad if grads else theirs
-        if (
-            here.require((got is None) == (want is None), "wrong-value", check, f"{name} has a gradient where it must not, or none")
-            and want is not None
-        ):
-            whole = got.full_tensor().detach() if isinstance(got, DTensor) else got
-            here.require(isinstance(got, DTensor), "wrong-metadata", check, f"{name} is not sharded")
-            near(here, whole, want, check, name)
-        here.require(ours.requires_grad == theirs.requires_grad, "wrong-metadata", check, f"requires_grad of {name} differs")
-
-
-def sweep_fully(limits: Limits) -> list[Case]:
-    """Beside tensor parallelism, as one unit and as several; with widths that do and do not fit the mesh."""
-    both: list[tuple[str, dict[str, Any]]] = [
-        ("5x8x3", {"optimizer": "sgd", "reshard": "yes"}),
-        ("3x4x5", {"optimizer": "adamw", "reshard": "no", "units": 1}),
-    ]
-    cases = [Case.of("module.fully-shard", mesh="2x2", model="mlp", dims=dims, **asked) for dims, asked in both]
-    return [case for case in cases if case.world <= limits.world_size]
-
-
-def draw_fully(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_fully(draw: st.DrawFn, limits: Limits) -> Case:
     on = [mesh for mesh in map(Mesh.parse, ("2", "2", "3", "3", "4", "2x2")) if mesh.size <= limits.world_size]
-    sizes = st.sampled_from([3, 5, 7, 4, 2])
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(on))
-        kind = "mlp" if mesh.ndim > 1 else draw(st.sampled_from(["mlp", "mlp", "stacked", "norm"]))
-        width = draw(sizes) if mesh.ndim == 1 else mesh.shape[1] * draw(st.sampled_from([1, 2, 3]))
-        dims = (draw(sizes), width, draw(sizes)) if kind == "mlp" else (draw(sizes), width)
-        fields: dict[str, Any] = {"model": kind, "dims": format_shape(dims), "optimizer": draw(st.sampled_from(["sgd", "adamw"]))}
-        fields |= {"reshard": draw(st.sampled_from(["yes", "no"])), "units": draw(st.sampled_from([None, 1]))}
-        fields["frozen"] = draw(st.sampled_from([None, None, "weight", "bias"]))
-        return Case.of("module.fully-shard", mesh=mesh, **fields, seed=draw(draws.seeds()))
-
-    return case()
+    mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])
+    kind = "mlp" if mesh.ndim > 1 else draw(st.sampled_from(["mlp", "mlp", "stacked", "norm"]))
+    width = draw(sizes) if mesh.ndim == 1 else mesh.shape[1] * draw(st.sampled_from([1, 2, 3]))
+    dims = (draw(sizes), width, draw(sizes)) if kind == "mlp" else (draw(sizes), width)
+    said: dict[str, Any] = {
+        "model": kind,
+        "dims": format_shape(dims),
+        "optimizer": draw(st.sampled_from(["sgd", "adamw"])),
+    }
+    said |= {"reshard": draw(st.sampled_from(["yes", "no"])), "units": draw(st.sampled_from([None, 1]))}
+    said["frozen"] = draw(st.sampled_from([None, None, "weight", "bias"]))
+    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
 
 
 def features_fully(case: Case) -> set[str]:
@@ -246,54 +198,74 @@ def features_fully(case: Case) -> set[str]:
     return found | ({"uneven"} if any(extent % case.mesh().shape[0] for extent in case.shape("dims")[1:]) else set())
 
 
-def script_fully(case: Case) -> Script:
-    """One linear layer of the same size, fully sharded: its gradient is the mean over the ranks."""
-    mesh, dims = case.mesh(), case.shape("dims")
-    names = ("data", "model")[: mesh.ndim]
-    part = '["data"]' if mesh.ndim > 1 else ""
-    body = [
-        f"mesh = {scripts.mesh(mesh, names)}{part}",
-        f"net = torch.nn.Linear({dims[0]}, {dims[1]}).double()",
-        "torch.nn.init.ones_(net.weight)",
-        f"fully_shard(net, mesh=mesh, reshard_after_forward={case.get('reshard') == 'yes'})",
-        f"net(torch.ones(2, {dims[0]}, dtype=torch.float64) * (1 + mesh.get_local_rank())).sum().backward()",
-        f"want = torch.full({(dims[1], dims[0])}, {2 * sum(range(1, mesh.shape[0] + 1)) / mesh.shape[0]}, dtype=torch.float64)",
-    ]
-    made = scripts.script([*body, "return want, net.weight.grad.full_tensor()"], world=case.world)
-    return Script(made.stages, (*made.imports, "from torch.distributed.fsdp import fully_shard"), tolerance=1e-6)
+def freeze(model: nn.Module, names: str | None) -> None:
+    """Let all parameters ask for gradients but those with such names."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(names is None or names not in name)
 
 
-LAWS = (
-    Law(
-        id="module.by-hand",
-        clause="A model whose parameters a partition function placed gives the dense output and gradients on every rank of its mesh.",
-        source=HAND,
-        check=check_by_hand,
-        script=script_by_hand,
-        features=features_hand,
-        control="module.by-hand mesh=2x2 dims=5x8x3 rows=3 net1=R,S(0) net2=R,S(1)",
-        planted="full_tensor_of_first_mesh_dim",
-        draw=draw_by_hand,
-        draws=10,
-        sweep=sweep_by_hand,
-        sweeps=10,
-        needs=NEEDS,
-        weight=0.2,
+@law(
+    "module.fully-shard",
+    source=FSDP,
+    control="mesh=2 model=mlp dims=5x7x3 optimizer=sgd reshard=yes",
+    draw=draw_fully,
+    draws=8,
+    # beside tensor parallelism, as one unit and as several; with widths that do and do not fit the mesh
+    sweep=texts(
+        "mesh=2x2 model=mlp dims=5x8x3 optimizer=sgd reshard=yes",
+        "mesh=2x2 model=mlp dims=3x4x5 optimizer=adamw reshard=no units=1",
     ),
-    Law(
-        id="module.fully-shard",
-        clause="A fully sharded model computes the dense output, the mean of the ranks' gradients, and the dense optimizer's steps.",
-        source=FSDP,
-        check=check_fully,
-        script=script_fully,
-        features=features_fully,
-        control="module.fully-shard mesh=2 model=mlp dims=5x7x3 optimizer=sgd reshard=yes",
-        planted="gradients_are_summed_not_averaged",
-        draw=draw_fully,
-        draws=8,
-        sweep=sweep_fully,
-        sweeps=2,
-        needs=NEEDS,
-        weight=0.2,
-    ),
+    sweeps=2,
+    features=features_fully,
+    needs=NEEDS,
+    weight=0.2,
 )
+def fully_sharded(
+    model: Model,
+    mesh: NamedMesh,
+    inputs: Annotated[Pairs, FromCase(lambda case: inputs_of(case, shared=True))],
+    optimizer: Literal["sgd", "adamw"],
+    reshard: Reshard,
+    units: bool = False,
+    frozen: Literal["weight", "bias"] | None = None,
+):
+    """A fully sharded model computes the dense output, the mean of the ranks' gradients, and the dense optimizer's
+    steps."""
+    freeze(model, frozen)
+    if mesh.ndim > 1:
+        parallelize_module(model, mesh["b"], {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+        mesh = mesh["a"]
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    for part in [*layers, model] if units else [model]:
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
+    stepping, steps = optimizer_of(optimizer, [one for one in model.parameters() if one.requires_grad]), []
+    for x, grad in inputs:
+        out = model(x)
+        out.backward(grad)
+        arrived = gradients(model)
+        stepping.step()
+        stepping.zero_grad()
+        steps.append({"forward": out, "gradients": arrived, "parameters": parameters(model)})
+    return {"steps": steps, "trained": {name: one.requires_grad for name, one in model.named_parameters()}}
+
+
+@fully_sharded.due
+def _(model, mesh: Mesh, inputs: list[Pairs], optimizer: str, frozen: str | None, rank: Rank):
+    freeze(model, frozen)
+    stepping, steps = optimizer_of(optimizer, [one for one in model.parameters() if one.requires_grad]), []
+    (row, *_) = mesh.coord(rank) or (0,)
+
+    def sharded(named: dict[str, Any]) -> dict[str, Any]:
+        return {name: None if whole is None else Claimed(whole, mesh, exact=False) for name, whole in named.items()}
+
+    for pairs in inputs:
+        outs = [model(x) for x, _ in pairs]
+        for out, (_, grad) in zip(outs, pairs, strict=True):
+            out.backward(grad / len(pairs))
+        arrived = sharded(gradients(model))
+        stepping.step()
+        stepping.zero_grad()
+        steps.append(
+            {"forward": Near(outs[row].detach()), "gradients": arrived, "parameters": sharded(parameters(model))}
+        )
+    return {"steps": steps, "trained": Of({name: one.requires_grad for name, one in model.named_parameters()})}

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import Given, given
-from conformance.laws.module.given import near_dtensor
-from conformance.report.reproducer import Script
-from reference import simulate
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import Partial, Placements
-from reference.placement import Replicate as R
-from reference.tensors import TensorSpec
-from strategies import shapes
-from strategies.modules import eighths
-from strategies.placements import placements
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Global, Near
+from shardlaw.conformance.law.fields import WordField
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, family, on
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import operand
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.modules import eighths
+from shardlaw.strategies.placements import placements
 
 NEEDS = ("all_gather", "all_reduce")
 CLIP = "torch.nn.utils.clip_grad_norm_ and clip_grad_value_: the norm of all gradients as one vector; in place"
@@ -38,89 +35,120 @@ MESHES = {"2": 5, "3": 4, "2x2": 3, "1x2": 2, "4": 1, "2@1,0": 1}
 NAMES = ("a", "b", "c")
 
 
-def parameters(case: Case, here: Here, at: int = 0) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters of a case, each a leaf with the ``at``-th gradient: dense ones, and those of this rank."""
-    dense, live = [], []
-    for name in filter(case.__contains__, NAMES):
-        x = given(case, name, f"mesh.{name}" if f"mesh.{name}" in case else "mesh")
-        whole = nn.Parameter(value(case, name, x.layout.shape, 0).to(x.full.dtype))
-        parameter = nn.Parameter(placed(here, whole.detach(), x, x.layout.placements))
-        dense.append(whole)
-        live.append(parameter)
-    arrive(case, here, dense, live, at)
-    return dense, live
+# What cases say
 
 
-def value(case: Case, name: str, shape: Shape, at: int) -> torch.Tensor:
-    """Eighths for a parameter (0) or its gradients (from 1 on)."""
-    return eighths(shape, case.seed + NAMES.index(name) + 5 * at)
+def tensor_of(case: Case, name: str, at: int, field: str = "", form: str = "") -> OnMesh:
+    """A parameter (0) or one of its gradients (from 1 on): eighths, placed as ``field`` says or as the parameter is."""
+    spec, mesh = case.tensor(name), f"mesh.{name}" if f"mesh.{name}" in case else "mesh"
+    full = eighths(spec.shape, case.seed + NAMES.index(name) + 5 * at).to(spec.build(0).dtype)
+    where = case.placements(field) if field in case else spec.placements or ()
+    return on(case.mesh(mesh), full, *where, form=form, seed=case.seed, field=mesh)
 
 
-def placed(here: Here, full: torch.Tensor, x: Given, at: Placements, seed: int = 0) -> Any:
-    """A leaf that holds ``full`` under these placements on the mesh of ``x``."""
-    layout = x.layout.replace(at)
-    coord = here.coord(layout.mesh)
-    assert coord is not None
-    local = simulate.distribute(full, layout, seed)[coord] if layout.has_partial() else simulate.take(full, layout, coord)
-    local = here.tensor(local).clone(memory_format=torch.contiguous_format)
-    return DTensor.from_local(
-        local, here.mesh(layout.mesh), here.placements(at), shape=full.shape, stride=full.contiguous().stride()
-    ).detach()
+def parameters_of(case: Case) -> list[OnMesh]:
+    """A parameter for each of the tensors ``a``, ``b`` and ``c``, each on the mesh ``mesh`` or on its own,
+    ``mesh.b``."""
+    return [tensor_of(case, name, 0, form="parameter") for name in NAMES if name in case]
 
 
-def arrive(case: Case, here: Here, dense: list[nn.Parameter], live: list[nn.Parameter], at: int) -> None:
-    """Give each parameter its ``at``-th gradient, placed as the parameter is, or as ``grad`` says; one in ``without`` has none."""
-    for name, whole, parameter in zip(filter(case.__contains__, NAMES), dense, live, strict=True):
-        if name == case.get("without", "") and at != 1:
-            whole.grad = parameter.grad = None
-            continue
-        x = given(case, name, f"mesh.{name}" if f"mesh.{name}" in case else "mesh")
-        grad = value(case, name, x.layout.shape, at + 1).to(x.full.dtype)
-        place = case.placements(f"grad.{name}") if f"grad.{name}" in case else x.layout.placements
-        whole.grad, parameter.grad = grad, placed(here, grad, x, place, case.seed)
+def gradients_of(case: Case, steps: int = 1) -> list[list[OnMesh | None]]:
+    """The gradients that arrive in each of some steps, placed as their parameters are or as ``grad.a`` says; one of
+    the field ``without`` is
+    missing but in the second step."""
+
+    def gradient(name: str, step: int) -> OnMesh | None:
+        missing = name == case.get("without", "") and step != 1
+        return None if missing else tensor_of(case, name, step + 1, f"grad.{name}")
+
+    return [[gradient(name, step) for name in NAMES if name in case] for step in range(steps)]
 
 
-def judge_all(here: Here, case: Case, dense: list[nn.Parameter], live: list[nn.Parameter], check: str, *, grads: bool) -> None:
-    """Parameters, and their gradients if asked, are the dense ones; parameters lie where they lay."""
-    for name, whole, parameter in zip(filter(case.__contains__, NAMES), dense, live, strict=True):
-        x = given(case, name, f"mesh.{name}" if f"mesh.{name}" in case else "mesh")
-        near_dtensor(here, parameter, whole, check, name, x.layout.placements)
-        if not grads:
-            continue
-        missing = (whole.grad is None, parameter.grad is None)
-        if (
-            here.require(missing[0] == missing[1], "wrong-value", check, f"{name} has a gradient, must have none, or else")
-            and not missing[0]
-        ):
-            near_dtensor(here, parameter.grad, whole.grad, check, f"gradient of {name}")  # type: ignore[arg-type]
+SAID = ("mesh", *(f"{part}{name}" for part in ("", "mesh.", "grad.") for name in NAMES), "without")
+Parameters = Annotated[list[nn.Parameter], FromCase(parameters_of, *SAID)]
+OneStep = Annotated[list[Any], FromCase(gradients_of)]
+ThreeSteps = Annotated[list[Any], FromCase(lambda case: gradients_of(case, 3))]
+
+
+def dense(
+    parameters: Sequence[Global], rows: Sequence[Sequence[Global | None]]
+) -> tuple[list[nn.Parameter], list[list[Any]]]:
+    """The same parameters and gradients, whole."""
+    return [nn.Parameter(one.full.clone()) for one in parameters], [
+        [one and one.full.clone() for one in row] for row in rows
+    ]
+
+
+def kept(tensors: Sequence[torch.Tensor], parameters: Sequence[Global]) -> list[Any]:
+    """What is due of tensors that lie where the parameters lay."""
+    return [on(one.mesh, whole, *one.placements).near() for whole, one in zip(tensors, parameters, strict=True)]
+
+
+def claimed(tensors: Sequence[torch.Tensor | None], parameters: Sequence[Global]) -> list[Any]:
+    """What is due of gradients, wherever they lie."""
+    pairs = zip(tensors, parameters, strict=True)
+    return [None if whole is None else Claimed(whole, one.mesh, exact=False) for whole, one in pairs]
+
+
+# Plain torch, for acts
+
+
+def arrive(parameters: Sequence[nn.Parameter], row: Sequence[torch.Tensor | None]) -> None:
+    """Give each parameter its gradient."""
+    for parameter, gradient in zip(parameters, row, strict=True):
+        parameter.grad = gradient
+
+
+def copies(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """The parameters as they are now."""
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 # Clipping
 
 
-def clipped(case: Case, of: list[nn.Parameter]) -> torch.Tensor | None:
-    """Clip as the case says. Returns the norm, where there is one."""
-    foreach = {"yes": True, "no": False, "open": None}[case.get("foreach", "open")]
-    if case.get("by") == "value":
-        torch.nn.utils.clip_grad_value_(of, float(case.get("most")), foreach=foreach)
+def clip(by: str, of: Sequence[nn.Parameter], most: float, norm: float, foreach: bool | None) -> torch.Tensor | None:
+    """Clip the gradients. Returns their norm, where there is one."""
+    if by == "value":
+        torch.nn.utils.clip_grad_value_(of, most, foreach=foreach)
         return None
-    kind, most = float(case.get("norm")), float(case.get("most"))
-    if case.get("by") == "parts":
-        total = torch.nn.utils.get_total_norm([p.grad for p in of if p.grad is not None], kind, foreach=foreach)
-        torch.nn.utils.clip_grads_with_norm_(of, most, total, foreach=foreach)
-        return total
-    return torch.nn.utils.clip_grad_norm_(of, most, kind, foreach=foreach)
+    if by == "norm":
+        return torch.nn.utils.clip_grad_norm_(of, most, norm, foreach=foreach)
+    total = torch.nn.utils.get_total_norm([p.grad for p in of if p.grad is not None], norm, foreach=foreach)
+    torch.nn.utils.clip_grads_with_norm_(of, most, total, foreach=foreach)
+    return total
 
 
-def check_clipped(case: Case, here: Here) -> None:
-    """The norm is that of the dense gradients, and the gradients come out as the dense ones do."""
-    dense, live = parameters(case, here)
-    want, got = clipped(case, dense), clipped(case, live)
-    if want is not None and here.require(isinstance(got, torch.Tensor), "wrong-metadata", "norm", f"the norm is a {type(got).__name__}"):
-        assert got is not None
-        total = got.full_tensor() if isinstance(got, DTensor) else got
-        here.same(total.float(), want.float(), "norm", exact=False, what="the norm")
-    judge_all(here, case, dense, live, "clipped", grads=True)
+def clipped(
+    parameters: Parameters,
+    gradients: OneStep,
+    by: Literal["norm", "parts", "value"],
+    most: float,
+    norm: float = 2.0,
+    foreach: bool | None = None,
+):
+    arrive(parameters, gradients[0])
+    total = clip(by, parameters, most, norm, foreach)
+    return {
+        "norm": None if total is None else whole(total).float(),
+        "parameters": [*parameters],
+        "gradients": [one.grad for one in parameters],
+    }
+
+
+def clipped_due(parameters: list[Global], gradients, by: str, most: float, norm: float, foreach):
+    plain, rows = dense(parameters, gradients)
+    arrive(plain, rows[0])
+    total = clip(by, plain, most, norm, foreach)
+    return {
+        "norm": None if total is None else Near(total.float()),
+        "parameters": kept(plain, parameters),
+        "gradients": claimed([one.grad for one in plain], parameters),
+    }
 
 
 def features_training(case: Case) -> set[str]:
@@ -136,113 +164,109 @@ def features_training(case: Case) -> set[str]:
     return found
 
 
-def draw_clipped(limits: Limits) -> SearchStrategy[Case]:
-    on = [mesh for mesh in map(Mesh.parse, MESHES) if mesh.size <= limits.world_size for _ in range(MESHES[str(mesh)])]
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(on))
-        by = draw(st.sampled_from(["norm", "norm", "parts", "value"]))
-        fields = _tensors(draw, mesh, pending=by != "value")
-        fields |= {"by": by, "most": draw(st.sampled_from(["0.5", "0.25", "64"]))}
-        if by != "value":
-            fields["norm"] = draw(st.sampled_from(["2.0", "2.0", "1.0", "inf", "inf", "0.0", "3.0", "-inf"]))
-        fields["foreach"] = draw(st.sampled_from([None, "yes", "no"]))
-        fields["without"] = draw(st.sampled_from([None, None, "b"]))
-        return Case.of("module.clipped", mesh=mesh, **fields, seed=draw(draws.seeds()))
-
-    def unbounded(case: Case) -> bool:
-        """The largest or smallest element of no elements: known to part the ranks, see the sweep."""
-        empty = any(given(case, name).layout.empty_coords() for name in NAMES if name in case)
-        return empty and "inf" in case.get("norm", "")
-
-    return case().filter(lambda case: not unbounded(case))
+def meshes(limits: Limits) -> list[Mesh]:
+    return [
+        mesh for mesh in map(Mesh.parse, MESHES) if mesh.size <= limits.world_size for _ in range(MESHES[str(mesh)])
+    ]
 
 
-def sweep_clipped(limits: Limits) -> list[Case]:
-    """A rank without elements: one that is known to raise alone, for either bound."""
-    fields = {"a": "1:S(0):float64", "b": "5:R:float64", "by": "norm", "most": "0.25"}
-    return [Case("module.clipped", (("mesh", "2"), *fields.items(), ("norm", norm), ("foreach", "no"))) for norm in ("inf", "-inf")]
-
-
-def draw_mixed(limits: Limits) -> SearchStrategy[Case]:
-    """Parameters on two meshes of the same ranks, as where some are sharded along one dim and others along two."""
-    pairs = [("2", "1x2"), ("2", "2x1"), ("4", "2x2"), ("2x2", "4"), ("1x2", "2"), ("2", "2@1,0")]
-    on = [(Mesh.parse(one), Mesh.parse(two)) for one, two in pairs if Mesh.parse(one).size <= limits.world_size]
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        first, second = draw(st.sampled_from(on))
-        fields: dict[str, Any] = {"mesh__b": second}
-        for name, mesh in (("a", first), ("b", second)):
-            shape = draw(shapes(min_dims=1, max_dims=2, min_size=2))
-            fields[name] = TensorSpec(shape, draw(placements(mesh, len(shape), kinds=("R", "S", "S"))), "float64")
-        fields |= {"by": draw(st.sampled_from(["norm", "norm", "value"])), "most": "0.5"}
-        fields["norm"] = draw(st.sampled_from(["2.0", "1.0"])) if fields["by"] == "norm" else None
-        fields["foreach"] = draw(st.sampled_from([None, "yes", "no"]))
-        return Case.of("module.clipped-mixed", mesh=first, **fields, seed=draw(draws.seeds()))
-
-    return case()
-
-
-def _tensors(draw: st.DrawFn, mesh: Mesh, *, pending: bool = False) -> dict[str, Any]:
-    """Two or three parameters; seldom the gradient of one lies otherwise."""
-    fields: dict[str, Any] = {}
+def draw_tensors(draw: st.DrawFn, mesh: Mesh, *, pending: bool = False) -> dict[str, Any]:
+    """Two or three parameters; seldom the gradient of one lies differently."""
+    drawn: dict[str, Any] = {}
     kinds = ("R", "S", "S", "_S") if mesh.ndim == 1 else ("R", "S")
     for name in NAMES[: draw(st.sampled_from([2, 2, 3]))]:
         shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
         at = draw(placements(mesh, len(shape), kinds=kinds))
-        fields[name] = TensorSpec(shape, at, draw(st.sampled_from(["float64", "float64", "float64", "float32"])))
+        drawn[name] = TensorSpec(shape, at, draw(st.sampled_from(["float64", "float64", "float64", "float32"])))
     if pending and draw(st.integers(0, 4)) == 4:
-        spec = fields["a"]
-        fields["grad__a"] = draw(st.sampled_from([(R(),) * mesh.ndim, (Partial("sum"),) + (R(),) * (mesh.ndim - 1), spec.placements]))
-    return fields
+        spec = drawn["a"]
+        drawn["grad__a"] = draw(
+            st.sampled_from([(R(),) * mesh.ndim, (Partial("sum"),) + (R(),) * (mesh.ndim - 1), spec.placements])
+        )
+    return drawn
 
 
-def _made(case: Case) -> tuple[list[str], list[str]]:
-    """Constants and statements of a script: the lists ``dense`` and ``live`` of parameters with gradients."""
-    body = [f"mesh = {scripts.mesh(case.mesh())}", "dense, live = [], []"]
-    for name in filter(case.__contains__, NAMES):
-        x = given(case, name)
-        full, grad = (value(case, name, x.layout.shape, at).to(x.full.dtype) for at in (0, 1))
-        at = scripts.placements(x.layout.placements)
-        put = scripts.placements(case.placements(f"grad.{name}")) if f"grad.{name}" in case else at
-        pending = f"grad.{name}" in case and any(isinstance(one, Partial) for one in case.placements(f"grad.{name}"))
-        body += [f"full, grad = {scripts.tensor(full)}, {scripts.tensor(grad)}"]
-        for where, parameter, gradient in (
-            ("dense", "full.clone()", "grad.clone()"),
-            ("live", f"distribute_tensor(full, mesh, {at})", f"distribute_tensor(grad, mesh, {put})"),
-        ):
-            if where == "live" and pending:
-                gradient = f"DTensor.from_local(grad * (rank == {case.mesh().ranks[0]}), mesh, {put})"
-            body += [f"{where}.append(torch.nn.Parameter({parameter}))"]
-            if name != case.get("without", ""):
-                body += [f"{where}[-1].grad = {gradient}"]
-    return [], body
+@st.composite
+def drawn_clipped(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    by = draw(st.sampled_from(["norm", "norm", "parts", "value"]))
+    said = draw_tensors(draw, mesh, pending=by != "value")
+    said |= {"by": by, "most": draw(st.sampled_from(["0.5", "0.25", "64"]))}
+    if by != "value":
+        said["norm"] = draw(st.sampled_from(["2.0", "2.0", "1.0", "inf", "inf", "0.0", "3.0", "-inf"]))
+    said["foreach"] = draw(st.sampled_from([None, "yes", "no"]))
+    said["without"] = draw(st.sampled_from([None, None, "b"]))
+    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
 
 
-WHOLE = "whole = lambda t: t.full_tensor() if isinstance(t, DTensor) else t"
+def draw_clipped(limits: Limits) -> SearchStrategy[Case]:
+    def unbounded(case: Case) -> bool:
+        """The largest or smallest element of no elements: known to part the ranks, see the sweep."""
+        empty = any(operand(case, name).layout.empty_coords() for name in NAMES if name in case)
+        return empty and "inf" in case.get("norm", "")
+
+    return drawn_clipped(limits).filter(lambda case: not unbounded(case))
 
 
-def script_clipped(case: Case) -> Script:
-    _, body = _made(case)
-    foreach = {"yes": True, "no": False, "open": None}[case.get("foreach", "open")]
-    kind, most = case.get("norm", "2.0"), case.get("most")
-    kind = f'float("{kind}")' if "inf" in kind else kind
-    call = f"clip_grad_value_(of, {most}, foreach={foreach})"
-    if case.get("by") != "value":
-        call = f"clip_grad_norm_(of, {most}, {kind}, foreach={foreach})"
-    body += [f"clip = lambda of: torch.nn.utils.{call}", WHOLE, "want, got = clip(dense), clip(live)"]
-    body += ["want, got = ([], []) if want is None else ([want], [whole(got)])"]
-    body += ["return want + [p.grad for p in dense], got + [whole(p.grad) for p in live]"]
-    made = scripts.script(body, world=case.world)
-    return Script(made.stages, made.imports, made.constants, tolerance=1e-5)
+@st.composite
+def draw_mixed(draw: st.DrawFn, limits: Limits) -> Case:
+    """Parameters on two meshes of the same ranks, as where some are sharded along one dim and others along two."""
+    pairs = [("2", "1x2"), ("2", "2x1"), ("4", "2x2"), ("2x2", "4"), ("1x2", "2"), ("2", "2@1,0")]
+    on = [(Mesh.parse(one), Mesh.parse(two)) for one, two in pairs if Mesh.parse(one).size <= limits.world_size]
+    first, second = draw(st.sampled_from(on))
+    said: dict[str, Any] = {"mesh__b": second}
+    for name, mesh in (("a", first), ("b", second)):
+        shape = draw(shapes(min_dims=1, max_dims=2, min_size=2))
+        said[name] = TensorSpec(shape, draw(placements(mesh, len(shape), kinds=("R", "S", "S"))), "float64")
+    said |= {"by": draw(st.sampled_from(["norm", "norm", "value"])), "most": "0.5"}
+    said["norm"] = draw(st.sampled_from(["2.0", "1.0"])) if said["by"] == "norm" else None
+    said["foreach"] = draw(st.sampled_from([None, "yes", "no"]))
+    return fields(mesh=first, **said, seed=draw(draws.seeds()))
+
+
+CLIPPED = "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 by=norm most=0.5 norm=2.0"
+LAWS = family(
+    clipped,
+    clipped_due,
+    {
+        "module.clipped": {
+            "clause": (
+                "Clipping sharded gradients by norm or value gives the dense norm, of any order, and the dense "
+                "gradients, in place."
+            ),
+            "draw": draw_clipped,
+            "draws": 10,
+            # a rank without elements: one that is known to raise alone, for either bound
+            "sweep": texts(
+                *(
+                    f"mesh=2 a=1:S(0):float64 b=5:R:float64 by=norm most=0.25 norm={norm} foreach=no"
+                    for norm in ("inf", "-inf")
+                )
+            ),
+            "sweeps": 2,
+            "weight": 0.3,
+        },
+        "module.clipped-mixed": {
+            "clause": (
+                "Gradients on two meshes of the same ranks are clipped as the dense ones, or all ranks refuse to."
+            ),
+            "draw": draw_mixed,
+            "draws": 5,
+            "refusal": "allowed",
+            "weight": 0.1,
+        },
+    },
+    source=CLIP,
+    control=CLIPPED,
+    features=features_training,
+    needs=NEEDS,
+)
 
 
 # Optimizers
 
-# an optimizer by name: its class, and the options that it may be given beside its own
-STEPPED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, dict[str, Any]]]] = {
+# an optimizer by name: its class, its options, and those that it may be given beside them
+STEPPED: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], dict[Any, dict[str, Any]]]] = {
     "sgd": (
         torch.optim.SGD,
         {"lr": 0.5},
@@ -253,8 +277,16 @@ STEPPED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, 
             "dampening": {"momentum": 0.5, "dampening": 0.5, "maximize": True},
         },
     ),
-    "adam": (torch.optim.Adam, {"lr": 0.25, "eps": 1.0}, {"decay": {"weight_decay": 0.25}, "amsgrad": {"amsgrad": True}}),
-    "adamw": (torch.optim.AdamW, {"lr": 0.25, "eps": 1.0}, {"decay": {"weight_decay": 0.25}, "amsgrad": {"amsgrad": True}}),
+    "adam": (
+        torch.optim.Adam,
+        {"lr": 0.25, "eps": 1.0},
+        {"decay": {"weight_decay": 0.25}, "amsgrad": {"amsgrad": True}},
+    ),
+    "adamw": (
+        torch.optim.AdamW,
+        {"lr": 0.25, "eps": 1.0},
+        {"decay": {"weight_decay": 0.25}, "amsgrad": {"amsgrad": True}},
+    ),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.25, "eps": 1.0}, {"decay": {"weight_decay": 0.25}}),
     "rmsprop": (torch.optim.RMSprop, {"lr": 0.25, "eps": 1.0}, {"momentum": {"momentum": 0.5, "centered": True}}),
     "adadelta": (torch.optim.Adadelta, {"lr": 0.25, "eps": 1.0}, {}),
@@ -263,136 +295,100 @@ STEPPED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, 
     "radam": (torch.optim.RAdam, {"lr": 0.25, "eps": 1.0}, {}),
     "asgd": (torch.optim.ASGD, {"lr": 0.25}, {}),
 }
+
+
+def state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """What an optimizer keeps of a parameter, numbers as numbers."""
+    state = sorted(optimizer.state[parameter].items())
+    return {
+        key: value if value is None or getattr(value, "ndim", False) else float(whole(value)) for key, value in state
+    }
+
+
+def stepped(
+    parameters: Sequence[nn.Parameter],
+    gradients: Any,
+    optimizer: str,
+    options: str | None,
+    foreach: bool | None,
+    zero: str | None,
+) -> dict[str, Any]:
+    """Parameters after each step, what the optimizer keeps of them, and their gradients once they are set to zero."""
+    made, own, more = STEPPED[optimizer]
+    stepping, steps = made(parameters, **own, **more.get(options, {}), foreach=foreach), []
+    for row in gradients:
+        arrive(parameters, row)
+        stepping.step()
+        steps.append(copies(parameters))
+    state = [state_of(stepping, parameter) for parameter in parameters]
+    stepping.zero_grad(set_to_none=zero != "kept")
+    return {"steps": steps, "state": state, "gradients": [parameter.grad for parameter in parameters]}
+
+
+def optimizer(
+    parameters: Parameters,
+    gradients: ThreeSteps,
+    optimizer: Annotated[str, WordField(STEPPED)],
+    options: str | None = None,
+    foreach: bool | None = None,
+    zero: Literal["kept"] | None = None,
+):
+    return stepped(parameters, gradients, optimizer, options, foreach, zero)
+
+
+def optimizer_due(parameters: list[Global], gradients, optimizer: str, options, zero):
+    def lies(value: Any, one: Global) -> Any:
+        return on(one.mesh, value, *one.placements).near() if isinstance(value, torch.Tensor) else value and Near(value)
+
+    want = stepped(*dense(parameters, gradients), optimizer, options, False, zero)
+    state = zip(want["state"], parameters, strict=True)
+    return {
+        "steps": [kept(row, parameters) for row in want["steps"]],
+        "state": [{key: lies(value, one) for key, value in kept_of.items()} for kept_of, one in state],
+        "gradients": claimed(want["gradients"], parameters),
+    }
+
+
+@st.composite
+def draw_optimizer(draw: st.DrawFn, limits: Limits, names: tuple[str, ...]) -> Case:
+    mesh, name = draw(st.sampled_from(meshes(limits))), draw(st.sampled_from(names))
+    said = draw_tensors(draw, mesh)
+    said |= {"optimizer": name, "options": draw(st.sampled_from([None, *STEPPED[name][2]]))}
+    said |= {"foreach": draw(st.sampled_from([None, "yes", "no"])), "without": draw(st.sampled_from([None, None, "b"]))}
+    said["zero"] = draw(st.sampled_from([None, None, "kept"]))
+    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
+
+
 COMMON = ("sgd", "sgd", "sgd", "adam", "adam", "adamw", "adamw")
 OTHERS = ("adagrad", "rmsprop", "adadelta", "adamax", "nadam", "radam", "asgd")
-
-
-def settings(case: Case) -> dict[str, Any]:
-    """The options of the optimizer of a case, without ``foreach``."""
-    _, own, more = STEPPED[case.get("optimizer")]
-    return own | more.get(case.get("options", ""), {})
-
-
-def check_optimizer(case: Case, here: Here) -> None:
-    """Three steps leave the parameters as the dense ones, where they lay; the state denotes the dense state, placed as they are."""
-    dense, live = parameters(case, here)
-    make: Any = STEPPED[case.get("optimizer")][0]
-    foreach = {"yes": True, "no": False, "open": None}[case.get("foreach", "open")]
-    ours, theirs = make(live, **settings(case), foreach=foreach), make(dense, **settings(case), foreach=False)
-    for at in range(3):
-        arrive(case, here, dense, live, at)
-        ours.step()
-        theirs.step()
-        judge_all(here, case, dense, live, f"step-{at}", grads=False)
-    for name, whole, parameter in zip(filter(case.__contains__, NAMES), dense, live, strict=True):
-        judge_state(here, ours.state[parameter], theirs.state[whole], given(case, name).layout.placements, name)
-    kept = case.get("zero", "") == "kept"
-    for one in (ours, theirs):
-        one.zero_grad(set_to_none=not kept)
-    judge_all(here, case, dense, live, "zero-grad", grads=True)
-
-
-def judge_state(here: Here, got: dict[str, Any], want: dict[str, Any], at: Placements, name: str) -> None:
-    """What an optimizer keeps of a parameter: tensors of its shape lie as it does, numbers are plain or whole."""
-    if not here.require(set(got) == set(want), "wrong-metadata", "state", f"state of {name} has other keys", set(want), set(got)):
-        return
-    for key, due in want.items():
-        what = f"{key} of {name}"
-        if isinstance(due, torch.Tensor) and (due.ndim or isinstance(got[key], DTensor)):
-            near_dtensor(here, got[key], due, "state", what, at if due.ndim else None)
-        elif isinstance(due, torch.Tensor):
-            here.same(torch.as_tensor(got[key]).float(), due.float(), "state", exact=False, what=what)
-        elif isinstance(due, int | float):
-            here.require(math.isclose(got[key], due, rel_tol=1e-6), "wrong-value", "state", f"{what} differs", due, got[key])
-
-
-def draw_optimizer(names: tuple[str, ...], law: str) -> Any:
-    def strategy(limits: Limits) -> SearchStrategy[Case]:
-        on = [mesh for mesh in map(Mesh.parse, MESHES) if mesh.size <= limits.world_size for _ in range(MESHES[str(mesh)])]
-
-        @st.composite
-        def case(draw: st.DrawFn) -> Case:
-            mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(names))
-            fields = _tensors(draw, mesh)
-            fields |= {"optimizer": name, "options": draw(st.sampled_from([None, *STEPPED[name][2]]))}
-            fields |= {"foreach": draw(st.sampled_from([None, "yes", "no"])), "without": draw(st.sampled_from([None, None, "b"]))}
-            fields["zero"] = draw(st.sampled_from([None, None, "kept"]))
-            return Case.of(law, mesh=mesh, **fields, seed=draw(draws.seeds()))
-
-        return case()
-
-    return strategy
-
-
-def script_optimizer(case: Case) -> Script:
-    _, body = _made(case)
-    foreach = {"yes": True, "no": False, "open": None}[case.get("foreach", "open")]
-    told = "".join(f", {key}={value}" for key, value in settings(case).items())
-    body += [f"make = lambda of, foreach: torch.optim.{STEPPED[case.get('optimizer')][0].__name__}(of{told}, foreach=foreach)"]
-    body += [f"ours, theirs = make(live, {foreach}), make(dense, False)", "for _ in range(3): ours.step(), theirs.step()"]
-    body += ["return [p.detach() for p in dense], [p.full_tensor().detach() for p in live]"]
-    made = scripts.script(body, world=case.world)
-    return Script(made.stages, made.imports, made.constants, tolerance=1e-5)
-
-
-LAWS = (
-    Law(
-        id="module.clipped",
-        clause="Clipping sharded gradients by norm or value gives the dense norm, of any order, and the dense gradients, in place.",
-        source=CLIP,
-        check=check_clipped,
-        script=script_clipped,
-        features=features_training,
-        control="module.clipped mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 by=norm most=0.5 norm=2.0",
-        planted="norm_of_the_local_part",
-        draw=draw_clipped,
-        draws=10,
-        sweep=sweep_clipped,
-        sweeps=2,
-        needs=NEEDS,
-        weight=0.3,
-    ),
-    Law(
-        id="module.clipped-mixed",
-        clause="Gradients on two meshes of the same ranks are clipped as the dense ones, or all ranks refuse to.",
-        source=CLIP,
-        check=check_clipped,
-        features=features_training,
-        control="module.clipped-mixed mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 by=norm most=0.5 norm=2.0",
-        planted="norm_of_the_local_part",
-        draw=draw_mixed,
-        draws=5,
-        needs=NEEDS,
-        refusal="allowed",
-        weight=0.1,
-    ),
-    Law(
-        id="module.optimizer[common]",
-        clause="SGD, Adam and AdamW step sharded parameters as dense ones, one by one or all at once; their state lies as they do.",
-        source=OPTIM,
-        check=check_optimizer,
-        script=script_optimizer,
-        features=features_training,
-        control="module.optimizer[common] mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 optimizer=sgd options=momentum foreach=yes",
-        planted="foreach_adds_at_half",
-        draw=draw_optimizer(COMMON, "module.optimizer[common]"),
-        draws=6,
-        needs=NEEDS,
-        weight=0.3,
-    ),
-    Law(
-        id="module.optimizer[others]",
-        clause="The other optimizers of torch.optim step sharded parameters as dense ones, and their state lies as the parameters do.",
-        source=OPTIM,
-        check=check_optimizer,
-        script=script_optimizer,
-        features=features_training,
-        control="module.optimizer[others] mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 optimizer=adagrad foreach=yes",
-        planted="foreach_divides_at_half",
-        draw=draw_optimizer(OTHERS, "module.optimizer[others]"),
-        draws=5,
-        needs=NEEDS,
-        refusal="allowed",
-        weight=0.2,
-    ),
+STEP = "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64"
+LAWS += family(
+    optimizer,
+    optimizer_due,
+    {
+        "module.optimizer[common]": {
+            "clause": (
+                "SGD, Adam and AdamW step sharded parameters as dense ones, one by one or all at once; their state "
+                "lies as they do."
+            ),
+            "control": f"{STEP} optimizer=sgd options=momentum foreach=yes",
+            "draw": partial(draw_optimizer, names=COMMON),
+            "draws": 6,
+            "weight": 0.3,
+        },
+        "module.optimizer[others]": {
+            "clause": (
+                "The other optimizers of torch.optim step sharded parameters as dense ones, and their state lies "
+                "as the parameters do."
+            ),
+            "control": f"{STEP} optimizer=adagrad foreach=yes",
+            "draw": partial(draw_optimizer, names=OTHERS),
+            "draws": 5,
+            "refusal": "allowed",
+            "weight": 0.2,
+        },
+    },
+    source=OPTIM,
+    features=features_training,
+    needs=NEEDS,
 )

@@ -1,10 +1,13 @@
 """Samples of torch's OpInfo database, read as variants of ops.
 
-A sample becomes a call in the notation of programs and the shapes of its tensors; its numbers and strings stand in the call. The
-values of its tensors do not matter: each is filled so that the plain op gives finite results that float32 and float64 agree on.
+A sample becomes a call in the notation of programs and the shapes of its tensors; its numbers and strings stand in
+the call. The
+values of its tensors do not matter: each is filled so that the plain op gives finite results that float32 and float64
+agree on.
 Once it is read nothing of the database is needed to run the case again.
 
-The database is imported when the first op is asked for, in the driver alone: it takes seconds and some hundred MB. Which ops count
+The database is imported when the first op is asked for, in the driver alone: it takes seconds and some hundred MB.
+Which ops count
 is asked of DTensor: those of which every overload that runs has a strategy, a rule, a handler or a decomposition.
 """
 
@@ -23,13 +26,13 @@ from typing import Any
 
 import torch
 
-from conformance import compat
-from conformance.here import close
-from conformance.laws.op.check import leaves
-from conformance.program import Program
-from reference.notation import NotationError
-from reference.tensors import DTYPES
-from strategies.ops import Arg, Op, Variant
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.program.parse import Program
+from shardlaw.conformance.laws.op.backward import flat
+from shardlaw.conformance.rank.context import close
+from shardlaw.reference.notation import NotationError
+from shardlaw.reference.tensors import DTYPES
+from shardlaw.strategies.ops import Arg, Op, Variant
 
 FILLS = ("distinct", "small", "unit", "positive")
 SEEDS = range(4)
@@ -47,12 +50,18 @@ UNINITIALISED = "what it returns is not initialised"
 OF_A_KIND = "its result is unique up to signs or the order of equal values only"
 EQUAL_INDICES = "where indices are equal, which value is kept is not said"
 LEFT_OUT = {
-    **dict.fromkeys(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"), UNINITIALISED),
-    **dict.fromkeys(("linalg.eig", "linalg.eigh", "linalg.svd", "linalg.qr", "svd", "qr", "geqrf", "lobpcg", "ormqr"), OF_A_KIND),
+    **dict.fromkeys(
+        ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"), UNINITIALISED
+    ),
+    **dict.fromkeys(
+        ("linalg.eig", "linalg.eigh", "linalg.svd", "linalg.qr", "svd", "qr", "geqrf", "lobpcg", "ormqr"), OF_A_KIND
+    ),
     **dict.fromkeys(("svd_lowrank", "pca_lowrank", "linalg.householder_product", "linalg.eigvals", "mode"), OF_A_KIND),
     **dict.fromkeys(("index_copy", "put", "_unsafe_masked_index_put_accumulate", "as_strided_scatter"), EQUAL_INDICES),
     "nn.functional.scaled_dot_product_attention": "DTensor plans the first call for ten seconds; a table tries others",
-    **dict.fromkeys(("linalg.pinv", "pinverse", "linalg.matrix_rank"), "which singular values count as zero is a matter of rounding"),
+    **dict.fromkeys(
+        ("linalg.pinv", "pinverse", "linalg.matrix_rank"), "which singular values count as zero is a matter of rounding"
+    ),
     **dict.fromkeys(("nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d"), RETURNED),
     **dict.fromkeys(("nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "atleast_1d"), RETURNED),
     **dict.fromkeys(("new_ones", "masked.argmax", "masked.argmin"), "a table has it"),
@@ -67,7 +76,8 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """What was made of one OpInfo: variants, for each of those that have gradients the operands that get one, or why there is nothing."""
+    """What was made of one OpInfo: variants, for each of those that have gradients the operands that get one, or why
+    there is nothing."""
 
     variants: tuple[Variant, ...] = ()
     gradients: tuple[tuple[Variant, tuple[str, ...]], ...] = ()
@@ -76,7 +86,8 @@ class Reading:
 
 @cache
 def database() -> dict[str, Any]:
-    """The OpInfos by name, with variants behind a dot. Raises :class:`compat.TorchMovedError` where it cannot be imported."""
+    """The OpInfos by name, with variants behind a dot. Raises :class:`compat.TorchMovedError` where it cannot be
+    imported."""
     if importlib.util.find_spec("expecttest") is None:
         raise compat.TorchMovedError("samples of OpInfo want the package expecttest: pip install expecttest")
     with warnings.catch_warnings():
@@ -211,7 +222,11 @@ def _variant(info: Any, sample: Any, origin: str, in_place: bool) -> Variant:
         raise UnreadableError("it takes no tensor")
     if in_place and (sample.broadcasts_input or not isinstance(sample.input, torch.Tensor)):
         raise UnreadableError("in place a result must fit into the operand")
-    call = f"a.{info.name}_({','.join(given[1:])})" if in_place else f"{str(info.name).removeprefix('torch.')}({','.join(given)})"
+    call = (
+        f"a.{info.name}_({','.join(given[1:])})"
+        if in_place
+        else f"{str(info.name).removeprefix('torch.')}({','.join(given)})"
+    )
     try:
         program = Program.parse(call)
     except NotationError:
@@ -226,34 +241,44 @@ def _variant(info: Any, sample: Any, origin: str, in_place: bool) -> Variant:
 
 
 def _same_call(info: Any, sample: Any, program: Program, tensors: dict[str, torch.Tensor], in_place: bool) -> None:
-    """The program does with the tensors of a sample what the OpInfo does, and DTensor claims every overload that runs."""
+    """The program does with the tensors of a sample what the OpInfo does, and DTensor claims every overload that
+    runs."""
     mine, theirs = ({name: tensor.detach().clone() for name, tensor in tensors.items()} for _ in "ab")
     named = {id(tensor): theirs[name] for name, tensor in tensors.items()}
     given = _replaced((sample.input, sample.args, sample.kwargs), named)
+    ran: list[Any] = []
     try:
-        with _tracing() as trace:
-            got = program.run(mine)[-1]
+        with compat.each_overload(lambda func, *given: ran.append(func) if _has_tensors(given) else None):
+            got = program.run_plain(mine)[-1]
         want = (info.inplace_variant if in_place else info.op)(given[0], *given[1], **given[2])
     except Exception as error:
         raise UnreadableError(f"the plain call fails: {type(error).__name__}") from None
-    if not trace.overloads:
+    if not ran:
         raise UnreadableError("no op runs: it returns its operand")
-    seeded = [str(func) for func in trace.overloads if torch.Tag.nondeterministic_seeded in func.tags]
+    seeded = [str(func) for func in ran if torch.Tag.nondeterministic_seeded in func.tags]
     if seeded:
         raise UnreadableError("its result is random")
-    unclaimed = [str(func) for func in trace.overloads if not claimed(func)]
+    unclaimed = [str(func) for func in ran if not claimed(func)]
     if unclaimed:
         raise UnreadableError(f"not claimed: {unclaimed[0]}")
-    found, due = list(leaves(got)), list(leaves(want))
+    found, due = list(flat(got)), list(flat(want))
     alike = len(found) == len(due) and all(_agree(one, other) for one, other in zip(found, due, strict=False))
     if not alike or not any(isinstance(part, torch.Tensor) and part.layout is torch.strided for part in found):
         raise UnreadableError("its result is no dense tensor, or not the same twice")
 
 
+def _has_tensors(given: tuple[Any, dict[str, Any]]) -> bool:
+    return any(isinstance(item, torch.Tensor) for item in flat([list(given[0]), list(given[1].values())]))
+
+
 def _agree(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return type(one) is type(other)
-    if one.layout is not torch.strided or str(one.dtype)[6:] not in DTYPES or (one.shape, one.dtype) != (other.shape, other.dtype):
+    if (
+        one.layout is not torch.strided
+        or str(one.dtype)[6:] not in DTYPES
+        or (one.shape, one.dtype) != (other.shape, other.dtype)
+    ):
         return False
     return close(one.detach(), other.detach(), {"float32": 1e-6})
 
@@ -300,18 +325,26 @@ def _settled(args: tuple[Arg, ...], fill: str, program: Program) -> bool:
 
 
 def _precise(program: Program, variant: Variant, seed: int) -> bool:
-    found = [part for part in leaves(program.run(built(variant, seed))[-1]) if isinstance(part, torch.Tensor)]
+    found = [part for part in flat(program.run_plain(built(variant, seed))[-1]) if isinstance(part, torch.Tensor)]
     if not all(part.isfinite().all() for part in found):
         return False
     try:
-        wide = [part for part in leaves(program.run(built(variant, seed, wide=True))[-1]) if isinstance(part, torch.Tensor)]
+        wide = [
+            part
+            for part in flat(program.run_plain(built(variant, seed, wide=True))[-1])
+            if isinstance(part, torch.Tensor)
+        ]
     except Exception:  # not every op has a kernel for the wider dtype
         return True
-    return all(one.shape == other.shape and close(one, other.to(one.dtype), AGREEMENT) for one, other in zip(found, wide, strict=True))
+    return all(
+        one.shape == other.shape and close(one, other.to(one.dtype), AGREEMENT)
+        for one, other in zip(found, wide, strict=True)
+    )
 
 
 def _with_gradient(variant: Variant) -> tuple[str, ...]:
-    """The operands that get a gradient, where all of them are finite and agree with those of float64, under every seed."""
+    """The operands that get a gradient, where all of them are finite and agree with those of float64, under every
+    seed."""
     names: tuple[str, ...] = ()
     for seed in SEEDS:
         try:
@@ -332,29 +365,12 @@ def _gradients(variant: Variant, seed: int, *, wide: bool) -> dict[str, torch.Te
     tensors = built(variant, seed, wide=wide)
     for tensor in tensors.values():
         tensor.requires_grad_(tensor.is_floating_point())
-    parts = [part for part in leaves(Program.parse(variant.call).run(tensors)[-1]) if isinstance(part, torch.Tensor) and part.requires_grad]
-    torch.autograd.backward(parts, [(torch.arange(part.numel()).reshape(part.shape) % 5 - 2).to(part.dtype) for part in parts])
+    parts = [
+        part
+        for part in flat(Program.parse(variant.call).run_plain(tensors)[-1])
+        if isinstance(part, torch.Tensor) and part.requires_grad
+    ]
+    torch.autograd.backward(
+        parts, [(torch.arange(part.numel()).reshape(part.shape) % 5 - 2).to(part.dtype) for part in parts]
+    )
     return {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
-
-
-def _tracing() -> Any:
-    return _trace()()
-
-
-@cache
-def _trace() -> Any:
-    mode = compat.name("TorchDispatchMode")
-
-    class Trace(mode):  # type: ignore[misc,valid-type]
-        """Notes the overloads that run on some tensor."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.overloads: list[Any] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if any(isinstance(item, torch.Tensor) for item in leaves([list(args), list((kwargs or {}).values())])):
-                self.overloads.append(func)
-            return func(*args, **(kwargs or {}))
-
-    return Trace

@@ -1,47 +1,36 @@
-"""Models of which a state has more than parameters in place, and the wrappers that may be around them: what the laws on both states try.
+"""Models of which a state has more than parameters in place, their optimizers, and the wrappers that may be around
+them: plain torch code.
 
-The tensors of a case are those of :class:`conformance.laws.roundtrip.model.Model`: the first at the top, the second in ``inner``, and so
-on. ``with`` names what else the model has:
+The first tensor of a case is at the top of its model, the second in ``inner``, and so on. ``with`` names what
+else the model has:
 
 ``tied``     a parameter ``head.weight`` that is the first one
 ``same``     the module ``inner`` once more, as ``outer.again``
 ``extra``    an extra state of ``inner``
 ``hidden``   a buffer in ``inner`` that is not part of its state
 ``renamed``  a module whose hooks take the name of what is inside of it out of its states, and which says so
-``frozen``   the last parameter asks for no gradient
+``frozen``   the last one of several parameters asks for no gradient
 ``idle``     the last parameter is not given to the optimizer
 ``hollow``   the optimizer has a last group without parameters
 ``scheduled``  its groups have an option that a scheduler added, as long as it is the saved one
 
-``wrap`` is what the model is wrapped in: ``ddp``, ``compile``, ``ddp-compile`` (compiled outside), ``compile-ddp``, and ``inside`` or
-``ddp-inside`` where that is done to ``inner`` alone.
+``wrap`` is what the model is wrapped in: ``ddp``, ``compile``, ``ddp-compile`` (compiled outside),
+``compile-ddp``, and ``inside`` or ``ddp-inside`` where that is done to ``inner`` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.laws.roundtrip import model as m
-
+RATES, OTHER_RATES = (0.5, 0.25, 0.125), (0.75, 0.875, 0.375)
 EXTRA, OTHER_EXTRA = {"count": 3, "name": "saved"}, {"count": 4, "name": "other"}
-HEAD, AGAIN, STATED, RENAMED = "head.weight", "outer.again.", "inner._extra_state", "kept.weight"
-FEATURES = {
-    "tied": "tied",
-    "same": "module-twice",
-    "extra": "extra-state",
-    "hidden": "buffer-not-saved",
-    "renamed": "renamed",
-    "scheduled": "scheduled",
-}
 
 
 class Stating(nn.Module):
@@ -78,104 +67,166 @@ class Renaming(nn.Module):
         return {"weight": "own"}
 
 
-@dataclass(frozen=True)
-class Net:
-    """A model as it is wrapped, what it holds by canonical name, and which of that its optimizer is given."""
+class Net(nn.Module):
+    """A model of these tensors; ``having`` names what else it has. What no tensor says is different in an
+    ``other`` one."""
 
-    outside: nn.Module
-    held: dict[str, torch.Tensor]
-    inner: nn.Module
-    given: dict[str, nn.Parameter]
+    def __init__(self, tensors: Mapping[str, torch.Tensor], having: Collection[str] = (), other: bool = False) -> None:
+        super().__init__()
+        self.inner: Any = Stating() if "extra" in having else nn.Module()
+        first, asking = next(iter(tensors)), {*tensors} - {*(frozen(tensors) if "frozen" in having else ())}
+        for path, tensor in named(tensors).items():
+            home, name = (self.inner if "." in path else self), path[-1]
+            if tensor.is_floating_point():
+                home.register_parameter(name, nn.Parameter(tensor, requires_grad=name in asking))
+            else:
+                home.register_buffer(name, tensor)
+        if "extra" in having:
+            self.inner.extra = dict(OTHER_EXTRA if other else EXTRA)  # type: ignore[assignment]
+        if "hidden" in having:
+            scratch = torch.full((3,), 2.0 if other else 1.0, device=tensors[first].device)
+            self.inner.register_buffer("scratch", scratch, persistent=False)
+        if "tied" in having:
+            self.head = nn.Module()
+            self.head.register_parameter("weight", getattr(self, first))
+        if "same" in having:
+            self.outer = nn.Module()
+            self.outer.again = self.inner
+        if "renamed" in having:
+            self.kept = Renaming(tensors[first].clone())
 
-    def trained(self) -> dict[str, nn.Parameter]:
-        return {path: parameter for path, parameter in self.given.items() if parameter.requires_grad}
+    def held(self) -> dict[str, Any]:
+        """What it holds, by canonical name."""
+        found = {
+            **dict(self.named_parameters(remove_duplicate=False)),
+            **dict(self.named_buffers(remove_duplicate=False)),
+        }
+        return {path.replace(".own", ""): tensor for path, tensor in found.items()}
 
-
-def oddities(case: Case) -> set[str]:
-    return {*case.get("with", "").split(",")} - {""}
-
-
-def paths(case: Case, trip: t.Trip) -> dict[str, str]:
-    """The tensor behind each name that the state of the model has, the extra state apart."""
-    own = {path: name for name, path in m.names_in_model(trip).items()}
-    first, odd = next(iter(trip.values)), oddities(case)
-    if "same" in odd:
-        own |= {path.replace(m.INNER, AGAIN, 1): name for path, name in own.items() if path.startswith(m.INNER)}
-    return own | ({HEAD: first} if "tied" in odd else {}) | ({RENAMED: first} if "renamed" in odd else {})
-
-
-def names(case: Case, trip: t.Trip) -> set[str]:
-    """All names of the state of the model."""
-    odd = oddities(case)
-    stated = {STATED, *([f"{AGAIN}_extra_state"] if "same" in odd else [])} if "extra" in odd else set()
-    return {*paths(case, trip)} | stated
-
-
-def net_of(case: Case, here: Here, trip: t.Trip, end: t.End, wrap: str, *, poisoned: bool, blank: str = "") -> Net:
-    """The model of one end on this rank; ``blank``: ``all`` or the ``first`` of its parameters have no memory."""
-    odd = oddities(case)
-    frozen = m.frozen_of(trip) if "frozen" in odd else []
-    core: Any = m.model_of(trip, here, end, poisoned=poisoned, frozen=frozen)
-    if "extra" in odd:
-        core.inner.__class__ = Stating
-        core.inner.extra = dict(OTHER_EXTRA if poisoned else EXTRA)
-    if "hidden" in odd:
-        core.inner.register_buffer("scratch", here.tensor(torch.full((3,), 2.0 if poisoned else 1.0)), persistent=False)
-    first = next(iter(trip.values))
-    if "tied" in odd:
-        core.head = nn.Module()
-        core.head.register_parameter("weight", getattr(core, first))
-    if "same" in odd:
-        core.outer = nn.Module()
-        core.outer.again = core.inner
-    if "renamed" in odd:
-        core.kept = Renaming(t.placed(here, end, first, trip.due(end, first), t.poison if poisoned else torch.clone))
-    if blank:
-        for home, name in [(core, first)] if blank == "first" else [(one, name) for one in core.modules() for name in one._parameters]:
-            tensor = home.get_parameter(name)
-            home.register_parameter(name, nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad))
-    held = held_by(core)
-    given = {path: parameter for path, parameter in core.named_parameters() if path != "kept.own.weight"}
-    if "idle" in odd:
-        given.pop([*given][-1])
-    inner = core.inner
-    return Net(wrapped(core, wrap), held, inner, given)
+    def given(self, having: Collection[str] = ()) -> dict[str, nn.Parameter]:
+        """The parameters that its optimizer is given, by canonical name."""
+        found = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
+        return dict([*found.items()][:-1]) if "idle" in having else found
 
 
-def held_by(core: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a model around which nothing is wrapped, by the names of its state."""
-    held = {**dict(core.named_parameters(remove_duplicate=False)), **dict(core.named_buffers(remove_duplicate=False))}
-    return {path.replace(".own", ""): tensor for path, tensor in held.items()}
+def named(
+    tensors: Mapping[str, Any], having: Collection[str] = (), inside: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The tensors, and what else is ``inside`` of the inner module, by all names that a model has for them, those
+    at its top first."""
+    first, own = next(iter(tensors.values())), [*tensors.items()]
+    found = {**dict(own[::2]), **{f"inner.{name}": value for name, value in [*own[1::2], *(inside or {}).items()]}}
+    if "same" in having:
+        found |= {
+            path.replace("inner.", "outer.again."): value for path, value in found.items() if path.startswith("inner.")
+        }
+    return (
+        found
+        | ({"head.weight": first} if "tied" in having else {})
+        | ({"kept.weight": first} if "renamed" in having else {})
+    )
 
 
-def wrapped(core: Any, wrap: str) -> nn.Module:
-    """What stands around the model, or around the module inside of it."""
+def frozen(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The last one of several parameters."""
+    return [name for name, tensor in tensors.items() if tensor.is_floating_point()][1:][-1:]
+
+
+def wrapped(model: Any, wrap: str) -> nn.Module:
+    """The model with something around it, or around the module inside of it."""
     if wrap in ("inside", "ddp-inside"):
-        core.inner = wrapped(core.inner, "compile" if wrap == "inside" else "ddp")
-        return core  # type: ignore[no-any-return]
+        model.inner = wrapped(model.inner, "compile" if wrap == "inside" else "ddp")
+        return model  # type: ignore[no-any-return]
     for how in reversed(wrap.split("-")) if wrap != "none" else ():
-        core = DistributedDataParallel(core) if how == "ddp" else torch.compile(core, backend="eager")
-    return core  # type: ignore[no-any-return]
+        model = DistributedDataParallel(model) if how == "ddp" else torch.compile(model, backend="eager")
+    return model  # type: ignore[no-any-return]
 
 
-def judge_net(case: Case, here: Here, trip: t.Trip, end: t.End, net: Net, check: str, *, spared: Collection[str] = ()) -> None:
-    """Everything that is part of a state holds what was saved, everything else what it held; ``spared`` is still as it was."""
-    for path, name in paths(case, trip).items():
-        due = trip.due(end, name)
-        held = net.held[path].detach()
-        t.judge_tensor(here, held, t.poison(due) if path in spared else due, end.layout(name), place=path, check=check)
-    odd = oddities(case)
-    if "extra" in odd:
-        got, want = net.inner.extra, OTHER_EXTRA if STATED in spared else EXTRA
-        here.require(got == want, "wrong-value", check, "the extra state is not what it must be", want, got)
-    if "hidden" in odd:
-        here.same(net.held["inner.scratch"], torch.full((3,), 2.0), check, what="a buffer that is no part of a state")
+class Deep(torch.optim.Optimizer):
+    """Keeps what it has seen of a gradient in dicts within dicts, as Shampoo does."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+            state["seen"] = {"left": {"0": parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
 
 
-def features(case: Case) -> set[str]:
-    odd = oddities(case)
-    found = {"module", *(FEATURES[word] for word in odd & {*FEATURES}), *({"frozen"} if "frozen" in odd else ())}
-    found |= {"stateless"} if "idle" in odd else set()
-    for field in ("wrap", "wrap.load"):
-        found |= {f"way:{case.get(field)}"} if case.get(field, "none") != "none" else set()
+def grouped(members: Sequence[Any], groups: str = "each", hollow: str | None = None) -> list[list[Any]]:
+    """The groups of an optimizer: ``each`` its own, in their order or from the ``back``, or all in ``one``; the
+    ``first`` or the ``last`` group may have none."""
+    found = [[*members]] if groups == "one" else [[one] for one in (members[::-1] if groups == "back" else members)]
+    return [*([[]] if hollow == "first" else []), *found, *([[]] if hollow == "last" else [])]
+
+
+def adam(
+    parameters: Sequence[nn.Parameter], rates: Sequence[float], groups: str = "each", hollow: str | None = None
+) -> torch.optim.Optimizer:
+    """Adam whose groups have these rates in turn; its averages of small whole numbers are exact."""
+    return torch.optim.Adam(with_rates(grouped(parameters, groups, hollow), rates), betas=(0.5, 0.5), foreach=False)
+
+
+def with_rates(groups: Sequence[Sequence[nn.Parameter]], rates: Sequence[float]) -> Any:
+    return [{"params": group, "lr": rates[at % len(rates)]} for at, group in enumerate(groups)]
+
+
+def learn(optimizer: torch.optim.Optimizer) -> None:
+    """One step with the values of the parameters for gradients; the parameters stay what they are."""
+    trained = [
+        parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
+    ]
+    for parameter in trained:
+        parameter.grad = parameter.detach().clone()
+    optimizer.step()
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.copy_(parameter.grad)
+            parameter.grad = None
+
+
+def learned(given: Mapping[str, nn.Parameter], *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
+    """What optimizers keep, and of how many parameters that they should not know."""
+    states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
+    trained = {path: parameter for path, parameter in given.items() if parameter.requires_grad}
+    kept = {path: flat(states.pop(parameter, {})) for path, parameter in trained.items()}
+    return {**averages_and_rates(kept, *optimizers), "strangers": len(states)}
+
+
+def averages_and_rates(kept: Mapping[str, dict[str, Any]], *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
+    """The rate of each group of these optimizers, and what they keep of each parameter, its steps apart."""
+    return {
+        "rates": [
+            float(group["lr"]) if "lr" in group else None
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+        ],
+        "steps": {path: steps(state.pop("step", None)) for path, state in kept.items()},
+        "averages": kept,
+    }
+
+
+def steps(count: Any) -> float | None:
+    return None if count is None else float(count.to_local() if isinstance(count, DTensor) else count)
+
+
+def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, the names of each level joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def options_of(how: Collection[str], **more: Any) -> StateDictOptions:
+    """The options under which a state is given."""
+    return StateDictOptions(
+        full_state_dict="whole" in how or "broadcast" in how,
+        broadcast_from_rank0="broadcast" in how,
+        flatten_optimizer_state_dict="flat" in how,
+        cpu_offload="offload" in how,
+        **more,
+    )

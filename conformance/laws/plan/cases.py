@@ -1,91 +1,70 @@
-"""The cases of the plan laws: who holds what, drawn; what a case says, read; and which features it has."""
+"""The cases of the plan laws: who holds what, drawn, and which features it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.case import Case
-from conformance.law import Limits
-from reference.box import Box
-from reference.checkpoint.held import Held, Ranks
-from reference.notation import NotationError, Shape
-from strategies.tilings import tilings
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.plan.fields import leaves
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.sharded_leaf import Ranks, ShardedLeaf
+from shardlaw.reference.notation import NotationError
+from shardlaw.strategies.sharded_leaves import MANY, sharded_leaves
 
-# A leaf of a case is a field of one letter, in the notation of reference.checkpoint.held.
-LEAVES = "abcdn"
-MANY = 1 << 48
 RANKS = (2, 2, 3, 2, 4, 3, 2, 1)
 DTYPES = ("float32", "float32", "float32", "int64", "bfloat16", "bool")
 EMPTY_PLACES = ("end", "end", "end", "end", "end", "inside", "beyond")
 
 
-def leaves(case: Case) -> dict[str, Held]:
-    """The leaves of a case by name, in their order."""
-    return {name: Held.parse(text) for name, text in case.fields if len(name) == 1 and name in LEAVES}
+def plan_law(id: str, *, control: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
+    """A law whose cases are tried by one process."""
+    return law(id, control=f"world=1 {control}", **{"smallest": 1, "weight": 0.3, "features": features, **record})
 
 
-def ranks(case: Case) -> int:
-    """How many ranks take part in the plan."""
-    return case.integer("ranks")
-
-
-def holders(of: int) -> list[Ranks]:
-    """Every set of ranks that may hold a box: each rank alone, then all, then the others."""
-    every = [held for size in range(1, of + 1) for held in combinations(range(of), size)]
-    return sorted(every, key=lambda held: (len(held) != 1, len(held) != of, held))
-
-
-def hand_out(boxes: Iterable[Box], of: int, number: int, *, single: bool = False) -> tuple[tuple[Box, Ranks], ...]:
-    """Each box with the ranks that hold it, chosen by ``number``; with ``single``, by one rank each."""
-    sets = holders(of)[: of if single else None]
-    parts = []
-    for box in boxes:
-        number, choice = divmod(number, len(sets))
-        parts.append((box, sets[choice]))
-    return tuple(parts)
-
-
-@st.composite
-def held(draw: st.DrawFn, of: int, limits: Limits, *, single: bool = False, max_boxes: int = 5) -> Held:
+def held(of: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
     """A tensor in boxes that tile it."""
-    shape, boxes = draw(tilings(max_boxes=max_boxes))
-    dtype = draw(st.sampled_from([name for name in DTYPES if name in limits.dtypes]))
-    return Held("boxes", shape, dtype, hand_out(boxes, of, draw(st.integers(0, MANY)), single=single))
+    return sharded_leaves(of, [name for name in DTYPES if name in limits.dtypes])
 
 
-def everything(of: int, limits: Limits) -> SearchStrategy[Held]:
+def everything(of: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
     """Any leaf: a tensor in boxes, most often; a plain tensor; a value."""
     all_ranks = tuple(range(of))
 
-    def plain(tensor: Held) -> Held:
-        return Held("whole", tensor.shape, tensor.dtype, ((Box((0,) * len(tensor.shape), tensor.shape), all_ranks),))
+    def plain(tensor: ShardedLeaf) -> ShardedLeaf:
+        return ShardedLeaf(
+            "whole", tensor.shape, tensor.dtype, ((Box((0,) * len(tensor.shape), tensor.shape), all_ranks),)
+        )
 
     boxed = held(of, limits)
     kinds = {"b": boxed, "w": boxed.map(plain), "v": st.just(value(of))}
     return st.sampled_from("bbbbwv").flatmap(lambda kind: kinds[kind])
 
 
-def value(of: int) -> Held:
+def value(of: int) -> ShardedLeaf:
     """A leaf that is no tensor, on every rank."""
-    return Held("value", parts=((Box((), ()), tuple(range(of))),))
+    return ShardedLeaf("value", parts=((Box((), ()), tuple(range(of))),))
 
 
 def states(
-    law: str, limits: Limits, *, extra: Callable[[st.DrawFn, int, dict[str, Any]], dict[str, Any]] | None = None, least: int = 1
+    limits: Limits, *, extra: Callable[[st.DrawFn, int, dict[str, Any]], dict[str, Any]] | None = None, least: int = 1
 ) -> SearchStrategy[Case]:
-    """Cases of one to three leaves of any kind on one to four ranks; ``extra`` draws further fields, and may change leaves."""
+    """Cases of one to three leaves of any kind on one to four ranks; ``extra`` draws further fields, and may change
+    leaves."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         of = draw(st.sampled_from([count for count in RANKS if count >= least]))
-        drawn: dict[str, Any] = {name: draw(everything(of, limits)) for name in "abc"[: draw(st.sampled_from((1, 2, 3)))]}
+        drawn: dict[str, Any] = {
+            name: draw(everything(of, limits)) for name in "abc"[: draw(st.sampled_from((1, 2, 3)))]
+        }
         more: dict[str, Any] = extra(draw, of, drawn) if extra else {}
-        return Case.of(law, world=1, ranks=of, **drawn, **more)
+        return fields(world=1, ranks=of, **drawn, **more)
 
     return case()
 
@@ -96,7 +75,8 @@ def lowest(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_empties(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
-    """Ranks that hold nothing of a tensor say so by an empty box: at its end, as they must, or seldom where another box begins."""
+    """Ranks that hold nothing of a tensor say so by an empty box: at its end, as they must, or seldom where another
+    box begins."""
     name = next((name for name, leaf in drawn.items() if leaf.kind == "boxes" and leaf.shape), None)
     if name is not None and draw(st.integers(0, 2)) == 2:
         leaf, number = drawn[name], draw(st.integers(0, MANY))
@@ -110,23 +90,8 @@ def with_empties(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, A
             extra = Box(box.offset, (0, *box.size[1:]))
             others = tuple(rank for rank in range(of) if rank not in by)[:1]
         if others:
-            drawn[name] = Held("boxes", leaf.shape, leaf.dtype, (*leaf.parts, (extra, others)))
+            drawn[name] = ShardedLeaf("boxes", leaf.shape, leaf.dtype, (*leaf.parts, (extra, others)))
     return lowest(draw, of, drawn)
-
-
-def empty_box(shape: Shape, boxes: Sequence[Box], where: str, number: int) -> Box:
-    """A box without elements: at the end of a dim, strictly inside a box where one has room, or beyond the end."""
-    number, dim = divmod(number, len(shape))
-    if where == "inside":
-        roomy = [(box, at) for box in boxes if box.volume for at, size in enumerate(box.size) if size > 1]
-        if roomy:
-            box, dim = roomy[number % len(roomy)]
-            offset = [start + (1 if at == dim else 0) for at, start in enumerate(box.offset)]
-            return Box(tuple(offset), tuple(0 if at == dim else size for at, size in enumerate(box.size)))
-    start = shape[dim] + (1 + number % 3 if where == "beyond" else 0)
-    return Box(
-        tuple(start if at == dim else 0 for at in range(len(shape))), tuple(0 if at == dim else size for at, size in enumerate(shape))
-    )
 
 
 def features(case: Case) -> set[str]:
@@ -136,7 +101,7 @@ def features(case: Case) -> set[str]:
         known = leaves(case)
     except NotationError:
         return found
-    if "ranks" in case and ranks(case) == 1:
+    if case.get("ranks", "") == "1":
         found.add("one-plan")
     if len(known) > 1:
         found.add("several-tensors")
@@ -146,7 +111,7 @@ def features(case: Case) -> set[str]:
     return found | ({f"damaged:{variant}"} if ".validates[" in case.law else set())
 
 
-def of_leaf(leaf: Held) -> set[str]:
+def of_leaf(leaf: ShardedLeaf) -> set[str]:
     """What one leaf departs in."""
     if leaf.kind == "value":
         return {"other-values"}
@@ -162,7 +127,7 @@ def of_leaf(leaf: Held) -> set[str]:
     return found
 
 
-def place_of(leaf: Held, empty: Box) -> str:
+def place_of(leaf: ShardedLeaf, empty: Box) -> str:
     """Where an empty box lies: beyond the bounds, within another box, where one begins, or out of everybody's way."""
     if any(end > extent for end, extent in zip(empty.end, leaf.shape, strict=True)):
         return "beyond"

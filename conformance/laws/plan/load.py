@@ -2,78 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws.plan import cases
-from conformance.laws.plan import scripts as plan_scripts
-from conformance.laws.plan import torch as pt
-from reference.box import Box, tiling_errors
-from reference.checkpoint.held import format_boxes, parse_boxes, plans_of
-from reference.checkpoint.load_plan import read_items
-from reference.checkpoint.save_plan import Metadata, TensorEntry, dedup, describe
-from reference.notation import Shape, format_shape, parse_shape
-from strategies.shapes import shapes
-from strategies.tilings import damaged, tilings, wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.fields import Shape, Word
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.plan import cases
+from shardlaw.conformance.laws.plan.cases import plan_law
+from shardlaw.conformance.laws.plan.fields import Boxes, Destination, SavedLeaves, leaves
+from shardlaw.conformance.laws.plan.torch_plans import chunk, load_items, metadata_of, tensor_entry, untiled
+from shardlaw.reference.box import tiling_errors
+from shardlaw.reference.checkpoint import load_plan
+from shardlaw.reference.checkpoint.sharded_leaf import format_boxes, parse_boxes
+from shardlaw.reference.notation import format_shape
+from shardlaw.strategies.shapes import shapes
+from shardlaw.strategies.tilings import damaged, tilings, wanted
 
 DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
-REFUSED = ("missing", "size", "kind")
-
-# chunk, box, place in the chunk, place in the box, lengths
-Read = tuple[Shape, Shape, Shape, Shape, Shape]
 
 
-def chunks_of(case: Case) -> tuple[Shape, tuple[Box, ...]]:
-    """A shape, and the chunks that are saved of a tensor of it."""
-    shape = case.shape()
-    return shape, parse_boxes(case.get("chunks"), len(shape))
-
-
-def _reads(items: Any) -> list[Read]:
-    return [
-        (tuple(i.storage_index.offset), tuple(i.dest_index.offset), tuple(i.storage_offsets), tuple(i.dest_offsets), tuple(i.lengths))
-        for i in items
-    ]
-
-
-def due_reads(chunks: Sequence[Box], boxes: Sequence[Box]) -> list[Read]:
-    """What the wanted boxes have in common with the chunks."""
-    return [
-        (chunks[item.chunk].offset, boxes[item.box].offset, item.chunk_offset, item.box_offset, item.lengths)
-        for item in read_items(chunks, boxes)
-    ]
-
-
-def check_reads(case: Case, here: Here) -> None:
-    shape, chunks = chunks_of(case)
-    boxes = parse_boxes(case.get("boxes"), len(shape))
-    items = create_read_items_for_chunk_list("x", pt.entry(TensorEntry(shape, chunks)), [pt.chunk(box) for box in boxes])
-    here.require(all(item.dest_index.fqn == item.storage_index.fqn == "x" for item in items), "wrong-metadata", "name", "another name")
-    got, due = Counter(_reads(items)), Counter(due_reads(chunks, boxes))
-    # a chunk without elements may be asked for nothing
-    empty = {box.offset for box in (*chunks, *boxes) if not box.volume}
-    nothing = [read for read in got if 0 in read[4]]
-    pointless = [read for read in nothing if read[0] not in empty and read[1] not in empty]
-    here.require(not pointless, "wrong-metadata", "nothing", "parts without elements are read", "", pointless)
-    for read in nothing:
-        del got[read]
-    lost, more = due - got, got - due
-    here.require(not lost, "wrong-metadata", "unread", "a part that is wanted is not read", sorted(due), sorted(got))
-    here.require(not more, "wrong-metadata", "more", "a part is read that is not wanted, or twice", sorted(due), sorted(got))
+# What is read
 
 
 def draw_reads(limits: Limits) -> SearchStrategy[Case]:
@@ -83,24 +40,41 @@ def draw_reads(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         shape, chunks = draw(tiling)
         boxes = draw(wanted(shape))
-        return Case.of("plan.read-items", world=1, shape=format_shape(shape), chunks=format_boxes(chunks), boxes=format_boxes(boxes))
+        return fields(world=1, shape=format_shape(shape), chunks=format_boxes(chunks), boxes=format_boxes(boxes))
 
     return case()
 
 
-def check_covered(case: Case, here: Here) -> None:
-    """Every element of what is wanted is read once, or the load is refused."""
-    shape, chunks = chunks_of(case)
-    metadata = pt.metadata(Metadata({"x": TensorEntry(shape, chunks)}))
-    try:
-        plan = pt.load_plan({"x": torch.zeros(shape)}, metadata)
-    except REFUSALS:
-        here.require(bool(tiling_errors(shape, chunks)), "wrong-error", "refused", "chunks that tile their tensor are refused")
-        return
-    parts = [Box(tuple(item.dest_offsets), tuple(item.lengths)) for item in plan.items]
-    wrong = tiling_errors(shape, parts)
-    message = f"{wrong[0] if wrong else ''}: must be refused, was accepted"
-    here.require(not wrong, "wrong-error", "accepted", message, "an error", parts)
+@plan_law(
+    "plan.read-items",
+    source=f"{DOCS}, create_read_items_for_chunk_list; ReadItem",
+    control="shape=5x6 chunks=0:2,0:6;2:5,0:4;2:5,4:6 boxes=1:4,0:5",
+    draw=draw_reads,
+    draws=120,
+    features=None,
+)
+def read_items(shape: Shape, chunks: Boxes, boxes: Boxes):
+    """Of every chunk is read what it has in common with the boxes that are wanted: all of it, once, and nothing
+    else."""
+    saved = tensor_entry(shape, torch.float32, chunks)
+    items = create_read_items_for_chunk_list("x", saved, [chunk(box) for box in boxes])
+    reads = [(i.storage_index.offset, i.dest_index.offset, i.storage_offsets, i.dest_offsets, i.lengths) for i in items]
+    # a chunk without elements may be asked for nothing
+    empty = [offset for offset, size in (*chunks, *boxes) if 0 in size]
+    return {
+        "names": sorted({index.fqn for item in items for index in (item.dest_index, item.storage_index)} - {"x"}),
+        "pointless": [read for read in reads if 0 in read[4] and read[0] not in empty and read[1] not in empty],
+        "reads": sorted(read for read in reads if 0 not in read[4]),
+    }
+
+
+@read_items.due
+def _(chunks, boxes):
+    found = load_plan.read_items(chunks, boxes)
+    reads = sorted(
+        (chunks[i.chunk].offset, boxes[i.box].offset, i.chunk_offset, i.box_offset, i.lengths) for i in found
+    )
+    return of_metadata({"names": [], "pointless": [], "reads": reads})
 
 
 def draw_covered(limits: Limits) -> SearchStrategy[Case]:
@@ -113,74 +87,64 @@ def draw_covered(limits: Limits) -> SearchStrategy[Case]:
             shape, chunks, _ = draw(broken)
         else:
             shape, chunks = draw(whole)
-        return Case.of("plan.read-refuses", world=1, shape=format_shape(shape), chunks=format_boxes(chunks))
+        return fields(world=1, shape=format_shape(shape), chunks=format_boxes(chunks))
 
     return case()
 
 
 def features(case: Case) -> set[str]:
     """Whether the chunks of a case tile their tensor."""
-    shape, chunks = chunks_of(case)
+    shape = case.shape()
+    chunks = parse_boxes(case.get("chunks"), len(shape))
     found = {"untiled"} if tiling_errors(shape, chunks) else set()
     return found | ({"several-chunks"} if len(chunks) > 1 else set())
+
+
+@plan_law(
+    "plan.read-refuses",
+    source=f"{DOCS}, LoadPlan: read items cover what is loaded into",
+    control="shape=5 chunks=0:2;2:5",
+    draw=draw_covered,
+    draws=60,
+    weight=0.2,
+    features=features,
+)
+def covered(shape: Shape, chunks: Boxes):
+    """Where saved chunks do not cover what is wanted, each element once, the load is refused."""
+    items = caught(load_items, {"x": torch.zeros(shape)}, metadata_of({"x": (shape, torch.float32, chunks)}))
+    return {
+        "unread": items
+        if isinstance(items, Exception)
+        else untiled(shape, [(item.dest_offsets, item.lengths) for item in items])
+    }
+
+
+@covered.due
+def _(shape, chunks):
+    whole = Of([], "wrong-error")
+    return {"unread": Either((Refused(REFUSALS), whole)) if tiling_errors(shape, chunks) else whole}
 
 
 # What cannot be loaded
 
 
-def _saved(case: Case) -> Metadata:
-    """The metadata of a case's leaves, each under a name of its own."""
-    plans = plans_of({f"{name}.leaf": leaf for name, leaf in cases.leaves(case).items()}, cases.ranks(case))
-    return describe(dedup(plans))
-
-
-def _state(case: Case) -> dict[str, Any]:
-    """What is loaded into: what was saved, but for the culprit, which is as ``want`` says."""
-    state: dict[str, Any] = {}
-    for name, leaf in cases.leaves(case).items():
-        state[f"{name}.leaf"] = 1 if leaf.kind == "value" else torch.zeros(leaf.shape)
-    if "culprit" in case:
-        want = case.get("want")
-        state[f"{case.get('culprit')}.leaf"] = 1 if want == "value" else torch.zeros(parse_shape(want))
-    return state
-
-
-def check_refused(case: Case, here: Here) -> None:
-    culprit = f"{case.get('culprit')}.leaf"
-    try:
-        pt.load_plan(_state(case), pt.metadata(_saved(case)))
-    except REFUSALS as error:
-        here.require(culprit in str(error), "wrong-error", "unnamed", f"the error does not name {culprit}: {error}", culprit, str(error))
-        return
-    here.deviates("wrong-error", "accepted", "a load that cannot be done: must be refused, was accepted", f"an error on {culprit}")
-
-
-def check_partial(case: Case, here: Here) -> None:
-    """What the checkpoint has not is left out, and all else is read."""
-    saved, state = _saved(case), _state(case)
-    plan = pt.load_plan(state, pt.metadata(saved), partial=True)
-    names = {item.dest_index.fqn for item in plan.items}
-    hollow = {name for name, value in state.items() if isinstance(value, torch.Tensor) and not value.numel()}
-    due, names = ({*state} & {*saved.entries}) - hollow, names - hollow
-    here.require(names == due, "wrong-metadata", "names", "not what the checkpoint and the state share", sorted(due), sorted(names))
-    for name in names & due:
-        entry, value = saved.entries[name], state[name]
-        if entry is not None:
-            parts = [Box(tuple(item.dest_offsets), tuple(item.lengths)) for item in plan.items if item.dest_index.fqn == name]
-            wrong = tiling_errors(tuple(value.shape), parts)
-            here.require(not wrong, "wrong-metadata", "cover", f"{name}: {wrong[:1]}", "every element once", parts)
-
-
 @st.composite
-def _other_shape(draw: st.DrawFn, shape: Shape) -> Shape:
+def other_shape(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape that is another, if only by a dim of extent 1 or by the order of its dims."""
-    near = {(*shape, 1), (1, *shape), shape[1:], shape[:-1], shape[::-1], (*shape[:-1], shape[-1] + 1) if shape else (1,)}
+    near = {
+        (*shape, 1),
+        (1, *shape),
+        shape[1:],
+        shape[:-1],
+        shape[::-1],
+        (*shape[:-1], shape[-1] + 1) if shape else (1,),
+    }
     if shape:
         near |= {(0, *shape[1:]), (shape[0] + 1, *shape[1:]), (max(shape[0] - 1, 0), *shape[1:])}
     return draw(st.sampled_from(sorted(near - {shape})))
 
 
-def draw_refused(kind: str, law: str) -> Any:
+def draw_refused(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     def extra(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
         name = draw(st.sampled_from(sorted(drawn)))
         leaf = drawn[name]
@@ -189,7 +153,7 @@ def draw_refused(kind: str, law: str) -> Any:
         if kind == "size":
             if leaf.kind == "value":
                 leaf = drawn[name] = draw(cases.held(of, Limits()))
-            return {"culprit": name, "want": format_shape(draw(_other_shape(leaf.shape)))}
+            return {"culprit": name, "want": format_shape(draw(other_shape(leaf.shape)))}
         # a value where a tensor was saved, or seldom the other way round
         if leaf.kind != "value" and draw(st.integers(0, 9)) == 9:
             leaf = drawn[name] = cases.value(of)
@@ -197,82 +161,78 @@ def draw_refused(kind: str, law: str) -> Any:
             drawn[name] = leaf = leaf if draw(st.integers(0, 3)) == 3 else draw(cases.held(of, Limits()))
         return {"culprit": name, "want": "3" if leaf.kind == "value" else "value"}
 
-    return lambda limits: cases.states(law, limits, extra=extra)
+    return lambda limits: cases.states(limits, extra=extra)
 
 
 def refusal_features(case: Case) -> set[str]:
     found = cases.features(case)
-    culprit = cases.leaves(case).get(case.get("culprit", "-"))
+    culprit = leaves(case).get(case.get("culprit", "-"))
     if case.law.startswith("plan.refuses[kind]") and culprit is not None and culprit.kind == "value":
         found.add("value-for-tensor")
     return found
 
 
-HOLDS = {"missing": "a=4/0:2@0;2:4@1 culprit=z want=4", "size": "a=4/0:2@0;2:4@1 culprit=a want=4x1",
-         "kind": "a=4/0:2@0;2:4@1 culprit=a want=value"}  # fmt: skip
-CLAUSES = {
-    "missing": "A name that the checkpoint has not is refused, by its name.",
-    "size": "A tensor of another shape than was saved is refused, by its name.",
-    "kind": "A value where a tensor was saved, and a tensor where a value was, are refused, by their name.",
-}
-PLANTED = {"missing": "never_strict", "size": "sizes_by_volume", "kind": "values_read_as_bytes"}
-LAWS: tuple[Law, ...] = (
-    Law(
-        id="plan.read-items",
-        clause="Of every chunk is read what it has in common with the boxes that are wanted: all of it, once, and nothing else.",
-        source=f"{DOCS}, create_read_items_for_chunk_list; ReadItem",
-        check=check_reads,
-        script=plan_scripts.reads,
-        control="plan.read-items world=1 shape=5x6 chunks=0:2,0:6;2:5,0:4;2:5,4:6 boxes=1:4,0:5",
-        planted="first_chunk_only",
-        draw=draw_reads,
-        draws=120,
-        smallest=1,
-        weight=0.3,
-    ),
-    Law(
-        id="plan.read-refuses",
-        clause="Where saved chunks do not cover what is wanted, each element once, the load is refused.",
-        source=f"{DOCS}, LoadPlan: read items cover what is loaded into",
-        check=check_covered,
-        script=plan_scripts.uncovered,
-        control="plan.read-refuses world=1 shape=5 chunks=0:2;2:5",
-        planted="first_chunk_only",
-        draw=draw_covered,
-        draws=60,
-        smallest=1,
-        weight=0.2,
-        features=features,
-    ),
-    *(
-        Law(
-            id=f"plan.refuses[{kind}]",
-            clause=CLAUSES[kind],
-            source=f"{DOCS}, DefaultLoadPlanner; LoadPlanner.create_local_plan",
-            check=check_refused,
-            script=plan_scripts.unloadable,
-            control=f"plan.refuses[{kind}] world=1 ranks=2 {HOLDS[kind]}",
-            planted=PLANTED[kind],
-            draw=draw_refused(kind, f"plan.refuses[{kind}]"),
-            draws=30,
-            smallest=1,
-            weight=0.2,
-            features=refusal_features,
-        )
-        for kind in REFUSED
-    ),
-    Law(
-        id="plan.partial",
-        clause="A partial load leaves out what the checkpoint has not, and reads all else whole.",
-        source=f"{DOCS}, DefaultLoadPlanner (allow_partial_load)",
-        check=check_partial,
-        script=plan_scripts.partly,
-        control="plan.partial world=1 ranks=2 a=4/0:2@0;2:4@1 n=value@0+1 culprit=z want=4",
-        planted="always_strict",
-        draw=draw_refused("missing", "plan.partial"),
+def refuses(saved: SavedLeaves, into: Destination):
+    return {"plan": caught(load_items, state_of(into), metadata_of(saved))}
+
+
+def state_of(into: dict[str, Any]) -> dict[str, Any]:
+    return {name: 1 if shape is None else torch.zeros(shape) for name, shape in into.items()}
+
+
+def due_refuses(culprit: Word):
+    return {"plan": Refused(REFUSALS, (f"{culprit}.leaf",))}
+
+
+def law_of_refusal(kind: str, clause: str, control: str) -> Law:
+    made = plan_law(
+        f"plan.refuses[{kind}]",
+        clause=clause,
+        source=f"{DOCS}, DefaultLoadPlanner; LoadPlanner.create_local_plan",
+        control=f"ranks=2 a=4/0:2@0;2:4@1 culprit={control}",
+        draw=draw_refused(kind),
         draws=30,
-        smallest=1,
         weight=0.2,
-        features=cases.features,
-    ),
+        features=refusal_features,
+    )(refuses)
+    made.due(due_refuses)
+    return made
+
+
+@plan_law(
+    "plan.partial",
+    source=f"{DOCS}, DefaultLoadPlanner (allow_partial_load)",
+    control="ranks=2 a=4/0:2@0;2:4@1 n=value@0+1 culprit=z want=4",
+    draw=draw_refused("missing"),
+    draws=30,
+    weight=0.2,
 )
+def partial(saved: SavedLeaves, into: Destination):
+    """A partial load leaves out what the checkpoint has not, and reads all else whole."""
+    parts: dict[str, Any] = {}
+    for item in load_items(state_of(into), metadata_of(saved), True):
+        parts.setdefault(item.dest_index.fqn, []).append((item.dest_offsets, item.lengths))
+    full = sorted(name for name in parts if into[name] is None or 0 not in into[name])
+    return {
+        "names": full,
+        "unread": {
+            name: wrong for name in full if into[name] is not None and (wrong := untiled(into[name], parts[name]))
+        },
+    }
+
+
+@partial.due
+def _(saved, into):
+    full = {name for name, shape in into.items() if shape is None or 0 not in shape}
+    return of_metadata({"names": sorted(full & {*saved.entries}), "unread": {}})
+
+
+LAWS = [
+    law_of_refusal("missing", "A name that the checkpoint has not is refused, by its name.", "z want=4"),
+    law_of_refusal("size", "A tensor of another shape than was saved is refused, by its name.", "a want=4x1"),
+    law_of_refusal(
+        "kind",
+        "A value where a tensor was saved, and a tensor where a value was, are refused, by their name.",
+        "a want=value",
+    ),
+]

@@ -2,73 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan
 
-from conformance import compat
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws.plan import cases, state_scripts
-from conformance.laws.plan import scripts as plan_scripts
-from conformance.laws.plan import torch as pt
-from conformance.laws.plan.tensors import MESHES, ranks_of, specs_of, state_of
-from reference.checkpoint.held import plans_of
-from reference.checkpoint.state_dict import FlattenError, Slot, State, flatten, format_state, parse_state, slots, unflatten
-from reference.placement import format_placements
-from reference.tensors import TensorSpec
-from strategies import placements, shapes, state_dicts
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.plan import cases
+from shardlaw.conformance.laws.plan.cases import plan_law
+from shardlaw.conformance.laws.plan.fields import Hints, Plans, Saves, Tree, ranks_of, with_tensors
+from shardlaw.conformance.laws.plan.tensors import MESHES
+from shardlaw.conformance.laws.plan.torch_plans import differing, global_plan, local_plan, save_plans
+from shardlaw.reference.checkpoint.state_dict import FlattenError, State, flatten, format_state, unflatten
+from shardlaw.reference.placement import format_placements
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import placements, shapes, state_dicts
+from shardlaw.strategies.sharded_leaves import MANY
 
 DOCS = "torch.distributed.checkpoint docs"
 
 
 # Leaves and their paths
-
-
-def check_flatten(case: Case, here: Here) -> None:
-    flatten_state, unflatten_state = pt.need(here, "flatten_state_dict", "unflatten_state_dict")
-    state = parse_state(case.get("state"))
-    tensors = {name: torch.zeros(2) for name in slots(state)}
-    made = pt.filled(state, tensors)
-    try:
-        due = flatten(state)
-    except FlattenError:
-        here.refused(lambda: flatten_state(made), "collision", "two leaves under one name")
-        return
-    flat, paths = flatten_state(made)
-    wanted = {name: path for name, (path, _) in due.items()}
-    here.require({*flat} == {*wanted}, "wrong-metadata", "names", "other leaves", sorted(wanted), sorted(flat))
-    here.require(paths == wanted, "wrong-metadata", "paths", "leaves have other paths", wanted, paths)
-    for name in {*flat} & {*due}:
-        leaf = due[name][1]
-        whole = flat[name] is tensors[leaf.name] if isinstance(leaf, Slot) else same(flat[name], pt.filled({"": leaf}, tensors)[""])
-        here.require(whole, "wrong-value", "leaf", f"the leaf {name} is not what stands there", leaf, flat[name])
-    back = unflatten_state(flat, paths)
-    tree = pt.filled(unflatten(due), tensors)
-    here.require(same(back, tree), "wrong-value", "back", "put together again it is another state", tree, back)
-
-
-def same(got: Any, want: Any) -> bool:
-    """Whether two states are of one structure and of equal values of the same types; tensors must be the same ones."""
-    if isinstance(want, torch.Tensor) or isinstance(got, torch.Tensor):
-        return got is want
-    if type(got) is not type(want):
-        return False
-    if isinstance(want, Mapping):
-        return got.keys() == want.keys() and all(same(got[key], value) for key, value in want.items())
-    if isinstance(want, list | tuple):
-        return len(got) == len(want) and all(map(same, got, want))
-    return bool(got == want)
 
 
 def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
@@ -78,13 +38,13 @@ def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         state = draw(whole)
         if draw(st.integers(0, 3)) == 3:
-            state = _colliding(state, draw(st.integers(0, cases.MANY)))
-        return Case.of("plan.flatten", world=1, state=format_state(state))
+            state = colliding(state, draw(st.integers(0, MANY)))
+        return fields(world=1, state=format_state(state))
 
     return case()
 
 
-def _colliding(state: State, number: int) -> State:
+def colliding(state: State, number: int) -> State:
     """The state with a further entry at the top whose key is the path of a leaf within."""
     paths = [path for path, _ in flatten(state).values() if len(path) > 1]
     if not paths:
@@ -93,74 +53,69 @@ def _colliding(state: State, number: int) -> State:
     return state if name in state else {**state, name: 1}
 
 
-# Plans that are kept
+@plan_law(
+    "plan.flatten",
+    source=f"{DOCS}, flatten_state_dict and unflatten_state_dict",
+    control="state={x:x,d:{0:{y:y},l:[x,1]},n:[1,2],t:(1,),e:{}}",
+    draw=draw_flatten,
+    draws=120,
+    features=None,
+)
+def flattened(state: Tree):
+    """A state is its leaves by their paths, and put together again it is the state; two leaves under one name are
+    refused."""
+    return {"state": caught(taken_apart, state)}
 
 
-def check_kept(case: Case, here: Here) -> None:
-    """Every save of a series gives the plans and the metadata that it gives when it is the first."""
-    kinds = [type(f"Seat{rank}", (DefaultSavePlanner,), {}) for rank in range(ranks_of(case.mesh()))]
-    compat.forget_kept_plans()
+def taken_apart(state: dict[str, Any]) -> dict[str, Any]:
+    flat, paths = compat.flatten_state_dict(state)
+    back = compat.unflatten_state_dict(flat, paths)
+    own = tensors_in(state)
+    return {
+        "paths": dict(sorted(paths.items())),
+        "leaves": {name: written(leaf) for name, leaf in sorted(flat.items())},
+        "back": written(back),
+        "copies": [leaf for leaf in tensors_in([flat, back]) if not any(leaf is one for one in own)],
+    }
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, dict | list | tuple):
+        return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in tensors_in(part)]
+    return [tree] if isinstance(tree, torch.Tensor) else []
+
+
+def written(tree: Any) -> str:
+    """A tree as text, with the types of its values; entries of dicts and sets in the order of their texts."""
+    match tree:
+        case dict():
+            return "{" + ", ".join(sorted(f"{key!r}: {written(value)}" for key, value in tree.items())) + "}"
+        case list() | tuple():
+            return f"{type(tree).__name__}({', '.join(map(written, tree))})"
+        case set():
+            return f"set({', '.join(sorted(map(repr, tree)))})"
+    return repr(tree)
+
+
+@flattened.due
+def _(state):
     try:
-        for at, which in enumerate(case.get("order")):
-            states = [_state(case, here, which, rank) for rank in range(len(kinds))]
-            plans, metadata = planned(kinds, states, keep=True)
-            due, described = planned(kinds, states, keep=False)
-            for rank, (mine, fresh) in enumerate(zip(plans, due, strict=True)):
-                message = f"save {at + 1} of {case.get('order')}: rank {rank} is to write other items than were they planned anew"
-                here.require(mine.items == fresh.items, "wrong-metadata", "items", message, fresh.items, mine.items)
-            got, want = metadata.state_dict_metadata, described.state_dict_metadata
-            message = f"save {at + 1} of {case.get('order')}: metadata describes another state"
-            here.require(got == want, "wrong-metadata", "metadata", message, want, got)
-            got, want = metadata.planner_data, described.planner_data
-            message = f"save {at + 1} of {case.get('order')}: metadata holds other paths"
-            here.require(got == want, "wrong-metadata", "paths", message, want, got)
-    finally:
-        compat.forget_kept_plans()
+        leaves = dict(sorted(flatten(state).items()))
+    except FlattenError:
+        return {"state": Refused()}
+    paths = {name: path for name, (path, _) in leaves.items()}
+    texts = {name: written(with_tensors(leaf, state)) for name, (_, leaf) in leaves.items()}
+    return {
+        "state": {
+            "paths": Of(paths),
+            "leaves": texts,
+            "back": written(with_tensors(unflatten(leaves), state)),
+            "copies": [],
+        }
+    }
 
 
-def planned(kinds: list[type[DefaultSavePlanner]], states: list[dict[str, Any]], *, keep: bool) -> tuple[list[SavePlan], Any]:
-    """One save, from the states of all ranks to what each is to write and the metadata. Every rank has a planner class of its own,
-    since what is kept is kept by class."""
-    planners = [kind(enable_plan_caching=keep) for kind in kinds]
-    seats = enumerate(zip(planners, states, strict=True))
-    plans = [pt.local_plan(state, coordinator=at == 0, planner=planner) for at, (planner, state) in seats]
-    sent, metadata = planners[0].create_global_plan(plans)
-    return [planner.finish_plan(plan) for planner, plan in zip(planners, sent, strict=True)], metadata
-
-
-def _state(case: Case, here: Here, which: str, rank: int) -> dict[str, Any]:
-    """A state of a case as ``rank`` holds it."""
-    state, specs = tree_of(case, which)
-    return pt.filled(state, {name: pt.placed(here, spec, case.mesh(), rank) for name, spec in specs.items()})
-
-
-def tree_of(case: Case, which: str) -> tuple[State, dict[str, TensorSpec]]:
-    """State ``a`` of a case, or state ``b``, in which the thing that ``change`` names is another; and its tensors."""
-    specs, change = specs_of(case), case.get("change") if which == "b" else "same"
-    state: State = {**state_of(case, [*specs]), "n": 1}
-    x = specs["x"]
-    match change:
-        case "shape":
-            specs["x"] = replace(x, shape=tuple(size + 1 for size in x.shape))
-        case "dtype":
-            specs["x"] = replace(x, dtype="int32" if x.dtype != "int32" else "int64")
-        case "placed":
-            specs["x"] = replace(x, placements=case.placements("to.x"))
-        case "dropped":
-            del state["n"]
-        case "added":
-            state["m"] = 2
-        case "renamed":
-            state = {"w" if name == "x" else name: value for name, value in state.items()}
-        case "kind":
-            state["x"] = 3
-        case "value":
-            state["n"] = 2
-        case "paths":
-            state = {"p": {"q": state.pop("x")}, **state}
-    if case.get("change") == "paths" and which == "a":
-        state = {"p.q": state.pop("x"), **state}
-    return state, specs
+# Plans that are kept
 
 
 CHANGES = (
@@ -175,17 +130,22 @@ def draw_kept(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         change = draw(st.sampled_from(CHANGES))
-        # where a value comes or goes, a rank outside of the mesh has something to write in one save and nothing in the other
-        mesh = draw(st.sampled_from(WITH_OUTSIDERS if change in ("dropped", "added") and draw(st.booleans()) else MESHES))
+        # where a value comes or goes, a rank outside of the mesh has something to write in one save and nothing in the
+        # other
+        mesh = draw(
+            st.sampled_from(WITH_OUTSIDERS if change in ("dropped", "added") and draw(st.booleans()) else MESHES)
+        )
         shape = draw(shapes(max_dims=2, max_size=5))
         placed = placements(mesh, len(shape), kinds=("R", "S"))
         specs: dict[str, Any] = {"x": TensorSpec(shape, draw(placed))}
         if draw(st.booleans()):
-            specs["a"] = TensorSpec(draw(shapes(max_dims=2, max_size=5)), None, draw(st.sampled_from(("float32", "int64"))))
+            specs["a"] = TensorSpec(
+                draw(shapes(max_dims=2, max_size=5)), None, draw(st.sampled_from(("float32", "int64")))
+            )
         to = format_placements(draw(placed)) if change == "placed" else None
         if not shape and change == "shape":
             change = "same"
-        return Case.of("plan.cached", world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
+        return fields(world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
 
     return case()
 
@@ -209,89 +169,87 @@ KEPT = (
 )
 
 
-def sweep_kept(limits: Limits) -> list[Case]:
-    return [Case.parse(f"plan.cached world=1 {text}") for text in KEPT]
-
-
 def kept_features(case: Case) -> set[str]:
     mesh = case.mesh()
     found = {"submesh"} if ranks_of(mesh) > mesh.size else set()
-    changed = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard", "paths": "other-paths"}.get(case.get("change"))
+    changed = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard", "paths": "other-paths"}.get(
+        case.get("change")
+    )
     if case.get("change") == "renamed" and found:
         changed = "other-paths"  # a rank outside the mesh has no item of what is renamed
     return found | ({changed} if changed and "b" in case.get("order") else set())
 
 
+@plan_law(
+    "plan.cached",
+    source=f"{DOCS}, DefaultSavePlanner (enable_plan_caching)",
+    control="mesh=2 x=4:S(0) order=ab change=shape",
+    sweep=texts(*(f"world=1 {line}" for line in KEPT)),
+    sweeps=len(KEPT),
+    draw=draw_kept,
+    draws=80,
+    weight=0.4,
+    features=kept_features,
+)
+def kept(saves: Saves):
+    """With plan caching, every save of a series is planned as if it were the first."""
+    kinds = [type(f"Seat{rank}", (DefaultSavePlanner,), {}) for rank in range(len(saves[0]))]
+    compat.forget_kept_plans()
+    found = [(planned(kinds, states, True), planned(kinds, states, False)) for states in saves]
+    compat.forget_kept_plans()
+    return {
+        "items": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[0], other[0])],
+        "metadata": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[1], other[1])],
+        "paths": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[2], other[2])],
+    }
+
+
+def planned(kinds: list[Any], states: list[Any], keep: bool) -> tuple[list[Any], ...]:
+    """One save, from the states of all ranks: what each is to write, the entries of the metadata, and the paths. Every
+    rank has a planner
+    class of its own, since what is kept is kept by class."""
+    planners = [kind(enable_plan_caching=keep) for kind in kinds]
+    plans = [local_plan(state, rank == 0, planners[rank]) for rank, state in enumerate(states)]
+    sent, metadata = planners[0].create_global_plan(plans)
+    items = [planner.finish_plan(plan).items for planner, plan in zip(planners, sent, strict=True)]
+    return items, sorted(metadata.state_dict_metadata.items()), sorted(metadata.planner_data.items())
+
+
+@kept.due
+def _():
+    return of_metadata({"items": [], "metadata": [], "paths": []})
+
+
 # Hints
-
-
-def check_hints(case: Case, here: Here) -> None:
-    """Where a chunk may be found first is a hint: a wrong one changes nothing."""
-    given, hints = plans_of(cases.leaves(case), cases.ranks(case)), _hints(case)
-    plain = pt.save_plans(given)
-    numbers = iter(hints * (sum(map(len, given)) + 1))
-    hinted = [replace(plan, items=[pt.item(of, next(numbers)) for of in mine]) for plan, mine in zip(plain, given, strict=True)]
-    for one, other in zip((item for plan in plain for item in plan.items), (item for plan in hinted for item in plan.items), strict=True):
-        alike = one.index == other.index and hash(one.index) == hash(other.index)
-        here.require(alike, "wrong-metadata", "index", f"{other.index} is another place than {one.index}", one.index, other.index)
-    (plans, metadata), (others, told) = pt.global_plan(plain), pt.global_plan(hinted)
-    here.require(metadata == told, "wrong-metadata", "metadata", "with hints, another state is described", metadata, told)
-    here.require(plans == others, "wrong-metadata", "plans", "with hints, other items are written", plans, others)
-
-
-def _hints(case: Case) -> list[int | None]:
-    return [None if hint == "-" else int(hint) for hint in case.get("hints").split(",")]
 
 
 def draw_hints(limits: Limits) -> SearchStrategy[Case]:
     def extra(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
         return {"hints": ",".join(draw(st.lists(st.sampled_from(("0", "1", "2", "-", "7")), min_size=1, max_size=4)))}
 
-    return cases.states("plan.hints", limits, extra=extra)
+    return cases.states(limits, extra=extra)
 
 
-LAWS: tuple[Law, ...] = (
-    Law(
-        id="plan.flatten",
-        clause="A state is its leaves by their paths, and put together again it is the state; two leaves under one name are refused.",
-        source=f"{DOCS}, flatten_state_dict and unflatten_state_dict",
-        check=check_flatten,
-        script=state_scripts.flattened,
-        control="plan.flatten world=1 state={x:x,d:{0:{y:y},l:[x,1]},n:[1,2],t:(1,),e:{}}",
-        planted="positions_are_keys",
-        draw=draw_flatten,
-        draws=120,
-        smallest=1,
-        weight=0.3,
-    ),
-    Law(
-        id="plan.cached",
-        clause="With plan caching, every save of a series is planned as if it were the first.",
-        source=f"{DOCS}, DefaultSavePlanner (enable_plan_caching)",
-        check=check_kept,
-        script=state_scripts.kept,
-        control="plan.cached world=1 mesh=2 x=4:S(0) order=ab change=shape",
-        planted="first_metadata_for_good",
-        sweep=sweep_kept,
-        sweeps=len(KEPT),
-        draw=draw_kept,
-        draws=80,
-        smallest=1,
-        weight=0.4,
-        features=kept_features,
-    ),
-    Law(
-        id="plan.hints",
-        clause="The number under which a chunk may be found first is a hint: a wrong one changes no plan.",
-        source=f"{DOCS}, MetadataIndex: an index hint, optional, probed before the search",
-        check=check_hints,
-        script=plan_scripts.described,
-        control="plan.hints world=1 ranks=2 a=5/0:2@0;2:5@0+1 hints=1,0",
-        planted="hints_make_places",
-        draw=draw_hints,
-        draws=40,
-        smallest=1,
-        weight=0.2,
-        features=cases.features,
-    ),
+@plan_law(
+    "plan.hints",
+    source=f"{DOCS}, MetadataIndex: an index hint, optional, probed before the search",
+    control="ranks=2 a=5/0:2@0;2:5@0+1 hints=1,0",
+    draw=draw_hints,
+    draws=40,
+    weight=0.2,
 )
+def hinted(plans: Plans, hints: Hints):
+    """The number under which a chunk may be found first is a hint: a wrong one changes no plan."""
+    plain, others = save_plans(plans), save_plans(plans, hints)
+    indices = [[item.index for plan in one for item in plan.items] for one in (plain, others)]
+    (sent, metadata), (sent_others, metadata_others) = global_plan(plain), global_plan(others)
+    return {
+        "indices": differing(*indices) + differing(map(hash, indices[0]), map(hash, indices[1])),
+        "metadata": differing([metadata], [metadata_others]),
+        "plans": differing(sent, sent_others),
+    }
+
+
+@hinted.due
+def _():
+    return of_metadata({"indices": [], "metadata": [], "plans": []})

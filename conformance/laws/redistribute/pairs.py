@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
+import torch
 from hypothesis import strategies as st
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 
-from conformance import compat
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import given, target
-from conformance.laws.redistribute.placements import DOC, check_local, judged, moving, script_local, script_traffic
-from conformance.report.reproducer import Script
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Replicate, StridedShard, format_placements, shard_dim
-from strategies.redistributions import placement_pairs
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import AtMost, Global
+from shardlaw.conformance.law.fields import Placements
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.redistribute.placements import DOC, moving, moving_law, to_elements, under_target
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import CallField
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Replicate, StridedShard, format_placements, shard_dim
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.placements import placements
+from shardlaw.strategies.redistributions import placement_pairs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
-
-# meshes by their number of dims, the shapes that are put on them, and of how many pairs one is kept: (mesh, shapes, one in)
+# meshes, the shapes that are put on them, and of how many pairs of placements one is kept: (mesh, shapes, one in)
 PLAIN = (
     ("2", ("5x3", "4x4", "1x2"), 1),
     ("3", ("5x3", "7x4", "2x1", "0x3"), 1),
@@ -50,16 +51,12 @@ STRIDED = (("2", ("5x3", "4x6", "12x1"), 1), ("3", ("7x3",), 1), ("2x2", ("8x5",
 STEP = 0.6180339887498949
 
 
-def _cases(mesh_text: str, shape: str, one_in: int, strided: bool) -> Iterator[Case]:
-    mesh = Mesh.parse(mesh_text)
-    kinds = ("R", "S", "_S", "P") if strided else ("R", "S", "P")
-    wanted = (pair for pair in placement_pairs(mesh.ndim, 2, kinds=kinds) if strided == _is_strided(*pair))
+def _cases(text: str, shape: str, one_in: int, strided: bool) -> Iterator[Case]:
+    mesh, kinds = Mesh.parse(text), ("R", "S", "_S", "P") if strided else ("R", "S", "P")
+    pairs = placement_pairs(mesh.ndim, 2, kinds=kinds)
+    wanted = (pair for pair in pairs if strided == any(isinstance(p, StridedShard) for at in pair for p in at))
     for source, to in itertools.islice(wanted, 0, None, one_in):
-        yield Case.of("redistribute.pairs", mesh=mesh, x=f"{shape}:{format_placements(source)}", to=to)
-
-
-def _is_strided(*placements: Sequence[Placement]) -> bool:
-    return any(isinstance(placement, StridedShard) for placed in placements for placement in placed)
+        yield fields(mesh=mesh, x=f"{shape}:{format_placements(source)}", to=to)
 
 
 def sweep_pairs(limits: Limits) -> list[Case]:
@@ -67,81 +64,60 @@ def sweep_pairs(limits: Limits) -> list[Case]:
     cases = [
         case
         for table, strided in ((PLAIN, False), (STRIDED, True))
-        for mesh, shapes, one_in in table
+        for mesh, extents, one_in in table
         if max(Mesh.parse(mesh).ranks) < limits.world_size
-        for shape in shapes
+        for shape in extents
         for case in _cases(mesh, shape, one_in, strided)
     ]
     return [case for _, case in sorted(enumerate(cases), key=lambda numbered: numbered[0] * STEP % 1)]
 
 
-def draw_idempotent(limits: Limits) -> SearchStrategy[Case]:
-    return moving("redistribute.idempotent", plain=("R", "S"), tables=False, one_in=9)(limits)
+@law(
+    "redistribute.idempotent",
+    source=DOC,
+    control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
+    draw=moving(plain=("R", "S"), tables=False, one_in=9),
+    draws=50,
+    weight=0.5,
+)
+def idempotent(x: DTensor, to: Placements):
+    """What was redistributed and is asked for the same placements again moves nothing and stays what it is."""
+    first = x.redistribute(placements=to)
+    with CommDebugMode() as traffic:
+        second = first.redistribute(placements=to)
+    unchanged = torch.equal(first.to_local(), second.to_local())
+    return {"collectives": traffic.get_total_counts(), "again": second, "unchanged": unchanged}
 
 
-def check_idempotent(case: Case, here: Here) -> None:
-    """What has been redistributed is where it was to go: asked again for the same, it moves nothing and stays what it is."""
-    x = given(case)
-    to = target(case, x)
-    wanted = here.placements(to.placements)
-    first = x.dtensor(here).redistribute(placements=wanted)
-    before = first.to_local()
-    with compat.name("CommDebugMode")() as traffic:
-        second = first.redistribute(placements=wanted)
-    here.require(traffic.get_total_counts() == 0, "wrong-value", "traffic", "collectives for nothing", 0, dict(traffic.get_comm_counts()))
-    judged(here, second, x, to.placements, "again")
-    here.same(second.to_local(), before, "same", what="what was redistributed twice")
-
-
-def script_idempotent(case: Case) -> Script:
-    x = given(case)
-    to = target(case, x)
-    constants, body = scripts.source(x, case.world)
-    at = scripts.placements(to.placements)
-    body += [f"y = x.redistribute(placements={at})", "with CommDebugMode() as traffic:", f"    y = y.redistribute(placements={at})"]
-    body += ["if rank not in WANT:", "    return None, None"] if x.layout.mesh.size < case.world else []
-    want = scripts.tensors("WANT", {rank: x.local_of(to, rank) for rank in sorted(x.layout.mesh.ranks)})
-    lines = [*body, "return (0, WANT[rank]), (traffic.get_total_counts(), y.to_local())"]
-    return scripts.script(lines, world=case.world, constants=[*constants, *want])
+@idempotent.due
+def _(x: Global, to):
+    return {"collectives": 0, "again": x.under(to), "unchanged": True}
 
 
 # what a sequence of placements may be
-SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
-    "tuple": tuple,
-    "iterator": iter,
-    "generator": lambda placed: (placement for placement in placed),
-    "lazy": itertools.chain,
+SEQUENCES = {
+    "tuple": "tuple(placements)",
+    "iterator": "iter(placements)",
+    "generator": "(placement for placement in placements)",
+    "lazy": "map(lambda placement: placement, placements)",
 }
-SEQUENCE_TEXTS = {"tuple": "tuple({})", "iterator": "iter({})", "generator": "(p for p in {})", "lazy": "map(lambda p: p, {})"}
 
 
-def draw_sequences(limits: Limits) -> SearchStrategy[Case]:
-    def given_as(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"given": draw(st.sampled_from(sorted(SEQUENCES)))}
-
-    on = draws.meshes(limits, tables=False)
-    return draws.moved("redistribute.sequences", limits, on=on, kinds=("R", "S", "P"), targets=("R", "S"), extra=given_as)
-
-
-def check_sequences(case: Case, here: Here) -> None:
-    """Placements are a sequence of any kind: what is given once and read twice must not be lost on the way."""
-    x = given(case)
-    to = target(case, x)
-    placed = SEQUENCES[case.get("given")](here.placements(to.placements))
-    judged(here, x.dtensor(here).redistribute(placements=placed), x, to.placements, "local")
+@law(
+    "redistribute.sequences",
+    source=f"{DOC} (placements: a sequence)",
+    control="mesh=2 x=5x6:S(0) to=S(1) given=generator",
+    draw=to_elements(extra={"given": st.sampled_from(sorted(SEQUENCES))}),
+    draws=30,
+    weight=0.3,
+    refusal="allowed",
+)
+def sequences(x: DTensor, to: Placements, given: Annotated[Callable[..., Any], CallField("placements", SEQUENCES)]):
+    """The placements of a redistribution are a sequence of any kind: a tuple, an iterator, a generator."""
+    return x.redistribute(placements=given(to))
 
 
-def script_sequences(case: Case) -> Script:
-    x = given(case)
-    constants, body = scripts.source(x, case.world)
-    placed = SEQUENCE_TEXTS[case.get("given")].format(scripts.placements(case.placements("to")))
-    return scripts.holds(case, body, f"x.redistribute(placements={placed})", x.full, target(case, x), constants=constants)
-
-
-def draw_counts(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(2, 3), tables=False)
-    return draws.moved("redistribute.counts", limits, on=on, kinds=("R", "S", "P"), targets=("R", "S"))
-
+sequences.due(under_target)
 
 # on a 2x2 mesh, what each pair takes at most: (source, target, collectives)
 DECLARED = (
@@ -161,16 +137,9 @@ DECLARED = (
 )
 
 
-def sweep_counts(limits: Limits) -> list[Case]:
-    cases = [
-        Case.of("redistribute.counts", mesh="2x2", x=f"{shape}:{source}", to=to) for shape in ("5x3", "4x4") for source, to, _ in DECLARED
-    ]
-    return [case for case in cases if case.world <= limits.world_size]
-
-
 def due_collectives(source: Layout, to: Layout) -> int:
-    """At most so many collectives: one for each mesh dim of several ranks that does not replicate, fewer where the pair has a count of
-    its own; none for a mesh dim that keeps its placement while no other mesh dim shards the same tensor dim."""
+    """At most so many collectives: one for each mesh dim of several ranks that does not replicate, fewer where the pair
+    has a count of its own; none for a mesh dim that keeps its placement while no other shards the same tensor dim."""
     declared = {(before, after): count for before, after, count in DECLARED}
     pair = format_placements(source.placements), format_placements(to.placements)
     if pair in declared and source.mesh == Mesh.of(2, 2):
@@ -185,76 +154,77 @@ def due_collectives(source: Layout, to: Layout) -> int:
     return due
 
 
-def check_counts(case: Case, here: Here) -> None:
-    """On a mesh of several dims each of them costs one collective at most."""
-    x = given(case)
-    to = target(case, x)
-    live = x.dtensor(here)
-    with compat.name("CommDebugMode")() as traffic:
-        got = live.redistribute(placements=here.placements(to.placements))
-    due = due_collectives(x.layout, to)
-    counts = {str(op): count for op, count in traffic.get_comm_counts().items()}
-    here.require(traffic.get_total_counts() <= due, "wrong-value", "traffic", "more collectives than mesh dims that change", due, counts)
-    judged(here, got, x, to.placements, "local")
+@st.composite
+def draw_quiet(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
+    free = draw(placements(mesh, len(shape), kinds=("R", "S", "P")))
+    source = tuple(p if size == 1 else Replicate() for p, size in zip(free, mesh.shape, strict=True))
+    strided = ("_S",) * (draw(st.integers(0, 5)) == 5)
+    to = draw(placements(mesh, len(shape), kinds=("R", "S", *strided)))
+    return fields(mesh=mesh, x=TensorSpec(shape, source), to=to, seed=draw(draws.seeds()))
 
 
-def script_counts(case: Case) -> Script:
-    x = given(case)
-    return script_traffic(case, due_collectives(x.layout, target(case, x)))
+def counted(x: DTensor, to: Placements):
+    with CommDebugMode() as traffic:
+        moved = x.redistribute(placements=to)
+    return {"collectives": traffic.get_total_counts(), "local": moved}
+
+
+def at_most(x: Global, to):
+    goal = x.under(to)
+    return {"collectives": AtMost(due_collectives(x.layout, goal.layout)), "local": goal}
+
+
+def counting_law(id: str, clause: str, **record: Any) -> Law:
+    """A law of how many collectives a redistribution takes at most."""
+    of = law(id, clause=clause, **record)(counted)
+    of.due(at_most)
+    return of
 
 
 LAWS = (
-    Law(
-        id="redistribute.pairs",
-        clause="From every placement to every other, on meshes of one, two and three dims, each rank ends with its slice.",
-        source=DOC,
-        check=check_local,
-        script=script_local,
-        control="redistribute.pairs mesh=2x2 x=5x3:S(0),P(sum) to=S(1),S(0)",
-        planted="shard_to_shard_swaps_dims",
+    moving_law(
+        "redistribute.pairs",
+        "From every placement to every other, on meshes of one, two and three dims, each rank ends with its slice.",
+        control="mesh=2x2 x=5x3:S(0),P(sum) to=S(1),S(0)",
         sweep=sweep_pairs,
         sweeps=210,
         narrow=draws.narrowed,
         weight=1.6,
     ),
-    Law(
-        id="redistribute.idempotent",
-        clause="What was redistributed and is asked for the same placements again moves nothing and stays what it is.",
-        source=DOC,
-        check=check_idempotent,
-        script=script_idempotent,
-        control="redistribute.idempotent mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-        planted="settled_placements_communicate",
-        draw=draw_idempotent,
-        draws=50,
-        weight=0.5,
-    ),
-    Law(
-        id="redistribute.sequences",
-        clause="The placements of a redistribution are a sequence of any kind: a tuple, an iterator, a generator.",
-        source=f"{DOC} (placements: a sequence)",
-        check=check_sequences,
-        script=script_sequences,
-        control="redistribute.sequences mesh=2 x=5x6:S(0) to=S(1) given=generator",
-        planted="placements_are_read_once_too_often",
-        draw=draw_sequences,
-        draws=30,
-        weight=0.3,
-        refusal="allowed",
-    ),
-    Law(
-        id="redistribute.counts",
-        clause="On a mesh of several dims a redistribution takes one collective at most for each mesh dim that does not replicate.",
+    counting_law(
+        "redistribute.counts",
+        "A redistribution takes at most one collective for each mesh dim that does not replicate.",
         source=f"{DOC}, the list of operations on one mesh dim",
-        check=check_counts,
-        script=script_counts,
-        control="redistribute.counts mesh=2x2 x=5x3:S(0),S(1) to=S(1),S(0)",
-        planted="gathers_twice",
-        draw=draw_counts,
-        sweep=sweep_counts,
+        control="mesh=2x2 x=5x3:S(0),S(1) to=S(1),S(0)",
+        draw=to_elements(dims=(2, 3)),
+        sweep=texts(*(f"mesh=2x2 x={shape}:{move[0]} to={move[1]}" for shape in ("5x3", "4x4") for move in DECLARED)),
         sweeps=26,
         draws=45,
         weight=0.6,
+        tier="extended",
+    ),
+    counting_law(
+        "redistribute.quiet",
+        "Replicas are cut into shards, and mesh dims of one rank change their placement, without any collective.",
+        source=f"{DOC}: Replicate to Shard is local chunking",
+        control="mesh=2x2 x=5x6:R,R to=S(0),S(0)",
+        draw=draw_quiet,
+        draws=80,
+        sweep=draws.out_of_order("R", to="S(0)"),
+        sweeps=3,
+        weight=0.5,
+    ),
+    counting_law(
+        "redistribute.budget",
+        "On a 1-D mesh a redistribution is the one collective that is documented for its two placements, or none.",
+        source=f"{DOC}, the list of operations on one mesh dim",
+        control="mesh=2 x=5x6:P(sum) to=S(0)",
+        draw=to_elements(dims=(1,)),
+        draws=60,
+        sweep=draws.out_of_order("S(0)", dims=1, to="S(1)"),
+        sweeps=2,
+        weight=0.5,
         tier="extended",
     ),
 )

@@ -1,29 +1,32 @@
-"""Laws of what is no redistribution: every rank refuses it, and nothing has been touched."""
+"""Laws of what every rank refuses: what is no redistribution, and ops that redistribute where a context forbids it."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from torch.distributed.tensor import DTensor, distribute_tensor
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
-from conformance import compat
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import given
-from conformance.laws.redistribute.placements import DOC
-from conformance.report.reproducer import Script
-from reference.mesh import Mesh
-from reference.placement import REDUCE_OPS, Partial, Placements, Replicate, Shard
-from reference.tensors import scatter_bits
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
+from shardlaw.conformance.law.fields import Placements, Rank, Word
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.redistribute.placements import DOC
+from shardlaw.conformance.laws.shared.derived import OwnPlacements, Whole
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import REDUCE_OPS
+from shardlaw.reference.placement import Partial as RefPartial
+from shardlaw.reference.placement import Placements as RefPlacements
+from shardlaw.reference.placement import Shard as RefShard
+from shardlaw.reference.tensors import scatter_bits
 
-if TYPE_CHECKING:
-    import torch
-
-    from conformance.here import Here
-
-# what is asked for, by mesh dims: (source, target); a target of "-" is none at all
+# what is asked for, along the first mesh dim: (source, target); a target of "-" is none at all
 ATTEMPTS = {
     "to-partial": ("R", "P(sum)"),
     "partial-to-other": ("P(sum)", "P(max)"),
@@ -43,163 +46,176 @@ ATTEMPTS = {
     "other-mesh": ("S(0)", "R"),
     "other-mesh-same": ("S(0)", "S(0)"),
 }
-# targets that are no placements, and how a script writes them
-ODD = {"none": None, "none-inside": [None], "text-inside": ["S(0)"], "number-inside": [0], "no-placements": []}
-NEW_PARTIALS = (("P(sum),R", "R,P(sum)"), ("S(0),P(sum)", "P(sum),P(sum)"), ("P(max),S(1)", "P(max),P(max)"), ("R,S(0)", "R,P(sum)"))
+# targets that are no placements
+ODD: dict[str, Any] = {
+    "none": None,
+    "none-inside": [None],
+    "text-inside": ["S(0)"],
+    "number-inside": [0],
+    "no-placements": [],
+}
 REFUSAL_MESHES = ("2", "1x2", "2x1", "3", "2@0,2", "1x2@0,2", "2x2")
 
 
-def sweep_refusals(limits: Limits) -> list[Case]:
-    cases = []
-    for attempt, (source, to) in ATTEMPTS.items():
-        for mesh in map(Mesh.parse, REFUSAL_MESHES):
-            rest = ",R" * (mesh.ndim - 1)
-            other = Mesh(mesh.shape, mesh.ranks[::-1]) if attempt.startswith("other-mesh") else None
-            asked = None if to == "-" else to + rest
-            cases.append(Case.of("redistribute.refusals", mesh=mesh, mesh__b=other, x=f"5x4:{source}{rest}", to=asked, attempt=attempt))
-    for mesh in map(Mesh.parse, REFUSAL_MESHES):
-        cases.append(
-            Case.of(
-                "redistribute.refusals", mesh=mesh, x="5x4:" + ",".join(["R"] * mesh.ndim), to="S(0)" + ",R" * mesh.ndim, attempt="many"
-            )
-        )
-        if mesh.ndim > 1:
-            cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:R,R", to="S(0)", attempt="few"))
-            cases.append(Case.of("redistribute.refusals", mesh=mesh, x="5x4:P(sum),R", to="P(sum),P(max)", attempt="mixed-partial"))
-    for mesh in map(Mesh.parse, ("3", "4", "1x2")):  # some ranks hold nothing of it
-        rest = ",R" * (mesh.ndim - 1)
-        cases.append(Case.of("redistribute.refusals", mesh=mesh, x=f"1x4:S(0){rest}", to=f"S(2){rest}", attempt="dim-out"))
-        cases.append(Case.of("redistribute.refusals", mesh=mesh, x=f"1x4:S(0){rest}", to=f"P(sum){rest}", attempt="shard-to-partial"))
-        cases.append(Case.of("redistribute.refusals", mesh=mesh, x=f"():R{rest}", to=f"S(0){rest}", attempt="shard-of-0-d"))
-    for source, to in (
+def refused_texts() -> list[str]:
+    """What is refused, on every mesh on which it can be asked for."""
+    lines = []
+    for (attempt, (source, to)), text in itertools.product(ATTEMPTS.items(), REFUSAL_MESHES):
+        mesh, rest = Mesh.parse(text), ",R" * text.count("x")
+        other = f" mesh.b={Mesh(mesh.shape, mesh.ranks[::-1])}" if attempt.startswith("other-mesh") else ""
+        asked = "" if to == "-" else f" to={to}{rest}"
+        lines.append(f"mesh={text}{other} x=5x4:{source}{rest}{asked} attempt={attempt}")
+    for text in REFUSAL_MESHES:
+        rest = ",R" * text.count("x")
+        lines.append(f"mesh={text} x=5x4:R{rest} to=S(0),R{rest} attempt=many")
+        if rest:
+            lines.append(f"mesh={text} x=5x4:R,R to=S(0) attempt=few")
+            lines.append(f"mesh={text} x=5x4:P(sum),R to=P(sum),P(max) attempt=mixed-partial")
+    for text, rest in (("3", ""), ("4", ""), ("1x2", ",R")):  # some ranks hold nothing of it
+        lines.append(f"mesh={text} x=1x4:S(0){rest} to=S(2){rest} attempt=dim-out")
+        lines.append(f"mesh={text} x=1x4:S(0){rest} to=P(sum){rest} attempt=shard-to-partial")
+        lines.append(f"mesh={text} x=():R{rest} to=S(0){rest} attempt=shard-of-0-d")
+    moves = (
         ("P(sum),R", "R,P(sum)"),
         ("S(0),P(sum)", "P(sum),P(sum)"),
         ("P(max),S(1)", "P(max),P(max)"),
         ("R,S(0)", "R,P(sum)"),
-    ):
-        for text in ("2x2", "1x2", "2x1"):
-            cases.append(Case.of("redistribute.refusals", mesh=text, x=f"5x4:{source}", to=to, attempt="new-partial"))
-    for text, name in (("2", "1x2"), ("2x2", "4"), ("2", "2@0,2"), ("3", "2")):
-        ends = ["R", "R,R"] if text == "2x2" else ["S(0)", "S(0),R"]
-        to = ends[Mesh.parse(name).ndim - 1]
-        source = ends[Mesh.parse(text).ndim - 1]
-        cases.append(Case.of("redistribute.refusals", mesh=text, mesh__b=name, x=f"5x4:{source}", to=to, attempt="another-mesh"))
-    return [case for case in cases if case.world <= limits.world_size]
+    )
+    for (source, to), text in itertools.product(moves, ("2x2", "1x2", "2x1")):
+        lines.append(f"mesh={text} x=5x4:{source} to={to} attempt=new-partial")
+    lines += [
+        "mesh=2 mesh.b=1x2 x=5x4:S(0) to=S(0),R attempt=another-mesh",
+        "mesh=2x2 mesh.b=4 x=5x4:R,R to=R attempt=another-mesh",
+        "mesh=2 mesh.b=2@0,2 x=5x4:S(0) to=S(0) attempt=another-mesh",
+        "mesh=3 mesh.b=2 x=5x4:S(0) to=S(0) attempt=another-mesh",
+    ]
+    return lines
 
 
-def features_refusals(case: Case) -> set[str]:
-    return {"few-placements"} if case.get("attempt") == "no-placements" else set()
-
-
-def granted(case: Case) -> bool:
+def granted(x: Global, to: RefPlacements | None, attempt: str) -> bool:
     """Whether the installed torch documents the move: from 2.14 on a shard may become a contribution to a sum."""
-    if case.get("attempt") not in ("shard-to-partial", "new-partial") or compat.torch_release() < (2, 14):
+    if attempt not in ("shard-to-partial", "new-partial") or compat.torch_release() < (2, 14):
         return False
-    moves = zip(case.tensor("x").placements or (), case.placements("to"), strict=True)
-    return all(one == other or (isinstance(one, Shard) and other == Partial("sum")) for one, other in moves)
+    moves = zip(x.placements, to or (), strict=True)
+    return all(one == other or (isinstance(one, RefShard) and other == RefPartial("sum")) for one, other in moves)
 
 
-def check_refusals(case: Case, here: Here) -> None:
-    """What is no redistribution is refused on every rank, what was to be redistributed is as it was, and the world goes on."""
-    x = given(case)
-    live, elsewhere = x.dtensor(here), here.mesh(case.mesh("mesh.b")) if "mesh.b" in case else None
-    if here.coord(x.layout.mesh) is None:
-        return
-    to: Any = here.placements(case.placements("to")) if "to" in case else ODD[case.get("attempt")]
-    if granted(case):
-        here.same_dtensor(live.redistribute(elsewhere, to), x.full, "granted", placements=case.placements("to"))
-        return
-    here.refused(lambda: live.redistribute(elsewhere, to), case.get("attempt"), f"a redistribution to {case.get('to', 'nothing')}")
-    here.same(live.to_local(), x.local(here.coord(x.layout.mesh)), "input", what="what was not redistributed")
-    shards = (Shard(0) if x.full.ndim else Replicate(), *draws.replicated(x.layout)[1:])
-    here.same(here.dtensor(x.full, x.layout.replace(shards)).full_tensor(), x.full, "afterwards", what="what is gathered afterwards")
+@law(
+    "redistribute.refusals",
+    source=f"{DOC} and its notes",
+    control="mesh=2 x=5x4:R to=P(sum) attempt=to-partial",
+    features=lambda case: {"few-placements"} if case.get("attempt") == "no-placements" else set(),
+    sweep=texts(*refused_texts()),
+    sweeps=180,
+    weight=0.4,
+    members=True,
+)
+def refusals(x: DTensor, attempt: Word, whole: Whole, to: Placements | None = None, mesh__b: DeviceMesh | None = None):
+    """New contributions, too few or many placements, a missing dim and another mesh are refused on every rank."""
+    refused = caught(lambda: x.redistribute(mesh__b, ODD[attempt] if to is None else to))
+    cut = [Shard(0) if x.ndim else Replicate(), *[Replicate()] * (x.device_mesh.ndim - 1)]
+    gathered = distribute_tensor(whole, x.device_mesh, cut, src_data_rank=None).full_tensor()
+    return {"refused": refused, "input": x.to_local(), "afterwards": gathered}
 
 
-def script_refusals(case: Case) -> Script:
-    x = given(case)
-    constants, body = scripts.source(x, case.world)
-    body += [f"other = {scripts.mesh(case.mesh('mesh.b'))}"] if "mesh.b" in case else []
-    body += ["if mesh.get_coordinate() is None:", "    return None, None"] if x.layout.mesh.size < case.world else []
-    to = scripts.placements(case.placements("to")) if "to" in case else ODD[case.get("attempt")]
-    if granted(case):
-        return scripts.holds(
-            case, body, f"x.redistribute(None, {to})", x.full, x.layout.replace(case.placements("to")), constants=constants
-        )
-    return scripts.refused(case, body, f"x.redistribute({'other' if 'mesh.b' in case else None}, {to})", constants=constants)
-
-
-MIXED_MESHES = ("1x2", "2x1", "2x2", "1x2x2", "2x1x2")
+@refusals.due
+def _(x: Global, attempt, whole, to, rank: Rank):
+    refused = x.under(to) if granted(x, to, attempt) else Refused()
+    return {"refused": refused, "input": x.local(rank), "afterwards": whole}
 
 
 def sweep_mixed(limits: Limits) -> list[Case]:
     """Every two reductions on two mesh dims, neighbours or not; sums stand beside averages."""
-    cases = []
-    ways = itertools.product(itertools.permutations(REDUCE_OPS, 2), MIXED_MESHES)
-    for number, (ops, text) in enumerate(ways):
+    cases = {}
+    pairs = itertools.product(itertools.permutations(REDUCE_OPS, 2), ("1x2", "2x1", "2x2", "1x2x2", "2x1x2"))
+    for number, (ops, text) in enumerate(pairs):
         mesh = Mesh.parse(text)
-        between = ["R"] if mesh.ndim > 2 and number % 2 else []
-        at = [f"P({ops[0]})", *between, f"P({ops[1]})"]
+        at = [f"P({ops[0]})", *(["R"] if mesh.ndim > 2 and number % 2 else []), f"P({ops[1]})"]
         at += ["S(0)"] * (mesh.ndim - len(at))
-        dtype = "int64" if {"band", "bor", "bxor"} & set(ops) else "float32"
-        x = f"5x4:{','.join(at)}:{dtype}".removesuffix(":float32")
-        cases.append(Case.of("redistribute.mixed-refusals", mesh=mesh, x=x, how=("from_local", "distribute")[number % 3 == 0]))
-    usable = [case for case in cases if case.world <= limits.world_size and {"sum", "avg"} != _ops(case)]
-    return sorted(usable, key=lambda case: scatter_bits(0, cases.index(case)))
+        dtype = ":int64" if {"band", "bor", "bxor"} & {*ops} else ""
+        if {*ops} != {"sum", "avg"} and mesh.size <= limits.world_size:
+            how = ("from_local", "distribute")[number % 3 == 0]
+            cases[number] = fields(mesh=mesh, x=f"5x4:{','.join(at)}{dtype}", how=how)
+    return [cases[number] for number in sorted(cases, key=lambda number: scatter_bits(0, number))]
 
 
-def _ops(case: Case) -> set[str]:
-    return {p.op for p in case.tensor("x").placements or () if isinstance(p, Partial)}
-
-
-def _attempt(case: Case) -> tuple[torch.Tensor, Placements]:
-    spec = case.tensor("x")
-    return spec.build(case.seed), spec.placements or ()
-
-
-def check_mixed(case: Case, here: Here) -> None:
-    """One tensor has one reduction pending, or sums and averages; any other two are refused by ``ValueError`` before anything is sent."""
-    full, at = _attempt(case)
-    live, wanted = here.mesh(case.mesh()), here.placements(at)
-    with compat.name("CommDebugMode")() as traffic:
-        if case.get("how") == "from_local":
-            here.refused(lambda: DTensor.from_local(here.tensor(full), live, wanted), "mixed", "mixed reductions", errors=(ValueError,))
-        else:
-            here.refused(lambda: distribute_tensor(here.tensor(full), live, wanted), "mixed", "mixed reductions", errors=(ValueError,))
-    sent = dict(traffic.get_comm_counts())
-    here.require(not traffic.get_total_counts(), "wrong-value", "traffic", "collectives before the refusal", 0, sent)
-
-
-def script_mixed(case: Case) -> Script:
-    full, at = _attempt(case)
-    made = "DTensor.from_local" if case.get("how") == "from_local" else "distribute_tensor"
-    body = [f"mesh = {scripts.mesh(case.mesh())}", f"x = {scripts.tensor(full)}"]
-    return scripts.refused(case, body, f"{made}(x, mesh, {scripts.placements(at)})", errors="ValueError")
-
-
-LAWS = (
-    Law(
-        id="redistribute.refusals",
-        clause="A redistribution to new contributions, too few or many placements, a missing dim or another mesh is refused on every rank.",
-        source=f"{DOC} and its notes",
-        check=check_refusals,
-        script=script_refusals,
-        features=features_refusals,
-        control="redistribute.refusals mesh=2 x=5x4:R to=P(sum) attempt=to-partial",
-        planted="accepts_new_partial",
-        sweep=sweep_refusals,
-        sweeps=180,
-        weight=0.4,
-    ),
-    Law(
-        id="redistribute.mixed-refusals",
-        clause="Two different pending reductions on one tensor, other than sums and averages, are refused by ValueError on every rank.",
-        source="torch.distributed.tensor docs, DTensor.from_local, Raises; README of the package, placement restrictions",
-        check=check_mixed,
-        script=script_mixed,
-        control="redistribute.mixed-refusals mesh=1x2 x=5x4:P(sum),P(max) how=from_local",
-        planted="mixed_partials_accepted",
-        sweep=sweep_mixed,
-        sweeps=70,
-        weight=0.2,
-    ),
+@law(
+    "redistribute.mixed-refusals",
+    source="torch.distributed.tensor docs, DTensor.from_local, Raises; README of the package, placement restrictions",
+    control="mesh=1x2 x=5x4:P(sum),P(max) how=from_local",
+    sweep=sweep_mixed,
+    sweeps=70,
+    weight=0.2,
 )
+def mixed_refusals(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, how: Literal["from_local", "distribute"]):
+    """Two different reductions pending on one tensor, except sums and averages, are refused by ValueError."""
+    with CommDebugMode() as traffic:
+        refused = caught(lambda: (DTensor.from_local if how == "from_local" else distribute_tensor)(x, mesh, at))
+    return {"refused": refused, "collectives": traffic.get_total_counts()}
+
+
+@mixed_refusals.due
+def _():
+    return {"refused": Refused((ValueError,)), "collectives": 0}
+
+
+# the options of a context, by its name
+CONTEXTS: dict[str, Any] = {"loose": {}, "strict": {"strict": True}, "warn": {"mode": "warn"}, "off": {"enable": False}}
+# the operands of a sum along the last mesh dim, by what the sum needs: data from others, a cut of replicas, nothing
+NEEDS = {"moved": ("S(0)", "S(1)"), "cut": ("S(0)", "R"), "alike": ("S(0)", "S(0)")}
+# the contexts that a call stands in, the outermost first; those after a ! were entered last, and are over
+WAYS = ("loose", "strict", "warn", "off", "loose,off", "loose,strict", "strict,loose", "strict,off", "loose!off",
+        "strict!loose", "loose!loose", "strict,off!strict", "!strict", "loose!warn")  # fmt: skip
+
+
+def refuses(way: str, w: RefPlacements | None, by: str | None) -> bool:
+    """Whether the sum with ``w`` is refused within the contexts of ``way``: the innermost that is not over decides."""
+    need = next(name for name, (_, other) in NEEDS.items() if str((w or ())[-1]) == other)
+    inner = way.partition("!")[0].rpartition(",")[2]
+    return by is None and ((need == "moved" and inner in ("loose", "strict")) or (need == "cut" and inner == "strict"))
+
+
+def sweep_explicit(limits: Limits) -> list[Case]:
+    cases = []
+    for text, by, way, need in itertools.product(("2", "2x2", "3", "1x2"), (None, "hand"), WAYS, NEEDS):
+        mesh = Mesh.parse(text)
+        rest = "R," * (mesh.ndim - 1)
+        a, b = (f"6x4:{rest}{at}" for at in NEEDS[need])
+        if by is None or need != "alike":
+            cases.append(fields(mesh=mesh, x=a, w=b, way=way, by=by))
+    return [case for case in cases if case.world <= limits.world_size]
+
+
+def features_explicit(case: Case) -> set[str]:
+    refused = refuses(case.get("way"), case.tensor("w").placements, case.get("by") if "by" in case else None)
+    return {"explicit-context", *(["must-refuse"] if refused else [])}
+
+
+@law(
+    "redistribute.explicit",
+    source="torch.distributed.tensor._utils, docstring of ExplicitRedistributionContext",
+    control="mesh=2 x=6x4:S(0) w=6x4:S(1) way=loose",
+    features=features_explicit,
+    sweep=sweep_explicit,
+    sweeps=56,
+    needs=("all_gather",),
+    weight=0.3,
+    tier="extended",
+)
+def explicit(x: DTensor, w: DTensor, way: Word, by: Literal["hand"] | None = None):
+    """Within the innermost ExplicitRedistributionContext, an op that would redistribute its operands is refused."""
+    within, _, over = way.partition("!")
+    with contextlib.ExitStack() as stack:
+        for name in filter(None, within.split(",")):
+            stack.enter_context(compat.ExplicitRedistributionContext(**CONTEXTS[name]))
+        for name in filter(None, over.split(",")):
+            with compat.ExplicitRedistributionContext(**CONTEXTS[name]):
+                pass
+        if by == "hand":
+            w = w.redistribute(placements=x.placements)
+        return caught(lambda: x + w)
+
+
+@explicit.due
+def _(x: Global, w: Global, way, by):
+    return Refused((RuntimeError,)) if refuses(way, w.placements, by) else Claimed(x.full + w.full, x.mesh)

@@ -1,249 +1,292 @@
-"""Laws of the values that travel: dtypes that a backend need not carry, replicas bit by bit, reductions that no dtype has."""
+"""Laws of the values that travel: what contributions reduce to, dtypes that not all backends carry, replicas."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import torch
 from hypothesis import strategies as st
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import Given, given, target
-from conformance.laws.redistribute.placements import DOC, judged, script_local
-from conformance.report.reproducer import Script
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import Partial, Placement, Placements, Replicate, Shard
-from reference.simulate import can_reduce
-from reference.tensors import DTYPES, TensorSpec
-from strategies import shapes
-from strategies.placements import placements
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Alike, Either, Global, Refused, caught
+from shardlaw.conformance.law.fields import Placements, Rank
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.redistribute.placements import DOC, moving_law, to_elements, under_target
+from shardlaw.conformance.laws.redistribute.views import OnViews
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import OwnPlacements
+from shardlaw.reference import placement as ref
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.simulate import can_reduce
+from shardlaw.reference.tensors import DTYPES, TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.placements import placements
 
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+REDUCTIONS = "torch.distributed.tensor docs, Partial and DTensor.redistribute"
+REDUCED = ("float32", "int64", "float64", "int32", "bfloat16", "uint8")
 
-    from conformance.here import Here
+# one in eight: contributions that cancel to nothing, which a lost or doubled one shows at once
+FILLS_DRAWN = st.sampled_from(("distinct",) * 7 + ("zeros",))
+
+
+def with_pending(draw: st.DrawFn, mesh: Mesh, ndim: int, op: str) -> ref.Placements:
+    """Placements with the contribution ``P(op)`` on at least one mesh dim."""
+    free = draw(placements(mesh, ndim, kinds=("P", "S", "R"), reduce_ops=(op,)))
+    at = draw(st.integers(0, mesh.ndim - 1))
+    return (*free[:at], ref.Partial(op), *free[at + 1 :])
+
+
+@st.composite
+def draw_reduce(draw: st.DrawFn, limits: Limits) -> Case:
+    by_op = {op: [d for d in REDUCED if d in limits.dtypes and can_reduce(DTYPES[d], op)] for op in ref.REDUCE_OPS}
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes())
+    op = draw(st.sampled_from([op for op in ref.REDUCE_OPS if by_op[op]]))
+    at, dtype = with_pending(draw, mesh, len(shape), op), draw(st.sampled_from(by_op[op]))
+    to = tuple(ref.Replicate() if isinstance(p, ref.Partial) else p for p in at)
+    fill = "small" if dtype in ("bfloat16", "uint8") else draw(FILLS_DRAWN)  # few bits: sums must stay exact
+    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, fill), to=to, seed=draw(draws.seeds()))
+
+
+@st.composite
+def draw_scatter(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
+    op = draw(st.sampled_from(("sum", "max", "avg", "min", "product")))
+    at = with_pending(draw, mesh, len(shape), op)
+    to = tuple(ref.Shard(draw(st.integers(0, len(shape) - 1))) if isinstance(p, ref.Partial) else p for p in at)
+    dtype = draw(st.sampled_from(draws.FLOATS if op == "avg" else draws.EXACT))
+    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, draw(FILLS_DRAWN)), to=to, seed=draw(draws.seeds()))
+
+
+def draw_keep(limits: Limits) -> st.SearchStrategy[Case]:
+    drawn = to_elements(dims=(2, 3), kinds=("P", "S", "R"), targets=("P", "S", "R"))(limits)
+    return drawn.filter(lambda case: "P(" in case.get("to") and case.get("to") not in case.get("x"))
+
+
+MERGED = ("2x2", "1x2", "2x1", "2x2", "1x3", "1x2x2", "2x2x1")
+
+
+@st.composite
+def draw_merged(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from([mesh for mesh in map(Mesh.parse, MERGED) if max(mesh.ranks) < limits.world_size]))
+    shape = draw(shapes(min_dims=1, max_dims=2))
+    op = draw(st.sampled_from(["sum", "avg", "mixed", "max", "product"]))
+    ops = [draw(st.sampled_from(["avg", "sum"])) for _ in mesh.shape] if op == "mixed" else [op] * mesh.ndim
+    goals: list[ref.Placement] = [ref.Replicate(), ref.Shard(0), ref.Shard(len(shape) - 1)]
+    to = [draw(st.sampled_from(goals))] * mesh.ndim
+    if draw(st.integers(0, 3)) == 3:
+        to[draw(st.integers(0, mesh.ndim - 1))] = draw(st.sampled_from(goals))
+    flat = draw(st.sampled_from(["a,b"] if mesh.ndim == 2 else ["a,b,c", "a,b", "b,c"]))
+    x = TensorSpec(shape, tuple(map(ref.Partial, ops)))
+    return fields(mesh=mesh, x=x, to=tuple(to), flatten=flat, seed=draw(draws.seeds()))
+
+
+# on a mesh whose rows and columns ascend, but not when they are read one after the other; to shards of two dims, which
+# are not to be merged; and where the dims that are flattened are others, of as many ranks
+FLATTENED = (
+    "mesh=2x2@0,2,1,3 x=4x4:P(sum),P(sum) to=S(0),S(0) flatten=a,b",
+    "mesh=2x2@0,2,1,3 x=4x4:P(sum),P(sum) to=R,R flatten=a,b",
+    "mesh=2x2 x=4x4:P(sum),P(sum) to=S(0),S(1) flatten=a,b",
+    "mesh=1x2x2 x=4x4:P(sum),R,P(sum) to=R,R,R flatten=a,b",
+)
+
+
+@law(
+    "redistribute.merged",
+    source="torch.distributed.tensor._redistribute, docstring of _optimize_transform_infos",
+    control="mesh=2x2 x=4x6:P(avg),P(avg) to=S(0),S(0) flatten=a,b",
+    features=lambda case: {"flattened-dims"},
+    draw=draw_merged,
+    sweep=texts(*FLATTENED),
+    sweeps=4,
+    draws=60,
+    needs=("all_reduce", "reduce_scatter", "subgroups"),
+)
+def merged(x: Annotated[DTensor, OnViews()], to: Placements):
+    """Reductions over several mesh dims give the same where a flattened mesh lets them be merged into one."""
+    return x.redistribute(placements=to)
+
+
+merged.due(under_target)
+
 
 # dtypes that targets are not asked to declare: carried right, or refused by every rank
 WIDE = ("float16", "int8", "complex64", "complex128", "int16")
 PARTIAL_OPS = ("sum", "max", "min", "avg", "product", "bxor")
 
 
-def draw_dtypes(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits, tables=False)), shapes()
-    by_dtype = {dtype: tuple(op for op in PARTIAL_OPS if can_reduce(DTYPES[dtype], op)) for dtype in WIDE}
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, shape, dtype = draw(mesh_drawn), draw(shape_drawn), draw(st.sampled_from((*WIDE[:4], *WIDE)))
-        at = draw(placements(mesh, len(shape), kinds=("R", "S", "P"), reduce_ops=(draw(st.sampled_from(by_dtype[dtype])),)))
-        to = draw(placements(mesh, len(shape), kinds=("R", "S")))
-        return Case.of("redistribute.dtypes", mesh=mesh, x=TensorSpec(shape, at, dtype, "small"), to=to, seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_dtypes(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes())
+    dtype = draw(st.sampled_from((*WIDE[:4], *WIDE)))
+    op = draw(st.sampled_from([op for op in PARTIAL_OPS if can_reduce(DTYPES[dtype], op)]))
+    at = draw(placements(mesh, len(shape), kinds=("R", "S", "P"), reduce_ops=(op,)))
+    to = draw(placements(mesh, len(shape), kinds=("R", "S")))
+    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, "small"), to=to, seed=draw(draws.seeds()))
 
 
-def check_dtypes(case: Case, here: Here) -> None:
-    """What a backend does not carry it refuses in words; what it takes arrives as it is, in its dtype."""
-    x = given(case)
-    to = target(case, x)
-    live = x.dtensor(here)
+@law(
+    "redistribute.dtypes",
+    source=DOC,
+    control="mesh=2x2 x=5x6:S(0),P(sum):float16:small to=S(1),R",
+    draw=draw_dtypes,
+    draws=70,
+    weight=0.8,
+    tier="extended",
+)
+def dtypes(x: DTensor, to: Placements):
+    """Half, short and complex elements are redistributed as they are, or refused by every rank."""
     try:
-        got = live.redistribute(placements=here.placements(to.placements))
+        return x.redistribute(placements=to)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        here.require(bool(str(error).strip()), "wrong-error", "words", f"refused by {type(error).__name__} without a word")
-        return
-    judged(here, got, x, to.placements, "local")
+        return error
 
 
-def draw_replicas(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits, least=2)), shapes(min_dims=1, min_size=1)
+@dtypes.due
+def _(x: Global, to):
+    return Either((x.under(to), Refused()))
+
+
+@st.composite
+def draw_replicas(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, least=2))), draw(shapes(min_dims=1, min_size=1))
+    at = with_pending(draw, mesh, len(shape), draw(st.sampled_from(("sum", "avg", "product"))))
     floats = [dtype for dtype in ("float32", "bfloat16", "float64") if dtype in limits.dtypes]
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, shape, op = draw(mesh_drawn), draw(shape_drawn), draw(st.sampled_from(("sum", "avg", "product")))
-        free = draw(placements(mesh, len(shape), kinds=("P", "S", "R"), reduce_ops=(op,)))
-        at = draw(st.integers(0, mesh.ndim - 1))
-        spec = TensorSpec(shape, (*free[:at], Partial(op), *free[at + 1 :]), draw(st.sampled_from(floats)), "unit")
-        return Case.of("redistribute.replicas", mesh=mesh, x=spec, seed=draw(draws.seeds()))
-
-    return case()
+    return fields(mesh=mesh, x=TensorSpec(shape, at, draw(st.sampled_from(floats)), "unit"), seed=draw(draws.seeds()))
 
 
-def _rounding(x: Given, rank: int) -> torch.Tensor:
-    """Contributions that no sum of the dtype holds exactly: every order of adding them rounds otherwise."""
-    coord = x.layout.mesh.coord(rank)
-    pending = [position for position, placement in zip(coord or (), x.layout.placements, strict=False) if isinstance(placement, Partial)]
-    local = x.local(coord)
-    return local / 3 + local * (sum(pending) + 1) / 7
+@law(
+    "redistribute.replicas",
+    source=f"{DOC}: Replicate means that each rank holds the same tensor",
+    control="mesh=2x2 x=5x3:P(sum),S(0):float32:unit",
+    draw=draw_replicas,
+    draws=30,
+    needs=("all_reduce",),
+    weight=0.4,
+)
+def replicas(x: DTensor):
+    """After a reduction to replicas every rank holds the same bits."""
+    seat = x.device_mesh.get_coordinate() or ()
+    share = 1 + sum(at for at, placement in zip(seat, x.placements, strict=False) if isinstance(placement, Partial))
+    # contributions that no sum of the dtype holds exactly: every order of adding them rounds differently
+    local = x.to_local() / 3 + x.to_local() * share / 7
+    y = DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+    return y.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
 
 
-def check_replicas(case: Case, here: Here) -> None:
-    """After a reduction to replicas all ranks hold the same bits, whatever was rounded on the way."""
-    x = given(case)
-    mesh = x.layout.mesh
-    coord = here.coord(mesh)
-    live = DTensor.from_local(here.tensor(_rounding(x, here.rank)), here.mesh(mesh), here.placements(x.layout.placements),
-                              run_check=False, shape=x.full.shape, stride=x.stride)  # fmt: skip
-    whole = live.redistribute(placements=here.placements((Replicate(),) * mesh.ndim)).to_local()
-    if coord is not None:
-        here.alike(whole, mesh, "replicas")
+@replicas.due
+def _(x: Global):
+    return Alike(x.mesh)
 
 
-def script_replicas(case: Case) -> Script:
-    x = given(case)
-    mesh = x.layout.mesh
-    table = scripts.tensors("X", {rank: _rounding(x, rank) for rank in range(case.world)})
-    made = f"x = DTensor.from_local(X[rank], mesh, {scripts.placements(x.layout.placements)}, "
-    body = [f"mesh = {scripts.mesh(mesh)}", f"{made}shape=torch.Size({tuple(x.full.shape)}), stride={x.stride})"]
-    body += [f"full = x.redistribute(placements={scripts.placements((Replicate(),) * mesh.ndim)}).to_local()"]
-    body += ["if mesh.get_coordinate() is None:", "    return None, None"] if mesh.size < case.world else []
-    body += ["parts = [torch.empty_like(full) for _ in range(dist.get_world_size())]", "dist.all_gather(parts, full)"]
-    lines = [*body, f"return True, all(torch.equal(parts[{min(mesh.ranks)}], parts[r]) for r in {sorted(mesh.ranks)})"]
-    return scripts.script(lines, world=case.world, constants=table)
-
-
-# Memory
-
-
-def draw_apart(limits: Limits) -> SearchStrategy[Case]:
-    on, law = draws.meshes(limits, tables=False, least=2), "redistribute.apart"
+def draw_apart(limits: Limits) -> st.SearchStrategy[Case]:
+    on = draws.meshes(limits, tables=False, least=2)
     options: dict[str, Any] = {"on": on, "dtypes": draws.EXACT, "memories": ("plain", "transposed")}
-    replicas = draws.moved(law, limits, kinds=("R",), targets=("R", "S"), **options)
-    any_kind = draws.moved(law, limits, kinds=("R", "S", "P"), targets=("R", "S", "P"), **options)
+    of_replicas = to_elements(kinds=("R",), **options)(limits)
+    any_kind = to_elements(targets=("R", "S", "P"), **options)(limits)
 
     def moves(case: Case) -> bool:
-        """Whether any mesh dim of several ranks changes its placement; without one a redistribution may give the same memory."""
-        return any(size > 1 and old != new for size, old, new in zip(case.mesh().shape, *(_ends(case)), strict=True))
+        """Whether any mesh dim of several ranks changes its placement; without one the memory may be the same."""
+        ends = case.tensor("x").placements or (), case.placements("to")
+        return any(size > 1 and old != new for size, old, new in zip(case.mesh().shape, *ends, strict=True))
 
-    return draws.mostly(replicas, any_kind, 3).filter(moves)
-
-
-def _ends(case: Case) -> tuple[Placements, Placements]:
-    return case.tensor("x").placements or (), case.placements("to")
+    return draws.mostly(of_replicas, any_kind, 3).filter(moves)
 
 
-def check_apart(case: Case, here: Here) -> None:
-    """What is written into the result of a redistribution does not reach the tensor that was redistributed."""
-    x = given(case)
-    live = x.dtensor(here)
-    got = live.redistribute(placements=here.placements(target(case, x).placements))
-    if here.coord(x.layout.mesh) is None:
-        return
-    with torch.no_grad():
-        got.to_local().add_(1)
-    here.same(live.to_local(), x.local(here.coord(x.layout.mesh)), "source", what="what was redistributed, once the result was written")
+@law(
+    "redistribute.apart",
+    source=f"{DOC}: out of place, it leaves the original one unchanged",
+    control="mesh=2 x=4x6:R to=S(0)",
+    draw=draw_apart,
+    draws=30,
+    weight=0.2,
+    tier="extended",
+)
+def apart(x: DTensor, to: Placements):
+    """A tensor that was redistributed is of its own memory: what is written into it does not reach its source."""
+    moved = x.redistribute(placements=to)
+    moved.to_local().add_(1)
+    return x.to_local()
 
 
-def script_apart(case: Case) -> Script:
-    x = given(case)
-    constants, body = scripts.source(x, case.world)
-    body += [f"got = x.redistribute(placements={scripts.placements(target(case, x).placements)})", "before = x.to_local().clone()"]
-    body += ["if mesh.get_coordinate() is None:", "    return None, None"] if x.layout.mesh.size < case.world else []
-    return scripts.script([*body, "got.to_local().add_(1)", "return before, x.to_local()"], world=case.world, constants=constants)
+@apart.due
+def _(x: Global, rank: Rank):
+    return x.part(rank)
 
 
 # reductions that elements of a dtype do not have
-NOT_THERE = (("int64", "avg"), ("int32", "avg"), ("uint8", "avg"), ("bool", "avg"), ("float32", "band"), ("float64", "bor"),
-             ("float32", "bxor"), ("bfloat16", "band"), ("complex64", "max"), ("complex64", "min"))  # fmt: skip
-CLOSED_MESHES = ("2", "3", "1x2", "2x1", "2@0,2", "2x2")
+NOT_THERE = (("int64", "avg"), ("int32", "avg"), ("uint8", "avg"), ("bool", "avg"), ("float32", "band"),
+             ("float64", "bor"), ("float32", "bxor"), ("bfloat16", "band"), ("complex64", "max"),
+             ("complex64", "min"))  # fmt: skip
 
 
 def sweep_closed(limits: Limits) -> list[Case]:
     cases = []
-    goals: tuple[Placement, ...] = (Replicate(), Shard(0))
-    for mesh, (dtype, op), goal in itertools.product(map(Mesh.parse, CLOSED_MESHES), NOT_THERE, goals):
+    meshes = map(Mesh.parse, ("2", "3", "1x2", "2x1", "2@0,2", "2x2"))
+    for mesh, (dtype, op), goal in itertools.product(meshes, NOT_THERE, ("R", "S(0)")):
         pending = mesh.shape.index(max(mesh.shape))  # along a mesh dim of one rank nothing is left to do
-        at = tuple(Partial(op) if dim == pending else Replicate() for dim in range(mesh.ndim))
-        to = tuple(goal if dim == pending else Replicate() for dim in range(mesh.ndim))
-        cases.append(Case.of("redistribute.dtype-closure", mesh=mesh, x=TensorSpec((5, 3), at, dtype, "small"), to=to))
+        at, to = (",".join(one if dim == pending else "R" for dim in range(mesh.ndim)) for one in (f"P({op})", goal))
+        cases.append(fields(mesh=mesh, x=f"5x3:{at}:{dtype}:small", to=to))
     return [case for case in cases if case.world <= limits.world_size]
 
 
-def _closed(case: Case) -> tuple[torch.Tensor, Layout, Layout]:
-    spec = case.tensor("x")
-    layout = Layout(spec.shape, case.mesh(), spec.placements or ())
-    return spec.build(case.seed), layout, layout.replace(case.placements("to"))
+@law(
+    "redistribute.dtype-closure",
+    source="torch.distributed.tensor docs, Partial: the reductions and which tensors have them",
+    control="mesh=2 x=5x3:P(avg):int64:small to=R",
+    sweep=sweep_closed,
+    narrow=draws.narrowed,
+    sweeps=120,
+    weight=0.3,
+    tier="extended",
+    members=True,
+)
+def dtype_closure(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, to: Placements):
+    """Averages of integers, bitwise reductions of floats and extremes of complex numbers are refused on every rank."""
+    pending = DTensor.from_local(x, mesh, at, run_check=False)
+    return {"refused": caught(lambda: pending.redistribute(placements=to)), "input": pending.to_local()}
 
 
-def check_closed(case: Case, here: Here) -> None:
-    """A reduction that the dtype does not have is refused on every rank, and the world goes on."""
-    full, layout, to = _closed(case)
-    if here.coord(layout.mesh) is None:
-        return
-    kept = full + 0 if full.dtype != torch.bool else full.clone()
-    live: Any = DTensor.from_local(here.tensor(kept), here.mesh(layout.mesh), here.placements(layout.placements), run_check=False)
-    here.refused(lambda: live.redistribute(placements=here.placements(to.placements)), "dtype", f"a reduction of {full.dtype}")
-    here.same(live.to_local(), full, "input", what="what was not reduced")
-
-
-def script_closed(case: Case) -> Script:
-    full, layout, to = _closed(case)
-    body = [
-        f"mesh = {scripts.mesh(layout.mesh)}",
-        f"x = DTensor.from_local({scripts.tensor(full)}, mesh, {scripts.placements(layout.placements)})",
-    ]
-    body += ["if mesh.get_coordinate() is None:", "    return None, None"] if layout.mesh.size < case.world else []
-    return scripts.refused(case, body, f"x.redistribute(placements={scripts.placements(to.placements)}).to_local()")
+@dtype_closure.due
+def _(x: torch.Tensor):
+    return {"refused": Refused(), "input": x}
 
 
 LAWS = (
-    Law(
-        id="redistribute.dtypes",
-        clause="Half, short and complex elements are redistributed as they are, or refused by every rank.",
-        source=DOC,
-        check=check_dtypes,
-        script=script_local,
-        control="redistribute.dtypes mesh=2x2 x=5x6:S(0),P(sum):float16:small to=S(1),R",
-        planted="half_arrives_halved",
-        draw=draw_dtypes,
-        draws=70,
-        weight=0.8,
-        tier="extended",
-    ),
-    Law(
-        id="redistribute.replicas",
-        clause="After a reduction to replicas every rank holds the same bits.",
-        source=f"{DOC}: Replicate means that each rank holds the same tensor",
-        check=check_replicas,
-        script=script_replicas,
-        control="redistribute.replicas mesh=2x2 x=5x3:P(sum),S(0):float32:unit",
-        planted="reduction_rounds_by_rank",
-        draw=draw_replicas,
-        draws=30,
+    moving_law(
+        "redistribute.reduce",
+        "Contributions become, on every rank, their reduction by the operation that the placement names.",
+        REDUCTIONS,
+        control="mesh=2x2 x=5x6:P(max),S(0) to=R,S(0)",
+        draw=draw_reduce,
+        sweep=draws.out_of_order("P(max)", to="R"),
+        sweeps=3,
+        draws=130,
         needs=("all_reduce",),
-        weight=0.4,
+        weight=1.2,
     ),
-    Law(
-        id="redistribute.apart",
-        clause="A tensor that was redistributed is of its own memory: what is written into it does not reach its source.",
-        source=f"{DOC}: out of place, it leaves the original one unchanged",
-        check=check_apart,
-        script=script_apart,
-        control="redistribute.apart mesh=2 x=4x6:R to=S(0)",
-        planted="shards_are_views",
-        draw=draw_apart,
-        draws=30,
-        weight=0.2,
-        tier="extended",
+    moving_law(
+        "redistribute.reduce-scatter",
+        "Contributions become shards of their reduction, uneven and empty ones included.",
+        REDUCTIONS,
+        control="mesh=2x2 x=5x6:P(max),S(0) to=S(1),S(0)",
+        draw=draw_scatter,
+        sweep=draws.out_of_order("P(sum)", to="S(0)"),
+        sweeps=3,
+        draws=120,
+        needs=("reduce_scatter",),
+        weight=1.2,
     ),
-    Law(
-        id="redistribute.dtype-closure",
-        clause="Averages of integers, bitwise reductions of floats and extremes of complex numbers are refused on every rank.",
-        source="torch.distributed.tensor docs, Partial: the reductions and which tensors have them",
-        check=check_closed,
-        script=script_closed,
-        control="redistribute.dtype-closure mesh=2 x=5x3:P(avg):int64:small to=R",
-        planted="integers_are_averaged",
-        sweep=sweep_closed,
-        narrow=draws.narrowed,
-        sweeps=120,
-        weight=0.3,
-        tier="extended",
+    moving_law(
+        "redistribute.keep-partial",
+        "Other mesh dims can be redistributed while a reduction stays pending on one.",
+        REDUCTIONS,
+        control="mesh=2x2 x=5x6:P(sum),S(0) to=P(sum),R",
+        draw=draw_keep,
+        draws=60,
+        weight=0.6,
     ),
 )

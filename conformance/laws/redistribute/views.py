@@ -1,32 +1,32 @@
-"""Laws of tensors on views of a mesh, and of what was redistributed before: each tensor goes its own way."""
+"""Laws of tensors on views of a mesh, and of what must not matter: other views, what ran before, how it is planned."""
 
 from __future__ import annotations
 
-import zlib
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
+import torch
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from conformance.case import Case
-from conformance.law import Law, Limits
-from conformance.laws import draws, scripts
-from conformance.laws.given import NAMES, given, target
-from conformance.laws.redistribute.placements import DOC, judged, steps
-from conformance.report.reproducer import Script
-from reference import simulate
-from reference.layout import Layout
-from reference.mesh import Coord, Mesh
-from reference.placement import Partial, Placements
-from reference.tensors import TensorSpec
-from strategies import shapes
-from strategies.placements import placements
-
-if TYPE_CHECKING:
-    import torch
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.here import Here
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Global, Meaningless
+from shardlaw.conformance.law.fields import DIM_NAMES, Placements, Printed, TensorField, assembled, assembly, mesh_line
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.literal import by_rank
+from shardlaw.conformance.laws.redistribute.placements import DOC, to_elements, under_target
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import CallField
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Coord, Mesh
+from shardlaw.reference.placement import Partial, shard_dim
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.placements import placements
 
 # root meshes and the views that are taken of them
 VIEWS = {
@@ -41,32 +41,68 @@ VIEWS = {
     "2x3": ("a", "b", "a+b"),
     "2x2x2": ("a,b", "a,c", "b,c", "b", "a+c", "b+c", "a+b"),
 }
-_MADE: dict[tuple[Mesh, str], DeviceMesh] = {}
+# live meshes, kept for later cases: by the mesh, the views that were made of it, and whether it is the last of these
+_LIVE: dict[tuple[Mesh, tuple[str, ...], bool], DeviceMesh] = {}
 
 
-def _dims(view: str) -> tuple[int, ...]:
-    return tuple(NAMES.index(name) for name in view.replace("+", ",").split(","))
+def _dims(view: str) -> tuple[str, ...]:
+    return tuple(view.replace("+", ",").split(","))
 
 
 def _table(mesh: Mesh, view: str, coord: Coord) -> Mesh:
     """The ranks of the view through a coordinate."""
-    return mesh.flatten(_dims(view), coord) if "+" in view else mesh.slice(_dims(view), coord)
+    dims = tuple(map(DIM_NAMES.index, _dims(view)))
+    return mesh.flatten(dims, coord) if "+" in view else mesh.slice(dims, coord)
 
 
-def draw_views(limits: Limits) -> SearchStrategy[Case]:
-    pairs = [(mesh, view) for mesh in VIEWS if max(Mesh.parse(mesh).ranks) < limits.world_size for view in VIEWS[mesh]]
-    pair_drawn, shape_drawn = st.sampled_from(pairs), shapes(min_dims=1, max_dims=2)
+class OnViews(TensorField):
+    """A tensor on a mesh with named dims, of which a slice (the field ``slice``) was taken and some dims (``flatten``)
+    were flattened; or on the view ``of`` it that a rank is in, another tensor on each of those beside each other."""
 
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        text, view = draw(pair_drawn)
-        mesh, shape = Mesh.parse(text), draw(shape_drawn)
-        part = _table(mesh, view, (0,) * mesh.ndim)
-        at = draw(placements(part, len(shape), kinds=("R", "S", "P"), reduce_ops=("sum", "max")))
-        to = draw(placements(part, len(shape), kinds=("R", "S")))
-        return Case.of("redistribute.on-view", mesh=mesh, of=view, x=TensorSpec(shape, at), to=to, seed=draw(draws.seeds()))
+    def fields(self, name: str) -> tuple[str, ...]:
+        return name, "mesh", "slice", "flatten", "of"
 
-    return case()
+    def read(self, case: Case, name: str) -> Any:
+        mesh, of, parts = case.mesh(), case.get("of", ""), dict[int, Global]()
+        for at in mesh.coords():
+            on = _table(mesh, of, at) if of else mesh
+            parts[mesh.rank_at(at)] = Global.of(case.tensor(name), on, case.seed + 17 * min(on.ranks))
+        views = (of,) if of else (case.get("slice", ""), case.get("flatten", "").replace(",", "+"))
+        return mesh, tuple(filter(None, views)), bool(of), parts
+
+    def build(self, value: Any, here: Any) -> DTensor | None:
+        mesh, views, on_view, parts = value
+        x, key = parts.get(here.rank), value[:3]
+        if key not in _LIVE:
+            _LIVE[key] = here.mesh(mesh, fresh=True, names=DIM_NAMES[: mesh.ndim])
+            for view in views if x else ():
+                part = _LIVE[key][_dims(view)]
+                part = compat.flattened(part, "flat") if "+" in view else part
+                _LIVE[key] = part if on_view else _LIVE[key]
+        return assembled(x, here.tensor(x.local(here.rank)), here, _LIVE[key]) if x else None
+
+    def due(self, value: Any, rank: int, world: int) -> Any:
+        return value[3].get(rank)
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        mesh, views, on_view, parts = value
+        table, lines = name.upper(), [mesh_line(mesh, names=DIM_NAMES[: mesh.ndim])]
+        for view in views:
+            lines += [f"view = mesh[{_dims(view)!r}]", *(['view = flattened(view, "flat")'] if "+" in view else [])]
+        lines.append(f"{name} = {assembly(parts[mesh.ranks[0]], f'{table}[rank]', 'view' if on_view else 'mesh')}")
+        constants = by_rank(table, {rank: x.local(rank) for rank, x in sorted(parts.items())})
+        uses = (compat.flattened,) if "+" in "".join(views) else ()
+        return Printed(name, tuple(constants), tuple(lines), uses=uses)
+
+
+@st.composite
+def draw_views(draw: st.DrawFn, limits: Limits) -> Case:
+    meshes = [mesh for mesh in map(Mesh.parse, VIEWS) if max(mesh.ranks) < limits.world_size]
+    mesh, view = draw(st.sampled_from([(mesh, view) for mesh in meshes for view in VIEWS[str(mesh)]]))
+    shape, part = draw(shapes(min_dims=1, max_dims=2)), _table(mesh, view, (0,) * mesh.ndim)
+    at = draw(placements(part, len(shape), kinds=("R", "S", "P"), reduce_ops=("sum", "max")))
+    to = draw(placements(part, len(shape), kinds=("R", "S")))
+    return fields(mesh=mesh, of=view, x=TensorSpec(shape, at), to=to, seed=draw(draws.seeds()))
 
 
 def features_views(case: Case) -> set[str]:
@@ -76,167 +112,200 @@ def features_views(case: Case) -> set[str]:
     return {"flattened-dims", *(["unsorted-group"] if any(list(ranks) != sorted(ranks) for ranks in flat) else [])}
 
 
-def _part(case: Case, rank: int) -> tuple[torch.Tensor, Layout, int]:
-    """The tensor on the view through this rank, which differs from view to view, and where it lies."""
-    mesh, view, spec = case.mesh(), case.get("of"), case.tensor("x")
-    coord = mesh.coord(rank)
-    assert coord is not None
-    fixed = tuple(position for dim, position in enumerate(coord) if dim not in _dims(view))
-    seed = case.seed + 17 * (1 + sum(position * 5**at for at, position in enumerate(fixed)))
-    return spec.build(seed), Layout(spec.shape, _table(mesh, view, coord), spec.placements or ()), seed
+@law(
+    "redistribute.on-view",
+    source="torch.distributed.device_mesh docs, DeviceMesh.__getitem__: a slice is a mesh with the groups of its dims",
+    control="mesh=2x2 of=b x=5x3:S(0) to=R",
+    features=features_views,
+    draw=draw_views,
+    draws=49,
+    needs=("subgroups",),
+    weight=0.9,
+    members=True,
+)
+def on_view(x: Annotated[DTensor, OnViews()], to: Placements):
+    """A tensor on a slice or on flattened dims of a mesh is redistributed among the ranks of that view."""
+    return x.redistribute(placements=to)
 
 
-def _local(case: Case, rank: int) -> torch.Tensor:
-    full, layout, seed = _part(case, rank)
-    return simulate.distribute(full, layout, seed)[layout.mesh.coord(rank) or ()]
-
-
-def _live(case: Case, here: Here) -> DeviceMesh:
-    mesh, view = case.mesh(), case.get("of")
-    if (mesh, view) not in _MADE:
-        root = here.mesh(mesh, fresh=True, names=NAMES[: mesh.ndim])
-        part = root[tuple(NAMES[dim] for dim in _dims(view))]
-        _MADE[mesh, view] = part._flatten("flat") if "+" in view else part
-    return _MADE[mesh, view]
-
-
-def check_views(case: Case, here: Here) -> None:
-    """A tensor on a slice or on flattened dims is redistributed among the ranks of that view, and among no others."""
-    if here.coord(case.mesh()) is None:
-        return
-    full, layout, seed = _part(case, here.rank)
-    to = layout.replace(case.placements("to"))
-    x = here.dtensor(full, layout, seed=seed, mesh=_live(case, here))
-    got: Any = x.redistribute(placements=here.placements(to.placements))
-    here.same_dtensor(got, full, "local", mesh=to.mesh, placements=to.placements)
-
-
-def script_views(case: Case) -> Script:
-    mesh, view = case.mesh(), case.get("of")
-    ranks = sorted(mesh.ranks)
-    constants = scripts.tensors("X", {rank: _local(case, rank) for rank in ranks})
-    want = {}
-    for rank in ranks:
-        full, layout, _ = _part(case, rank)
-        to = layout.replace(case.placements("to"))
-        want[rank] = simulate.take(full, to, to.mesh.coord(rank) or ())
-    names = tuple(NAMES[dim] for dim in _dims(view))
-    full, layout, _ = _part(case, ranks[0])
-    made = f"DTensor.from_local(X[rank], view, {scripts.placements(layout.placements)}, "
-    body = [
-        f"mesh = {scripts.mesh(mesh, NAMES[: mesh.ndim])}",
-        f"view = mesh[{names!r}]" + ('._flatten("flat")' if "+" in view else ""),
-        f"x = {made}shape=torch.Size({tuple(full.shape)}), stride={full.stride()})",
-        f"got = {steps(case, 'to')}",
-        "return WANT[rank], got.to_local()",
-    ]
-    return scripts.script(body, world=case.world, constants=[*constants, *scripts.tensors("WANT", want)])
-
+on_view.due(under_target)
 
 # in what the tensor that goes first differs
 DIFFERS = ("shape", "extents", "dtype", "source", "target", "memory", "nothing")
 
 
-def draw_caches(limits: Limits) -> SearchStrategy[Case]:
-    base = draws.moved("redistribute.after", limits, on=draws.meshes(limits, tables=False), kinds=("R", "S", "P"), targets=("R", "S"))
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        drawn = draw(base)
-        spec, how = drawn.tensor("x"), draw(st.sampled_from(DIFFERS))
-        at, mesh, extents = spec.placements or (), drawn.mesh(), spec.shape
-        to: Placements = drawn.placements("to")
-        other = spec
-        if how == "shape":
-            other = TensorSpec((*extents, draw(st.sampled_from((2, 3)))), at)
-        elif how == "extents":
-            other = TensorSpec(tuple(extent + draw(st.sampled_from((1, 2, 4))) for extent in extents), at)
-        elif how == "dtype" and not any(isinstance(p, Partial) for p in at):
-            other = TensorSpec(extents, at, draw(st.sampled_from([d for d in ("float64", "int64") if d in limits.dtypes])))
-        elif how == "memory":
-            other = TensorSpec(extents, at, memory="transposed")
-        elif how == "source":
-            other = spec.placed(draw(placements(mesh, len(extents), kinds=("R", "S"))))
-        elif how == "target":
-            to = draw(placements(mesh, len(extents), kinds=("R", "S")))
-        return drawn.with_fields(b=other, to__b=to)
-
-    return case()
+@st.composite
+def draw_after(draw: st.DrawFn, limits: Limits) -> Case:
+    case = draw(to_elements()(limits))
+    x, to, how = case.tensor("x"), case.placements("to"), draw(st.sampled_from(DIFFERS))
+    shape, at, whole = x.shape, x.placements or (), placements(case.mesh(), len(x.shape), kinds=("R", "S"))
+    other = x
+    if how == "shape":
+        other = TensorSpec((*shape, draw(st.sampled_from((2, 3)))), at)
+    elif how == "extents":
+        other = TensorSpec(tuple(extent + draw(st.sampled_from((1, 2, 4))) for extent in shape), at)
+    elif how == "dtype" and not any(isinstance(p, Partial) for p in at):
+        other = TensorSpec(shape, at, draw(st.sampled_from([d for d in ("float64", "int64") if d in limits.dtypes])))
+    elif how == "memory":
+        other = TensorSpec(shape, at, memory="transposed")
+    elif how == "source":
+        other = x.placed(draw(whole))
+    elif how == "target":
+        to = draw(whole)
+    return case.with_fields(b=other, to__b=to)
 
 
-# two redistributions by one planner, on a mesh that nothing was planned for: x, to, b, to.b
+# two redistributions when nothing was planned before: after a tensor of fewer dims, or of other extents, one whose way
+# has to be searched for
 PLANNED = (
-    ("8x4:_S(0,2),S(0)", "R,S(1)", "8:_S(0,2),S(0)", "R,R"),
-    ("4x8:S(1),R", "_S(0,2),S(0)", "8:S(0),R", "_S(0,2),S(0)"),
+    "x=8x4:_S(0,2),S(0) to=R,S(1) b=8:_S(0,2),S(0) to.b=R,R fresh=1",
+    "x=4x8:S(1),R to=_S(0,2),S(0) b=8:S(0),R to.b=_S(0,2),S(0) fresh=1",
 )
 
 
-def sweep_caches(limits: Limits) -> list[Case]:
-    """After a tensor of fewer dims, and of other extents, one whose way has to be searched for."""
-    cases = [
-        Case.of("redistribute.after", mesh=mesh, x=x, to=to, b=b, to__b=to_b, fresh=1)
-        for mesh in ("1x2", "2x2")
-        for x, to, b, to_b in PLANNED
-    ]
-    return [case for case in cases if case.world <= limits.world_size]
-
-
-def _planned_for(case: Case, here: Here) -> Any:
-    """The mesh of a case: the one that the world keeps, or one of names that no other case has."""
-    names = tuple(f"{name}{zlib.crc32(case.text.encode()):x}" for name in NAMES[: case.mesh().ndim])
-    return here.mesh(case.mesh(), fresh=True, names=names) if "fresh" in case else None
-
-
-def features_caches(case: Case) -> set[str]:
-    return {"bystander", "repeated"}
-
-
-def check_caches(case: Case, here: Here) -> None:
-    """Two tensors redistributed one after the other, in either order, each end where they do alone."""
-    first, second, live = given(case, "b"), given(case), _planned_for(case, here)
-    for one, field, check in ((first, "to.b", "first"), (second, "to", "second"), (first, "to.b", "third")):
-        to = target(case, one, field)
-        got = one.dtensor(here, mesh=live).redistribute(placements=here.placements(to.placements))
-        judged(here, got, one, to.placements, check)
-
-
-def script_caches(case: Case) -> Script:
-    x, other = given(case), given(case, "b")
-    constants, body = scripts.source(other, case.world, "b")
-    more, lines = scripts.source(x, case.world)
-    moved = f"b.redistribute(placements={scripts.placements(case.placements('to.b'))})"
-    lines = [*body, *lines[1:], moved]
-    return scripts.holds(case, lines, steps(case, "to"), x.full, target(case, x), constants=[*constants, *more])
-
-
-LAWS = (
-    Law(
-        id="redistribute.on-view",
-        clause="A tensor on a slice or on flattened dims of a mesh is redistributed among the ranks of that view.",
-        source="torch.distributed.device_mesh docs, DeviceMesh.__getitem__: a slice is a mesh with the groups of its dims",
-        check=check_views,
-        script=script_views,
-        features=features_views,
-        control="redistribute.on-view mesh=2x2 of=b x=5x3:S(0) to=R",
-        planted="mesh_slice_takes_leading_groups",
-        draw=draw_views,
-        draws=49,
-        needs=("subgroups",),
-        weight=0.9,
-    ),
-    Law(
-        id="redistribute.after",
-        clause="A tensor is redistributed as it is alone when another one, of other extents, dtype or placements, went before.",
-        source=f"{DOC}: its result depends on the tensor and the placements alone",
-        check=check_caches,
-        script=script_caches,
-        features=features_caches,
-        control="redistribute.after mesh=2x2 x=5x6:S(0),S(1) to=R,S(0) b=7x6:S(0),S(1) to.b=R,S(0)",
-        planted="plans_are_remembered_by_placements",
-        draw=draw_caches,
-        draws=42,
-        sweep=sweep_caches,
-        sweeps=4,
-        weight=0.8,
-    ),
+@law(
+    "redistribute.after",
+    source=f"{DOC}: its result depends on the tensor and the placements alone",
+    control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0) b=7x6:S(0),S(1) to.b=R,S(0)",
+    features=lambda case: {"bystander", "repeated"},
+    draw=draw_after,
+    draws=42,
+    sweep=texts(*(f"mesh={mesh} {line}" for mesh in ("1x2", "2x2") for line in PLANNED)),
+    sweeps=4,
+    weight=0.8,
 )
+def after(b: DTensor, x: DTensor, to: Placements, to__b: Placements, fresh: bool = False):
+    """A tensor is redistributed as it is alone when another one, of other extents, dtype or placements, went before."""
+    if fresh:
+        compat.forget_redistributions()
+    first = b.redistribute(placements=to__b)
+    return {"first": first, "second": x.redistribute(placements=to), "third": b.redistribute(placements=to__b)}
+
+
+@after.due
+def _(b: Global, x: Global, to, to__b):
+    return {"first": b.under(to__b), "second": x.under(to), "third": b.under(to__b)}
+
+
+# what goes before: none of it is judged, all of it is legal
+BEFORE = {
+    "none": "None",
+    "redistribute": "x.redistribute(placements=to)",
+    "double": "x.to(torch.float64).redistribute(placements=to)",
+    "add": "(x + x).redistribute(placements=to)",
+    "clone": "x.clone().zero_()",
+    "full": "x.full_tensor()",
+    "another": "DTensor.from_local(x.to_local().new_ones(x.shape), x.device_mesh).redistribute(None, to).full_tensor()",
+}
+
+
+def draw_bystander(limits: Limits) -> st.SearchStrategy[Case]:
+    on = draws.meshes(limits, dims=(2, 3), outside=False, tables=False)
+
+    def seen(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
+        dims = [shard_dim(p) for p in layout.placements if shard_dim(p) is not None]
+        nested = len(set(dims)) < len(dims) and not layout.is_even()  # flattened, these have the sweep
+        pairs = ["a,b", *(["b,c", "a,c", "a,b,c"] if layout.mesh.ndim > 2 else [])]
+        return {
+            "slice": draw(st.sampled_from([None, None, None, "a", "b"])),
+            "flatten": draw(st.sampled_from([None] if nested else [None] * (len(pairs) + 1) + pairs)),
+            "before": draw(st.sampled_from(["none", *BEFORE])),
+        }
+
+    usual = draws.moved(limits, on=on, kinds=("R", "S", "P"), targets=("R", "S"), extra=seen)
+    strided = draws.moved(limits, on=on, kinds=("R", "S", "_S"), targets=("R", "S", "_S"), extra=seen)
+    return draws.mostly(usual, strided, 9)
+
+
+# shards gathered, and reductions done, along two mesh dims that have been flattened
+FLATTENED = ("S(0),S(0) to=R,R", "S(1),S(1) to=R,R", "S(0),S(0) to=R,S(0)", "S(1),S(1) to=S(0),R",
+             "P(sum),P(sum) to=S(0),S(0)")  # fmt: skip
+# of strided shards the outer mesh dim is gathered first: what is merged is not in the order of the flattened dims
+STRIDED = ("4x4:_S(0,2),S(0) to=R,R", "8x3:_S(0,2),S(0) to=R,R")
+MOVES = (*(f"{shape}:{move}" for shape in ("4x4", "5x3") for move in FLATTENED), *STRIDED)
+
+
+@law(
+    "redistribute.bystander",
+    source=f"{DOC}: its result depends on the tensor and the placements alone",
+    control="mesh=2x2 x=4x6:S(0),S(1) to=R,R slice=a flatten=a,b before=add",
+    features=lambda case: {"flattened-dims"} if "flatten" in case else set(),
+    draw=draw_bystander,
+    draws=84,
+    sweep=texts(*(f"mesh=2x2 x={move} flatten=a,b before=none" for move in MOVES)),
+    sweeps=12,
+    narrow=draws.narrowed,
+    needs=("subgroups",),
+    weight=2.0,
+)
+def bystander(
+    x: Annotated[DTensor, OnViews()],
+    to: Placements,
+    before: Annotated[Callable[..., Any], CallField("x, to", BEFORE)],
+):
+    """Views of the mesh that were made, and tensors that were used on it before, do not change a redistribution."""
+    before(x, to)
+    return x.redistribute(placements=to)
+
+
+bystander.due(under_target)
+
+
+@law(
+    "redistribute.planner",
+    source="torch.distributed.tensor._redistribute, docstring of use_min_cost_redistribution_plan",
+    control="mesh=2x2 x=5x6:S(0),S(0) to=R,S(1) plan=graph",
+    draw=to_elements(dims=(2, 3), extra={"plan": st.sampled_from(["graph", "greedy", "unmerged"])}),
+    draws=42,
+    weight=0.8,
+    tier="extended",
+)
+def planner(x: DTensor, to: Placements, plan: Literal["graph", "greedy", "unmerged"]):
+    """The planner that is chosen decides how a redistribution moves its elements, not where they end."""
+    compat.forget_redistributions()
+    try:
+        with compat.unmerged_plan() if plan == "unmerged" else compat.min_cost_plan(plan == "graph"):
+            return x.redistribute(placements=to)
+    finally:
+        compat.forget_redistributions()
+
+
+@planner.due
+def _(x: Global, to):
+    try:
+        compat.name("min_cost_plan"), compat.name("unmerged_plan")
+    except compat.TorchMovedError as moved:
+        raise Meaningless(str(moved)) from None
+    return x.under(to)
+
+
+CASTS = {"float32": ("float64", "bfloat16"), "float64": ("float32",), "bfloat16": ("float32",)}
+
+
+@st.composite
+def draw_cast(draw: st.DrawFn, limits: Limits) -> Case:
+    case = draw(to_elements(kinds=("R", "S"), dtypes=CASTS)(limits))
+    return case.with_fields(dtype=draw(st.sampled_from(CASTS[case.tensor("x").dtype])))
+
+
+@law(
+    "redistribute.forward-dtype",
+    source=f"{DOC} (forward_dtype)",
+    control="mesh=2 x=5x6:S(0) to=R dtype=float64",
+    draw=draw_cast,
+    sweep=draws.out_of_order("S(0)", to="R", dtype="float64"),
+    sweeps=3,
+    draws=28,
+    weight=0.4,
+    tier="extended",
+)
+def forward_dtype(x: DTensor, to: Placements, dtype: torch.dtype):
+    """A redistribution with forward_dtype is the redistribution of the tensor in that dtype."""
+    return x.redistribute(placements=to, forward_dtype=dtype)
+
+
+@forward_dtype.due
+def _(x: Global, to, dtype):
+    if "forward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
+        raise Meaningless("this version of torch has no forward_dtype")
+    return x.holding(x.full.to(dtype)).under(to)

@@ -1,24 +1,29 @@
-"""The cases of the round trip laws: corners that are written down, cases that are drawn, and smaller ones of either kind."""
+"""What the round trip laws share: the acts of a plain trip, corners that are written down, cases that are drawn, and
+smaller ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.case import Case
-from conformance.here import Here
-from conformance.law import Law, Limits
-from conformance.trip import round_trip, tensor_names, worlds
-from conformance.trip_script import round_trip_script
-from reference.checkpoint.state_dict import format_state, parse_state, slots
-from reference.mesh import Mesh
-from reference.notation import Shape
-from reference.placement import Placements
-from reference.tensors import TensorSpec
-from strategies import dtypes, exact_meshes, placements, shapes
+from shardlaw.conformance.law.act import fields, first_paragraph, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of, Refused
+from shardlaw.conformance.law.fields import Folder
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Blank, LoadPlanner, Reader, Saved, SavePlanner, Writer
+from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
+from shardlaw.reference.checkpoint.state_dict import format_state, parse_state, slots
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Placements
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import dtypes, exact_meshes, placements, shapes
 
 # fields that make a case harder: a smaller case may do without
 DISPENSABLE = ("memory", "dtype", "threads", "files", "dedup", "seed", "world.save", "world.load")
@@ -27,26 +32,64 @@ NEEDS = ("checkpoint", "object_collectives")
 IN_FILES = (*NEEDS, "checkpoint_files")
 
 
-def law_of(name: str, *, holds: str, texts: Sequence[str], check: Callable[[Case, Here], None] = round_trip, **fields: Any) -> Law:
-    """The law ``roundtrip.NAME`` whose sweep is ``texts`` and whose control is ``holds``."""
-    law = f"roundtrip.{name}"
-    return Law(
-        id=law,
-        check=check,
-        control=f"{law} {holds}",
-        sweep=listed(law, *texts),
-        **{"narrow": narrow, "needs": NEEDS, "smallest": 1, "script": round_trip_script, **fields},
-    )
+def trip_law(name: str, *, holds: str, texts: Sequence[str], **record: Any) -> Callable[[Callable[..., Any]], Law]:
+    """Make the law ``roundtrip.NAME``, whose sweep is ``texts`` and whose control is ``holds``, of the function below:
+    its first act."""
+    usual = {"sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
+    return law(f"roundtrip.{name}", control=holds, sweep=written(*texts), **{**usual, **record})
 
 
-def listed(law: str, *texts: str) -> Callable[[Limits], Sequence[Case]]:
+def save_act(state: Saved, writer: Writer, planner: SavePlanner, folder: Folder):
+    """A state is saved, and stays as it is."""
+    save(state, writer(folder), planner)
+    return {"source": state}
+
+
+def load_act(state: Blank, reader: Reader, planner: LoadPlanner, folder: Folder):
+    """A state is loaded into, in the next world."""
+    load(state, reader(folder), planner)
+    return {"loaded": state}
+
+
+def round_trip(name: str, **record: Any) -> Law:
+    """The law that what is loaded is what was saved, on every rank, bit by bit, and that what is saved stays as it
+    is."""
+    made = after_save(name, **record)(load_act)
+    made.due(lambda state: {"loaded": state})
+    return made
+
+
+def after_save(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
+    """Make the law ``roundtrip.NAME`` of the function below: what is done in the next world, once the state has been
+    saved."""
+
+    def of(function: Callable[..., Any]) -> Law:
+        made = trip_law(name, **{"stages": worlds, "clause": first_paragraph(function), **record})(save_act)
+        made.due(lambda state: {"source": state})
+        return made.then(function)
+
+    return of
+
+
+def refused_by_name(what: str, culprit: str) -> dict[str, Any]:
+    """The due of a save or a load that all ranks refuse, naming the culprit at once."""
+    message = f"the first line of the refusal does not name {culprit!r}"
+    return {what: Refused((CheckpointFailed,)), f"{what} message": Of(True, "wrong-error", message)}
+
+
+def written(*lines: str) -> Callable[[Limits], Sequence[Case]]:
     """The enumerator of cases that are written down, as far as the limits allow them."""
 
     def sweep(limits: Limits) -> Sequence[Case]:
-        found = [Case.parse(f"{law} {text}") for text in texts]
+        found = [Case.parse(f"- {line}") for line in lines]
         return [case for case in found if max(worlds(case)) <= limits.world_size and _dtypes(case) <= {*limits.dtypes}]
 
     return sweep
+
+
+def listed(law: str, *lines: str) -> Callable[[Limits], Sequence[Case]]:
+    """As :func:`written`, of the law ``law``."""
+    return lambda limits: [replace(case, law=law) for case in written(*lines)(limits)]
 
 
 def _dtypes(case: Case) -> set[str]:
@@ -62,7 +105,6 @@ def meshes(limits: Limits) -> SearchStrategy[Mesh]:
 
 
 def trips(
-    law: str,
     limits: Limits,
     *,
     tensors: int = 3,
@@ -71,7 +113,8 @@ def trips(
     memories: Sequence[str] = ("plain",),
     extra: Callable[[st.DrawFn, list[str]], dict[str, object]] | None = None,
 ) -> SearchStrategy[Case]:
-    """Cases with up to ``tensors`` tensors, from one mesh to another; ``plain``: some of them are no DTensors at one end."""
+    """Cases with up to ``tensors`` tensors, from one mesh to another; ``plain``: some of them are no DTensors at one
+    end."""
     mesh_drawn = meshes(limits)
     shape_drawn = shapes(min_dims=0 if "R" in kinds else 1)
     dtype_drawn = dtypes(limits.dtypes)
@@ -80,17 +123,17 @@ def trips(
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         mesh, mesh_load = draw(mesh_drawn), draw(mesh_drawn)
-        fields: dict[str, object] = {}
+        found: dict[str, object] = {}
         for name in NAMES[: draw(st.integers(1, tensors))]:
             shape = draw(shape_drawn)
             saved = _placed(draw, mesh, shape, kinds, plain)
             loaded = _placed(draw, mesh_load, shape, kinds, plain)
-            fields[name] = TensorSpec(shape, saved, draw(dtype_drawn), memory=draw(memory_drawn))
-            fields[f"to__{name}"] = loaded or "-"
-        more = extra(draw, [name for name in fields if len(name) == 1]) if extra else {}
+            found[name] = TensorSpec(shape, saved, draw(dtype_drawn), memory=draw(memory_drawn))
+            found[f"to__{name}"] = loaded or "-"
+        more = extra(draw, [name for name in found if len(name) == 1]) if extra else {}
         seed = draw(st.integers(0, 9))
         end = {"mesh__load": mesh_load} if mesh_load != mesh else {}
-        return Case.of(law, **{"mesh": mesh, **end, **fields, **more, "seed": seed or None})  # type: ignore[arg-type]
+        return fields(**{"mesh": mesh, **end, **found, **more, "seed": seed or None})
 
     return case()
 
@@ -107,25 +150,25 @@ def narrow(case: Case) -> SearchStrategy[Case]:
     @st.composite
     def smaller(draw: st.DrawFn) -> Case:
         kept = [(name, value) for name, value in case.fields if name not in DISPENSABLE or draw(st.booleans())]
-        fields = dict(kept)
+        found = dict(kept)
         names = tensor_names(case)
-        if "state" in fields:
-            state = parse_state(fields["state"])
+        if "state" in found:
+            state = parse_state(found["state"])
             chosen = [key for key in state if draw(st.booleans())] or list(state)[:1]
-            fields["state"] = format_state({key: state[key] for key in chosen})
-            if "into" in fields:
-                into = parse_state(fields["into"])
-                fields["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
-            used = [*slots(parse_state(fields["state"])), *slots(parse_state(fields.get("into", "{}")))]
+            found["state"] = format_state({key: state[key] for key in chosen})
+            if "into" in found:
+                into = parse_state(found["into"])
+                found["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
+            used = [*slots(parse_state(found["state"])), *slots(parse_state(found.get("into", "{}")))]
         else:
             used = [name for name in names if draw(st.booleans())] or names[:1]
         for name in set(names) - {*used}:
-            fields.pop(name, None)
-            fields.pop(f"to.{name}", None)
+            found.pop(name, None)
+            found.pop(f"to.{name}", None)
         for name in sorted(used):
             spec = case.tensor(name)
             shape = tuple(draw(st.sampled_from([*range(min(size, 2), size), size])) for size in spec.shape)
-            fields[name] = str(TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory))
-        return Case(case.law, tuple(fields.items()))
+            found[name] = str(TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory))
+        return Case(case.law, tuple(found.items()))
 
     return smaller()

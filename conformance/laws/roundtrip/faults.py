@@ -1,193 +1,51 @@
-"""Laws on saves and loads that fail: every rank learns of it and of its cause, and what was there before is there afterwards."""
+"""Laws on saves and loads that fail: every rank learns of it and of its cause, and what was there before is there
+afterwards."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-import torch
-from torch.distributed.checkpoint.api import CheckpointException
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.laws.roundtrip import fault_scripts
-from conformance.laws.roundtrip.cases import law_of
-from conformance.laws.roundtrip.saves import finish
-from conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
-from conformance.target import storage
-from reference.checkpoint.state_dict import Slot, flatten, slots, spoiled
-from reference.placement import shard_dim
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
+from shardlaw.conformance.law.fields import Folder, Rank, Word, WorldSize
+from shardlaw.conformance.laws.checkpoint import trip as t
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load, save
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Blank,
+    Blanks,
+    Place,
+    PlannerField,
+    Reader,
+    Saved,
+    StateField,
+    States,
+    Writer,
+)
+from shardlaw.conformance.laws.roundtrip.cases import after_save, load_act, trip_law
+from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
+from shardlaw.reference.checkpoint.state_dict import Slot, flatten
+from shardlaw.reference.placement import shard_dim
 
 DOCS = "torch.distributed.checkpoint docs"
 # what fails after the plan has been made; the rest of a save or load comes before
-LATE = ("finish_plan", "write_data", "resolve_data", "finish", "read_data", "load_bytes", "resolve_tensor", "commit_tensor")
-
-
-def failing_ranks(case: Case, world: int) -> list[int]:
-    """The ranks on which the call fails."""
-    text = case.get("ranks", "all")
-    return [*range(world)] if text == "all" else [int(rank) for rank in text.split(",")]
-
-
-def spies(case: Case, here: Here, *, saves: bool) -> dict[str, Any]:
-    """A planner and a storage that fail as the case says, as arguments of :func:`conformance.trip.save` or ``load``."""
-    at = case.get("at") if here.rank in failing_ranks(case, here.world) else ""
-    spy = Spy(at, case.get("error", "plain"), in_thread=case.get("in", "") == "thread")
-    trip = t.read_trip(case)
-    if saves:
-        planner = DefaultSavePlanner(**trip.planner)
-        return {"planner": spy.watch(planner, SAVE_PLANNER), "writer": spy.watch(t.writer_of(trip, here), WRITER)}
-    return {"planner": spy.watch(DefaultLoadPlanner(), LOAD_PLANNER), "reader": spy.watch(t.reader_of(here), READER)}
-
-
-def must_fail(case: Case, here: Here, attempt: Callable[[], object], what: str) -> bool:
-    """Whether ``attempt`` raises a ``CheckpointException``, as it must, which must tell what failed on which ranks.
-
-    Another error passes: the rank that gets it has left the others.
-    """
-    try:
-        attempt()
-    except t.CheckpointFailed as failed:
-        error = failed.__cause__
-        assert isinstance(error, CheckpointException)
-    else:
-        message = f"a {what} in which {case.get('at')} fails: must be refused, was accepted"
-        return here.require(False, "wrong-error", "fault", message, "an error", "")
-    due, got = failing_ranks(case, here.world), sorted(error.failures)
-    here.require(got == due, "wrong-error", "ranks", "the exception names other ranks than those that failed", due, got)
-    for rank, (cause, _) in sorted(error.failures.items()):
-        said = f"planted in {case.get('at')}" in str(cause)
-        here.require(said, "wrong-error", "cause", "the exception gives another cause", case.get("at"), f"rank {rank}: {cause!r}")
-    step = "plan" if case.get("at") not in LATE else "write" if what == "save" else "read"
-    return here.require(error.args[0] == step, "wrong-error", "step", "the exception names another step", step, str(error.args[0]))
-
-
-def reject_unless_called(case: Case, here: Here, end: t.End, *, at_least: int = 1) -> None:
-    """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item for sure."""
-    leaves = [leaf for _, leaf in flatten(end.state).values()]
-    tensors = [leaf.name for leaf in leaves if isinstance(leaf, Slot)]
-    for rank in failing_ranks(case, here.world):
-        parts = sum(_holds(end, name, rank) for name in tensors)
-        written = sum(_alone(end, name, rank) for name in tensors)
-        items = {
-            "resolve_data": written,
-            "load_bytes": len(leaves) - len(tensors),
-            "resolve_tensor": parts,
-            "commit_tensor": parts,
-        }
-        if items.get(case.get("at"), at_least) < at_least:
-            here.reject(f"rank {rank} has too few items for {case.get('at')} to fail")
-
-
-def _holds(end: t.End, name: str, rank: int) -> bool:
-    """Whether a rank holds elements of a tensor."""
-    layout = end.layout(name)
-    if layout is None:
-        return 0 not in end.specs[name].shape
-    coord = layout.mesh.coord(rank)
-    return coord is not None and 0 not in layout.local_shape(coord)
-
-
-def _alone(end: t.End, name: str, rank: int) -> bool:
-    """Whether a rank holds elements that no other one has, and so must write them."""
-    layout = end.layout(name)
-    if layout is None:
-        return end.mesh.size == 1 and _holds(end, name, rank)
-    return _holds(end, name, rank) and all(shard_dim(placement) is not None for placement in layout.placements)
-
-
-def check_failed_save(case: Case, here: Here) -> None:
-    """All ranks learn that a save failed; nothing that can be loaded is left of it; the next save does its work."""
-    trip = t.read_trip(case)
-    if here.stage == 1:
-        t.judge(trip, here, t.load(here, t.destination(trip, here)), check="afterwards")
-        return
-    reject_unless_called(case, here, trip.save, at_least=trip.writer.get("thread_count", 1) if case.get("in", "") == "thread" else 1)
-    given = spies(case, here, saves=True)
-    how: dict[str, Any] = {"use_collectives": False} if case.get("how", "") == "alone" else {}
-    if case.get("at") == "reset":
-        how["checkpoint_id"] = storage.place(here.target, here.folder())
-
-    def attempt() -> None:
-        if case.get("how", "") != "async":
-            t.save(trip, here, **given, **how)
-            return
-        pending = t.dcp.async_save(t.source(trip, here), storage_writer=given["writer"], planner=given["planner"])
-        with t.told_plainly():
-            finish(pending)
-
-    if must_fail(case, here, attempt, "save"):
-        state = t.destination(replace(trip, load=trip.save), here)
-        here.refused(lambda: t.load(here, state), "leftover", "a load of what a failed save left", errors=(t.CheckpointFailed,))
-    t.save(trip, here)
-
-
-def check_kept_by_failed_save(case: Case, here: Here) -> None:
-    """A save that fails over an older checkpoint leaves it whole: it loads as it was, or not at all, but never as a mixture."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        newer = replace(trip, values={name: other(full) for name, full in trip.values.items()})
-        given = spies(case, here, saves=True)
-        must_fail(case, here, lambda: t.save(newer, here, **given), "save")
-        return
-    state = t.destination(trip, here)
-    if case.get("at") not in LATE:
-        t.judge(trip, here, t.load(here, state), check="older")
-        return
-    try:
-        t.load(here, state)
-    except t.CheckpointFailed:
-        return
-    t.judge(trip, here, state, check="mixture")
-
-
-def other(full: torch.Tensor) -> torch.Tensor:
-    """Values that differ from ``full`` in every element."""
-    return ~full if full.dtype == torch.bool else full + 1
-
-
-def check_failed_load(case: Case, here: Here) -> None:
-    """All ranks learn that a load failed; one that failed in planning has changed nothing; the next load does its work."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        return
-    reject_unless_called(case, here, trip.load)
-    state, given = t.destination(trip, here), spies(case, here, saves=False)
-    how: dict[str, Any] = {"checkpoint_id": storage.place(here.target, here.folder())} if case.get("at") == "reset" else {}
-    must_fail(case, here, lambda: t.load(here, state, **given, **how), "load")
-    if case.get("at") not in LATE:
-        t.judge(trip, here, state, check="kept", want=spoiled(trip.load.state), kept=slots(trip.load.state))
-    t.judge(trip, here, t.load(here, t.destination(trip, here)), check="afterwards")
-
-
-def check_retried_plan(case: Case, here: Here) -> None:
-    """With kept plans: what is saved after a save that failed is what was given, whichever state the failed one was for."""
-    trip = t.read_trip(case)
-    ends = {"a": trip.save, "b": trip.load}
-    name = f"Retrying{uuid.uuid4().hex}"
-
-    def planner() -> DefaultSavePlanner:
-        # plans are kept by the name of the planner's class: one of this case alone
-        return type(name, (DefaultSavePlanner,), {})(enable_plan_caching=True)  # type: ignore[no-any-return]
-
-    values = trip.values
-    for at, which in enumerate(case.get("order")):
-        values = {key: other(full) for key, full in values.items()}
-        one = replace(trip, save=ends[which], load=ends[which], values=values)
-        folder = f"{here.folder()}/{at}"
-        spy = Spy(case.get("at") if at == case.integer("fails") and here.rank in failing_ranks(case, here.world) else "")
-        watched, writer = spy.watch(planner(), SAVE_PLANNER), spy.watch(t.writer_of(one, here, folder), WRITER)
-        if at == case.integer("fails"):
-            must_fail(case, here, lambda: t.save(one, here, planner=watched, writer=writer), "save")  # noqa: B023
-        else:
-            t.save(one, here, planner=watched, writer=writer)
-            t.judge(one, here, t.load(here, t.destination(one, here), folder=folder), check=f"save {at} of {case.get('order')}")
+LATE = (
+    "finish_plan",
+    "write_data",
+    "resolve_data",
+    "finish",
+    "read_data",
+    "load_bytes",
+    "resolve_tensor",
+    "commit_tensor",
+)
+Planner = Annotated[Any, PlannerField(saves=True, made=DefaultSavePlanner)]
+OfSave = Annotated[dict[str, Any], StateField("save", blank="poison")]
 
 
 def of_fault(case: Case) -> set[str]:
@@ -273,56 +131,254 @@ RETRIED = (
     f"{CHANGED} order=abb at=finish_plan fails=1 ranks=1",
 )
 
-LAWS = (
-    law_of(
-        "fault[save]",
-        clause="When a planner or a writer fails anywhere, every rank gets an exception that names the ranks and the cause, and can go on.",
-        source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions; StorageWriter.finish: marks as successful",
-        check=check_failed_save,
-        holds=f"{TWO} at=write_data ranks=1",
-        planted="failures_of_followers_unheard",
-        texts=FAILED_SAVES,
-        sweeps=len(FAILED_SAVES),
-        stages=t.worlds,
-        features=of_fault,
-        script=fault_scripts.failed_save,
-    ),
-    law_of(
-        "fault[overwrite]",
-        clause="A save that fails over an older checkpoint leaves it as it was, or beyond loading, and never mixed with the new one.",
-        source=f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful",
-        check=check_kept_by_failed_save,
-        holds="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
-        planted="data_written_in_planning",
-        texts=FAILED_OVER,
-        sweeps=len(FAILED_OVER),
-        stages=t.worlds,
-        features=late,
-        script=fault_scripts.failed_over,
-    ),
-    law_of(
-        "fault[load]",
-        clause="When a planner or a reader fails anywhere, every rank gets an exception that names the ranks and the cause, and can go on.",
-        source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions",
-        check=check_failed_load,
-        holds=f"{BACK} at=read_data ranks=1",
-        planted="failures_of_followers_unheard",
-        texts=FAILED_LOADS,
-        sweeps=len(FAILED_LOADS),
-        stages=t.worlds,
-        features=of_fault,
-        script=fault_scripts.failed_load,
-    ),
-    law_of(
-        "fault[caching]",
-        clause="With kept plans, what is saved after a save that failed is what was given.",
-        source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
-        check=check_retried_plan,
-        holds=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",
-        planted="kept_plan_of_a_failed_save",
-        texts=RETRIED,
-        sweeps=len(RETRIED),
-        features=of_fault,
-        script=fault_scripts.retried,
-    ),
+
+def failing_ranks(ranks: str, world: int) -> list[int]:
+    """The ranks on which the call fails."""
+    return [*range(world)] if ranks == "all" else [int(rank) for rank in ranks.split(",")]
+
+
+def failure(attempt: Callable[[], Any]) -> Any:
+    """The exception with which all ranks give a save or a load up. Another error passes: a rank that gets it has left
+    the others."""
+    try:
+        attempt()
+    except CheckpointFailed as error:
+        return error
+    return None
+
+
+def told_by(failed: Any, at: str) -> dict[str, Any]:
+    """What an exception says of a failure: the ranks that failed, those whose cause is another, and the step."""
+    if failed is None:
+        return {"fault": "accepted", "ranks": [], "other causes": [], "step": ""}
+    causes = {rank: cause for rank, (cause, _) in failed.failures.items()}
+    others = [f"rank {rank}: {cause!r}" for rank, cause in causes.items() if f"planted in {at}" not in str(cause)]
+    return {"fault": failed, "ranks": sorted(causes), "other causes": others, "step": failed.step}
+
+
+def due_of_failure(what: str, at: str, ranks: str, world: int) -> dict[str, Any]:
+    step = "plan" if at not in LATE else "write" if what == "save" else "read"
+    return {
+        "fault": Refused((CheckpointFailed,)),
+        "ranks": Of(failing_ranks(ranks, world), "wrong-error"),
+        "other causes": Of([], "wrong-error"),
+        "step": Of(step, "wrong-error"),
+    }
+
+
+def want_calls(end: t.End, at: str, ranks: list[int], *, at_least: int = 1) -> None:
+    """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item
+    for sure."""
+    leaves = [leaf for _, leaf in flatten(end.state).values()]
+    tensors = [leaf.name for leaf in leaves if isinstance(leaf, Slot)]
+    for rank in ranks:
+        parts = sum(_holds(end, name, rank) for name in tensors)
+        written = sum(_alone(end, name, rank) for name in tensors)
+        values = len(leaves) - len(tensors)
+        items = {"resolve_data": written, "load_bytes": values, "resolve_tensor": parts, "commit_tensor": parts}
+        if items.get(at, at_least) < at_least:
+            raise Meaningless(f"rank {rank} has too few items for {at} to fail")
+
+
+def _holds(end: t.End, name: str, rank: int) -> bool:
+    """Whether a rank holds elements of a tensor."""
+    layout = end.layout(name)
+    if layout is None:
+        return 0 not in end.specs[name].shape
+    coord = layout.mesh.coord(rank)
+    return coord is not None and 0 not in layout.local_shape(coord)
+
+
+def _alone(end: t.End, name: str, rank: int) -> bool:
+    """Whether a rank holds elements that no other one has, and so must write them."""
+    layout = end.layout(name)
+    if layout is None:
+        return end.mesh.size == 1 and _holds(end, name, rank)
+    return _holds(end, name, rank) and all(shard_dim(placement) is not None for placement in layout.placements)
+
+
+@trip_law(
+    "fault[save]",
+    clause="When a planner or a writer fails anywhere, every rank gets an exception that names the ranks and "
+    "the cause, and can go on.",
+    source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions; StorageWriter.finish: marks "
+    "as successful",
+    holds=f"{TWO} at=write_data ranks=1",
+    texts=FAILED_SAVES,
+    stages=t.worlds,
+    features=of_fault,
 )
+def failed_save(
+    state: Saved,
+    leftover: OfSave,
+    planner: Planner,
+    writer: Writer,
+    reader: Reader,
+    place: Place,
+    rank: Rank,
+    world: WorldSize,
+    folder: Folder,
+    at: Word,
+    ranks: Word = "all",
+    error: Word = "plain",
+    in_: Word = "",
+    how: Word = "",
+):
+    """All ranks learn that a save failed; nothing that can be loaded is left of it; the next save does its work."""
+    spy = Spy(at if rank in failing_ranks(ranks, world) else "", error, in_thread=in_ == "thread")
+    watched, watched_planner = spy.watch(writer(folder), WRITER), spy.watch(planner, SAVE_PLANNER)
+    if how == "async":
+        failed = failure(lambda: finish(dcp.async_save(state, storage_writer=watched, planner=watched_planner)))
+    else:
+        options = {"use_collectives": False} if how == "alone" else {}
+        options |= {"checkpoint_id": place(folder)} if at == "reset" else {}
+        failed = failure(lambda: save(state, watched, watched_planner, **options))
+    left = failure(lambda: load(leftover, reader(folder))) if failed else None
+    save(state, writer(folder))
+    return {**told_by(failed, at), "leftover": left}
+
+
+@failed_save.due
+def _(state: Contents, world: WorldSize, at, ranks, in_, threads: int = 1):
+    want_calls(state.end, at, failing_ranks(ranks, world), at_least=threads if in_ == "thread" else 1)
+    return {**due_of_failure("save", at, ranks, world), "leftover": Refused((CheckpointFailed,))}
+
+
+failed_save.then(load_act)
+
+
+@failed_save.due
+def _(state):
+    return {"loaded": state}
+
+
+@trip_law(
+    "fault[overwrite]",
+    source=f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful",
+    holds="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
+    texts=FAILED_OVER,
+    stages=t.worlds,
+    features=late,
+)
+def failed_over(
+    state: Saved,
+    newer: Annotated[dict[str, Any], StateField("save", newer=1)],
+    planner: Planner,
+    writer: Writer,
+    rank: Rank,
+    world: WorldSize,
+    folder: Folder,
+    at: Word,
+    ranks: Word = "all",
+    error: Word = "plain",
+    in_: Word = "",
+):
+    """A save that fails over an older checkpoint leaves it as it was, or beyond loading, and never mixed with the new
+    one."""
+    save(state, writer(folder))
+    spy = Spy(at if rank in failing_ranks(ranks, world) else "", error, in_thread=in_ == "thread")
+    watched = spy.watch(writer(folder), WRITER)
+    return told_by(failure(lambda: save(newer, watched, spy.watch(planner, SAVE_PLANNER))), at)
+
+
+@failed_over.due
+def _(world, at, ranks):
+    return due_of_failure("save", at, ranks, world)
+
+
+@failed_over.then
+def _(state: Blank, reader: Reader, folder: Folder):
+    failed = failure(lambda: load(state, reader(folder)))
+    return {"older": failed or state}
+
+
+@failed_over.due
+def _(state, at: Word):
+    return {"older": Either((state, Refused((CheckpointFailed,)))) if at in LATE else state}
+
+
+@after_save(
+    "fault[load]",
+    clause="When a planner or a reader fails anywhere, every rank gets an exception that names the ranks and "
+    "the cause, and can go on.",
+    source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions",
+    holds=f"{BACK} at=read_data ranks=1",
+    texts=FAILED_LOADS,
+    features=of_fault,
+)
+def failed_load(
+    state: Blank,
+    again: Blank,
+    reader: Reader,
+    place: Place,
+    rank: Rank,
+    world: WorldSize,
+    folder: Folder,
+    at: Word,
+    ranks: Word = "all",
+    error: Word = "plain",
+    in_: Word = "",
+):
+    """All ranks learn that a load failed; one that failed in planning has changed nothing; the next load does its
+    work."""
+    spy = Spy(at if rank in failing_ranks(ranks, world) else "", error, in_thread=in_ == "thread")
+    watched, planner = spy.watch(reader(folder), READER), spy.watch(DefaultLoadPlanner(), LOAD_PLANNER)
+    options = {"checkpoint_id": place(folder)} if at == "reset" else {}
+    failed = failure(lambda: load(state, watched, planner, **options))
+    return {**told_by(failed, at), "kept": state, "afterwards": load(again, reader(folder))}
+
+
+@failed_load.due
+def _(state: Contents, world, at, ranks):
+    want_calls(state.end, at, failing_ranks(ranks, world))
+    return {
+        **due_of_failure("load", at, ranks, world),
+        "kept": ... if at in LATE else state.untouched(),
+        "afterwards": state,
+    }
+
+
+@trip_law(
+    "fault[caching]",
+    source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
+    holds=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",
+    texts=RETRIED,
+    features=of_fault,
+)
+def retried(
+    states: States,
+    blanks: Blanks,
+    writer: Writer,
+    reader: Reader,
+    rank: Rank,
+    world: WorldSize,
+    folder: Folder,
+    at: Word,
+    fails: int,
+    ranks: Word = "all",
+):
+    """With kept plans, what is saved after a save that failed is what was given."""
+    # plans are kept by the name of the planner's class: one of this case alone
+    made = type(f"Retrying{uuid.uuid4().hex}", (DefaultSavePlanner,), {})
+    told, loaded = {}, []
+    for number, (state, blank) in enumerate(zip(states, blanks, strict=True)):
+        spy = Spy(at if number == fails and rank in failing_ranks(ranks, world) else "")
+        planner = spy.watch(made(enable_plan_caching=True), SAVE_PLANNER)
+        watched = spy.watch(writer(f"{folder}/{number}"), WRITER)
+        if number == fails:
+            told = told_by(
+                failure(lambda state=state, watched=watched, planner=planner: save(state, watched, planner)),  # type: ignore[misc]
+                at,
+            )
+        else:
+            save(state, watched, planner)
+            loaded.append(load(blank, reader(f"{folder}/{number}")))
+    return {**told, "loaded": loaded}
+
+
+@retried.due
+def _(blanks, world, at, ranks, fails):
+    return {
+        **due_of_failure("save", at, ranks, world),
+        "loaded": [blank for number, blank in enumerate(blanks) if number != fails],
+    }

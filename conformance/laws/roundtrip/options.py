@@ -1,4 +1,5 @@
-"""Laws on the options of a save, and on the storages of torch that are no plain folders: fsspec, and Hugging Face's safetensors."""
+"""Laws on the options of a save, and on the storages of torch that are no plain folders: fsspec, and Hugging Face's
+safetensors."""
 
 from __future__ import annotations
 
@@ -7,125 +8,30 @@ import json
 import os
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from conformance import compat
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.laws.roundtrip.cases import IN_FILES, law_of, trips
-from conformance.report.reproducer import Script
-from conformance.trip_script import load_lines, save_lines, script
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Meaningless, Of
+from shardlaw.conformance.law.fields import Folder, Rank, Word
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.checkpoint.calls import load, save
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, StateField, WriterOptions
+from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, load_act, save_act, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
+HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 
 
-def check_fsspec(case: Case, here: Here) -> None:
-    """Through fsspec a checkpoint is what it is in files, whether the storage is made by hand or found by the name of the place."""
-    _want(here, "fsspec")
-    trip = t.read_trip(case)
-    memory, plain = case.get("through") == "memory", case.get("through") == "folder"
-    place = f"memory://{uuid.uuid4().hex}" if memory else f"{'' if plain else 'file://'}{here.folder()}/through"
-    named = {"checkpoint_id": place} if "id" in case else {}
-    if here.stage == 0:
-        writer = None if named else compat.name("fsspec_writer")(place, **{"sync_files": False, **trip.writer})
-        with t.told_plainly():
-            t.dcp.save(t.source(trip, here), storage_writer=writer, **named)
-    if here.stage == 1 or memory:
-        state = t.destination(trip, here)
-        with t.told_plainly():
-            t.dcp.load(state, storage_reader=None if named else compat.name("fsspec_reader")(place), **named)
-        t.judge(trip, here, state)
-
-
-def fsspec_worlds(case: Case) -> tuple[int, ...]:
-    """Files in memory last as long as the process that holds them."""
-    return (1,) if case.get("through") == "memory" else t.worlds(case)
-
-
-def fsspec_script(case: Case) -> Script:
-    trip, memory = t.read_trip(case), case.get("through") == "memory"
-    prefix = "" if case.get("through") == "folder" else "file://"
-    place = '"memory://shared"' if memory else f'f"{prefix}{{folder}}/through"'
-    options = ", ".join(f"{key}={value!r}" for key, value in {"sync_files": False, **trip.writer}.items())
-    saving = save_lines(trip, writer=f"FsspecWriter({place}, {options})")
-    loading = load_lines(trip, reader=f"FsspecReader({place})")
-    if "id" in case:
-        saving = save_lines(trip, writer=f"None, checkpoint_id={place}")
-        loading = load_lines(trip, reader=f"None, checkpoint_id={place}")
-    stages = [(1, [*saving, *loading])] if memory else [(trip.worlds[0], saving), (trip.worlds[1], loading)]
-    return script(trip, stages, imports=["from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter"])
-
-
-def check_options(case: Case, here: Here) -> None:
-    """A trip; one through files of safetensors wants that package."""
-    if case.get("format", "") == "safetensors":
-        _want(here, "safetensors")
-    t.round_trip(case, here)
-
-
-def check_hugging_face(case: Case, here: Here) -> None:
-    """Tensors that were saved as safetensors load again: the shards, and the whole tensors that they were consolidated into."""
-    _want(here, "safetensors")
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        folder = here.folder()
-        made = os.path.join(folder, "made") if "id" in case else folder
-        named: dict[str, Any] = {"checkpoint_id": folder} if "id" in case else {}
-        t.save(trip, here, writer=compat.name("HuggingFaceStorageWriter")(made, **hugging_options(case)), **named)
-        if case.get("hf") != "shards" and here.rank == 0:
-            _judge_index(case, here, trip)
-        return
-    reader = compat.name("HuggingFaceStorageReader")
-    for check, folder in places(case, here.folder()):
-        threads = trip.writer.get("thread_count", 1)
-        t.judge(trip, here, t.load(here, t.destination(trip, here), reader=reader(folder, thread_count=threads)), check=check)
-
-
-def _judge_index(case: Case, here: Here, trip: t.Trip) -> None:
-    """The index beside whole tensors names the file of each of them."""
-    path = os.path.join(here.folder(), "model.safetensors.index.json")
-    if here.require(os.path.exists(path), "wrong-metadata", "index", "there is no model.safetensors.index.json beside the tensors"):
-        with open(path) as file:
-            told = json.load(file)["weight_map"]
-        right = {*told} == {*trip.values} and all(os.path.exists(os.path.join(here.folder(), name)) for name in told.values())
-        here.require(right, "wrong-metadata", "index", "the index names other tensors or files than there are", sorted(trip.values), told)
-
-
-def places(case: Case, folder: str) -> list[tuple[str, str]]:
-    """What is loaded, by name, and where it lies."""
-    sharded = [("shards", os.path.join(folder, "sharded"))] if case.get("hf") == "consolidated" and "id" not in case else []
-    return [*sharded, (case.get("hf"), folder)]
-
-
-def hugging_options(case: Case) -> dict[str, Any]:
-    how = case.get("hf")
-    index = {"fqn_to_index_mapping": {n: at % 2 + 1 for at, n in enumerate(t.tensor_names(case))}} if "index" in case else {}
-    threads = {"thread_count": case.integer("threads"), "thread_count_consolidation": case.integer("threads")} if "threads" in case else {}
-    return {"save_distributed": how != "whole", "enable_consolidation": how == "consolidated", **index, **threads}
-
-
-def hugging_script(case: Case) -> Script:
-    trip = t.read_trip(case)
-    options = ", ".join(f"{key}={value!r}" for key, value in hugging_options(case).items())
-    made, named = ('f"{folder}/made"', ", checkpoint_id=folder") if "id" in case else ("folder", "")
-    saving = save_lines(replace(trip, writer={}), writer=f"HuggingFaceStorageWriter({made}, {options})", how=named)
-    loading = load_lines(trip, reader="HuggingFaceStorageReader(folder)")
-    used = "from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter"
-    return script(trip, [(trip.worlds[0], saving), (trip.worlds[1], loading)], imports=[used])
-
-
-def _want(here: Here, module: str) -> None:
+def need(module: str) -> None:
+    """Give a case up where a package is not installed."""
     if importlib.util.find_spec(module) is None:
-        here.reject(f"{module} is not installed")
-
-
-def of_hugging_face(case: Case) -> set[str]:
-    found = {f"storage:safetensors-{case.get('hf')}"} | ({"checkpoint-id"} if "id" in case else set())
-    specs = [case.tensor(name) for name in t.tensor_names(case)]
-    if any(not spec.torch_dtype.is_floating_point for spec in specs):
-        found.add("integers")
-    return found
+        raise Meaningless(f"{module} is not installed")
 
 
 def of_options(case: Case) -> set[str]:
@@ -157,7 +63,8 @@ FSSPEC = (
 SAFETENSORS = (
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):bfloat16 b=4:R to.x=S(1) to.a=R to.b=S(0) hf=shards",
     "mesh=3 mesh.load=2 x=5x7:S(1):float64 a=8:S(0) to.x=S(0) hf=consolidated",
-    "mesh=2x2 mesh.load=2 x=5x6:S(0),S(1) a=7x3:S(0),S(0) b=6:R,S(0) to.x=S(1) to.a=R to.b=S(0) hf=consolidated index=two threads=2",
+    "mesh=2x2 mesh.load=2 x=5x6:S(0),S(1) a=7x3:S(0),S(0) b=6:R,S(0) to.x=S(1) to.a=R to.b=S(0) hf=consolidated "
+    "index=two threads=2",
     "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 b=():- to.x=S(0) to.a=- hf=whole",
     "mesh=2x2@0,2,1,3 mesh.load=1 x=7x3x2:S(2),S(0) a=3:S(0),R to.x=R to.a=- hf=consolidated",
     "mesh=2 x=5:S(0):int64 a=4:R:bool hf=shards threads=2 index=two",
@@ -170,61 +77,168 @@ SAFETENSORS = (
     "mesh=2 x=6x4:S(0):float32:distinct:transposed hf=shards",
     "mesh=2 x=5:S(0) hf=consolidated id=given",
 )
-HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 
 
-def _safetensors_draws(limits: Any) -> Any:
-    def extra(draw: Any, names: list[str]) -> dict[str, object]:
-        from hypothesis import strategies as st
+options = trip_law(
+    "options",
+    clause="Whatever the options of writer and planner: what is loaded is what was saved.",
+    source=f"{DOCS}, FileSystemWriter: sync_files, thread_count, per_thread_copy_ahead; DefaultSavePlanner: "
+    "flatten_state_dict",
+    holds="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
+    texts=OPTIONS,
+    stages=worlds,
+    features=of_options,
+)(save_act)
 
+
+@options.due
+def _(state, format_: Word = ""):
+    if format_ == "safetensors":
+        need("safetensors")
+    return {"source": state}
+
+
+options.then(load_act)
+
+
+@options.due
+def _(state):
+    return {"loaded": state}
+
+
+def fsspec_worlds(case: Case) -> tuple[int, ...]:
+    """Files in memory last as long as the process that holds them."""
+    return (1,) if case.get("through") == "memory" else worlds(case)
+
+
+class InMemoryField(StateField):
+    """What is loaded into where the first world loads too; nothing where another one does."""
+
+    def read(self, case: Case, name: str) -> Contents:
+        into = super().read(case, name)
+        return into if case.get("through") == "memory" else into.holding({})
+
+
+@trip_law(
+    "fsspec",
+    source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter, FsspecReader",
+    holds="mesh=2 x=5:S(0) a=4:R through=files",
+    texts=FSSPEC,
+    stages=fsspec_worlds,
+    needs=IN_FILES,
+    features=lambda case: {f"storage:fsspec-{case.get('through')}"} | ({"checkpoint-id"} if "id" in case else set()),
+)
+def fsspec(
+    state: Saved,
+    loaded: Annotated[dict[str, Any], InMemoryField("load", blank="poison")],
+    options: WriterOptions,
+    folder: Folder,
+    through: Word,
+    id: Word = "",
+):
+    """A checkpoint through fsspec, in files or in memory, by hand or found by the name of its place, loads as it was
+    saved."""
+    folders = {
+        "memory": f"memory://{uuid.uuid4().hex}",
+        "folder": f"{folder}/through",
+        "files": f"file://{folder}/through",
+    }
+    place = folders[through]
+    if id:
+        save(state, None, checkpoint_id=place)
+    else:
+        save(state, compat.fsspec_writer(place, **{"sync_files": False, **options}))
+    if through == "memory":
+        load(loaded, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
+    return {"loaded": loaded}
+
+
+@fsspec.due
+def _(loaded):
+    need("fsspec")
+    return {"loaded": loaded}
+
+
+@fsspec.then
+def _(state: Blank, folder: Folder, through: Word, id: Word = ""):
+    place = f"{'file://' if through == 'files' else ''}{folder}/through"
+    return {
+        "loaded": load(state, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
+    }
+
+
+@fsspec.due
+def _(state):
+    return {"loaded": state}
+
+
+def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
+    def extra(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
         how = draw(st.sampled_from(("shards", "consolidated")))
         return {"hf": how, "threads": draw(st.sampled_from((None, 2))), "index": draw(st.sampled_from((None, "two")))}
 
     fit = replace(limits, dtypes=tuple(name for name in limits.dtypes if name in HF_DTYPES))
-    return trips("roundtrip.hugging-face", fit, extra=extra)
+    return trips(fit, extra=extra)
 
 
-LAWS = (
-    law_of(
-        "options",
-        clause="Whatever the options of writer and planner: what is loaded is what was saved.",
-        source=f"{DOCS}, FileSystemWriter: sync_files, thread_count, per_thread_copy_ahead; DefaultSavePlanner: flatten_state_dict",
-        check=check_options,
-        holds="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
-        planted="nested_values_forgotten",
-        texts=OPTIONS,
-        sweeps=len(OPTIONS),
-        stages=t.worlds,
-        features=of_options,
-    ),
-    law_of(
-        "fsspec",
-        clause="A checkpoint through fsspec, in files or in memory, by hand or found by the name of its place, loads as it was saved.",
-        source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter, FsspecReader",
-        check=check_fsspec,
-        script=fsspec_script,
-        holds="mesh=2 x=5:S(0) a=4:R through=files",
-        planted="fsspec_forgets_the_end",
-        texts=FSSPEC,
-        sweeps=len(FSSPEC),
-        stages=fsspec_worlds,
-        needs=IN_FILES,
-        features=lambda case: {f"storage:fsspec-{case.get('through')}"} | ({"checkpoint-id"} if "id" in case else set()),
-    ),
-    law_of(
-        "hugging-face",
-        clause="Tensors saved as safetensors, as shards or consolidated, load under any layout as they were saved.",
-        source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; StorageWriter.write_data: views and strides",
-        check=check_hugging_face,
-        script=hugging_script,
-        holds="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
-        planted="consolidated_from_the_first_offset",
-        texts=SAFETENSORS,
-        sweeps=len(SAFETENSORS),
-        draw=_safetensors_draws,
-        draws=4,
-        stages=t.worlds,
-        needs=IN_FILES,
-        features=of_hugging_face,
-    ),
+def of_hugging_face(case: Case) -> set[str]:
+    found = {f"storage:safetensors-{case.get('hf')}"} | ({"checkpoint-id"} if "id" in case else set())
+    specs = [case.tensor(name) for name in tensor_names(case)]
+    if any(not spec.torch_dtype.is_floating_point for spec in specs):
+        found.add("integers")
+    return found
+
+
+@trip_law(
+    "hugging-face",
+    source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; StorageWriter.write_data: "
+    "views and strides",
+    holds="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
+    texts=SAFETENSORS,
+    draw=draw_safetensors,
+    draws=4,
+    stages=worlds,
+    needs=IN_FILES,
+    features=of_hugging_face,
 )
+def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: int = 0, index: Word = "", id: Word = ""):
+    """Tensors saved as safetensors, as shards or consolidated, load under any layout as they were saved."""
+    options = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
+    if index:
+        options["fqn_to_index_mapping"] = {name: at % 2 + 1 for at, name in enumerate(state)}  # type: ignore[assignment]
+    if threads:
+        options |= {"thread_count": threads, "thread_count_consolidation": threads}  # type: ignore[dict-item]
+    made = f"{folder}/made" if id else folder
+    save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
+    path = f"{folder}/model.safetensors.index.json"
+    if hf == "shards" or rank > 0:
+        return {"in the index": [], "files that are not there": []}
+    if not os.path.exists(path):
+        return {"in the index": "no model.safetensors.index.json"}
+    with open(path) as file:
+        places = json.load(file)["weight_map"]
+    lost = [name for name in places.values() if not os.path.exists(f"{folder}/{name}")]
+    return {"in the index": sorted(places), "files that are not there": lost}
+
+
+@hugging_face.due
+def _(state: Contents, rank: Rank, hf):
+    need("safetensors")
+    names = sorted(state.names) if hf != "shards" and rank == 0 else []
+    return {"in the index": Of(names), "files that are not there": Of([])}
+
+
+@hugging_face.then
+def _(state: Blank, again: Blank, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
+    loaded = {}
+    if hf == "consolidated" and not id:
+        loaded["shards"] = load(again, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
+    return {**loaded, hf: load(state, compat.HuggingFaceStorageReader(folder, thread_count=threads))}
+
+
+@hugging_face.due
+def _(state, hf, id):
+    return {"shards": state, hf: state} if hf == "consolidated" and not id else {hf: state}
+
+
+LAWS = (options,)

@@ -2,189 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import uuid
-from concurrent.futures import Future
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.laws.roundtrip import scripts as roundtrip_scripts
-from conformance.laws.roundtrip.cases import law_of
-from conformance.report.reproducer import Script
-from conformance.target import storage
-from reference.checkpoint.state_dict import Slot, flatten
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of, Refused, caught
+from shardlaw.conformance.law.fields import Folder, Word
+from shardlaw.conformance.laws.checkpoint.calls import App, CheckpointFailed, finish, load, poison, save, told_plainly
+from shardlaw.conformance.laws.checkpoint.fields import Blanks, Reader, Saved, StateField, States, Writer, WriterField
+from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.roundtrip.cases import load_act, save_act, trip_law
+from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
-
-
-def check_kept(case: Case, here: Here) -> None:
-    """A writer that may not overwrite refuses on all ranks, and the checkpoint that is there stays as it is."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        alone = case.get("how", "") == "alone"
-        how: dict[str, Any] = {"use_collectives": False} if alone else {}
-        t.save(trip, here, **how)
-        newer = replace(trip, values={name: _other(full) for name, full in trip.values.items()}, writer={**trip.writer, "overwrite": False})
-        # without collectives each rank gets the error of its own storage
-        errors: tuple[type[Exception], ...] = (Exception,) if alone else (t.CheckpointFailed,)
-        here.refused(lambda: t.save(newer, here, **how), "save", "a save over a checkpoint without leave", errors=errors)
-    else:
-        t.judge(trip, here, t.load(here, t.destination(trip, here)), check="kept")
-
-
-def check_overwrite(case: Case, here: Here) -> None:
-    """A checkpoint that is saved over another one is the new one, whatever the old one was."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        return
-    newer = t.Trip(trip.load, trip.load, trip.worlds, {name: _other(full) for name, full in trip.values.items()}, trip.writer, trip.planner)
-    if here.stage == 1:
-        t.save(newer, here)
-        return
-    again = t.End(trip.load.state, trip.save.mesh, trip.save.specs)
-    back = t.Trip(trip.load, again, trip.worlds, newer.values, trip.writer, trip.planner)
-    t.judge(back, here, t.load(here, t.destination(back, here)))
-
-
-def _other(full: torch.Tensor) -> torch.Tensor:
-    """Values that differ from ``full`` in every element."""
-    return ~full if full.dtype == torch.bool else full + 1
-
-
-def overwrite_worlds(case: Case) -> tuple[int, ...]:
-    save, load = t.worlds(case)
-    return save, load, save
-
-
-def check_caching(case: Case, here: Here) -> None:
-    """A planner that keeps its plans writes what one that makes them anew writes, in every order of saves."""
-    trip = t.read_trip(case)
-    order = case.get("order")
-    ends = {"a": trip.save, "b": trip.load}
-    folders = [os.path.join(here.folder(), str(at)) for at in range(len(order))]
-    values = [trip.values]
-    for _ in order[1:]:
-        values.append({name: _other(full) for name, full in values[-1].items()})
-    usable: list[bool] = []
-
-    class Keeping(DefaultSavePlanner):
-        def create_local_plan(self) -> SavePlan:
-            plan = super().create_local_plan()
-            usable.append(plan.usable)
-            return plan
-
-    # plans are kept by the name of the planner's class: one of this case alone
-    Keeping.__name__ = f"Keeping{uuid.uuid4().hex}"
-    saved = []
-    for which, folder, full in zip(order, folders, values, strict=True):
-        one = t.Trip(ends[which], ends[which], trip.worlds, full, trip.writer, trip.planner)
-        saved.append(one)
-        t.save(one, here, folder=folder, planner=Keeping(enable_plan_caching=True, **trip.planner))
-    again = [which == before for before, which in pairwise(order)]
-    same = [not fresh for fresh in usable[1:]]
-    message = "a plan is made anew for a state that was just saved"
-    here.require(all(same[at] for at, kept in enumerate(again) if kept), "wrong-metadata", "kept", message, again, same)
-    for at, (one, folder) in enumerate(zip(saved, folders, strict=True)):
-        metadata = storage.reader(here.target, folder).read_metadata()
-        names, due = {*metadata.state_dict_metadata}, {*flatten(one.save.state)}
-        message = f"save {at} names other leaves than it was given"
-        if here.require(names == due, "wrong-metadata", "names", message, sorted(due), sorted(names)):
-            for name, (path, leaf) in flatten(one.save.state).items():
-                entry: Any = metadata.state_dict_metadata[name]
-                told = (metadata.planner_data or {}).get(name)
-                here.require(told == path, "wrong-metadata", "path", f"save {at}: the path of {name} is another", path, told)
-                if isinstance(leaf, Slot) and isinstance(entry, TensorStorageMetadata):
-                    want, got = one.save.specs[leaf.name].torch_dtype, entry.properties.dtype
-                    here.require(got == want, "wrong-metadata", "dtype", f"save {at}: {name} is described with another dtype", want, got)
-        t.judge(one, here, t.load(here, t.destination(one, here), folder=folder), check=f"loaded {order[: at + 1]}")
-
-
-def of_again(case: Case) -> set[str]:
-    ways = case.get("ways", "")
-    return ({"no-collectives"} if "a" in ways else set()) | ({"no-collectives-after"} if "ca" in ways else set())
-
-
-def check_again(case: Case, here: Here) -> None:
-    """In one world, each save over the last one is what the next load gets, whatever its layout and its way."""
-    trip = t.read_trip(case)
-    ends, values = {"a": trip.save, "b": trip.load}, trip.values
-    order = case.get("order")
-    for at, (which, way) in enumerate(zip(order, case.get("ways", "c" * len(order)), strict=True)):
-        one = replace(trip, save=ends[which], load=ends[which], values=values)
-        how: dict[str, Any] = {"use_collectives": False} if way == "a" else {}
-        t.save(one, here, **how)
-        t.judge(one, here, t.load(here, t.destination(one, here)), check=f"save {at}")
-        values = {name: _other(full) for name, full in values.items()}
-
-
-def caching_script(case: Case) -> Script:
-    trip = t.read_trip(case)
-    return roundtrip_scripts.caching(case, {"a": trip.save, "b": trip.load}, case.get("order"))
-
-
-def check_async(case: Case, here: Here) -> None:
-    """An asynchronous save holds the values of the moment at which it was called, whatever happens to them afterwards."""
-    trip = t.read_trip(case)
-    if here.stage == 1:
-        t.judge(trip, here, t.load(here, t.destination(trip, here)))
-        return
-    stager = case.get("async")
-    options: dict[str, Any] = {"cache_staged_state_dict": True} if stager == "cached" else {}
-    writer = t.writer_of(trip, here, **options)
-    own = stager_of(case)
-    state = t.source(trip, here)
-    if stager == "cached":
-        # the first of two saves through one cache: the second must not give its values
-        older = t.Trip(trip.save, trip.save, trip.worlds, {n: _other(full) for n, full in trip.values.items()}, {}, {})
-        finish(t.dcp.async_save(t.source(older, here), storage_writer=writer))
-    with t.told_plainly():
-        pending = t.dcp.async_save(state, storage_writer=writer, async_stager=own)
-        _scramble(state)
-        metadata = finish(pending)
-    message = f"the save gave a {type(metadata).__name__}, must give its metadata"
-    here.require(isinstance(metadata, Metadata), "wrong-metadata", "result", message)
-    if own is not None:
-        own.close()
-
-
-def stager_of(case: Case) -> Any:
-    """The stager that a case asks for; ``None`` where the writer stages."""
-    return DefaultStager(StagingOptions(False, False, False, False)) if case.get("async") == "stager" else None
-
-
-def finish(pending: Any) -> Any:
-    """What an asynchronous save gives in the end."""
-    future: Future[Any] = pending if isinstance(pending, Future) else pending.upload_completion
-    return future.result()
-
-
-def _scramble(value: Any) -> None:
-    """Change every tensor of a state in place, and every dict and list."""
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            local = value.to_local() if hasattr(value, "to_local") else value
-            local.copy_(t.poison(local))
-    elif isinstance(value, t.App):
-        _scramble(value.state)
-    elif isinstance(value, dict):
-        for entry in value.values():
-            _scramble(entry)
-        value["late"] = 1
-    elif isinstance(value, list):
-        for entry in value:
-            _scramble(entry)
-        value.append("late")
+Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
 
 
 OVERWRITE = (
@@ -226,66 +65,223 @@ ASYNC = (
 )
 
 
-LAWS = (
-    law_of(
-        "overwrite",
-        clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
-        source=f"{DOCS}, FileSystemWriter: overwrite",
-        check=check_overwrite,
-        script=roundtrip_scripts.overwrite,
-        holds="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
-        planted="old_metadata_kept",
-        texts=OVERWRITE,
-        sweeps=4,
-        stages=overwrite_worlds,
-    ),
-    law_of(
-        "again",
-        clause="In one world, each save over the last one is what the next load gets, whatever its layout.",
-        source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
-        check=check_again,
-        script=roundtrip_scripts.again,
-        holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
-        planted="metadata_remembered",
-        texts=AGAIN,
-        sweeps=7,
-        features=of_again,
-    ),
-    law_of(
-        "refuses[overwrite]",
-        clause="A save over a checkpoint is refused on all ranks where the writer may not overwrite, and the checkpoint stays as it is.",
-        source=f"{DOCS}, FileSystemWriter: overwrite",
-        check=check_kept,
-        script=roundtrip_scripts.kept,
-        holds="mesh=2 x=5:S(0) a=4:R",
-        planted="always_overwrites",
-        texts=KEPT,
-        sweeps=len(KEPT),
-        stages=t.worlds,
-        features=lambda case: {"must-refuse", "storage-option"} | ({"no-collectives"} if "how" in case else set()),
-    ),
-    law_of(
-        "caching",
-        clause="With enable_plan_caching every save holds what it was given, and what was just planned is not planned again.",
-        source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching; SavePlan.usable",
-        check=check_caching,
-        script=caching_script,
-        holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
-        planted="stale_cached_metadata",
-        texts=CACHING,
-        sweeps=6,
-    ),
-    law_of(
-        "async",
-        clause="An asynchronous save holds the values of the moment at which it was called.",
-        source=f"{DOCS}, async_save: de-stages the state_dict first; AsyncStager.stage",
-        check=check_async,
-        script=roundtrip_scripts.asynchronous,
-        holds="mesh=2 x=5:S(0) a=4:R async=writer",
-        planted="staging_without_copy",
-        texts=ASYNC,
-        sweeps=5,
-        features=lambda case: {"staging-cache"} if case.get("async") == "cached" else set(),
-        stages=t.worlds,
-    ),
+def overwrite_worlds(case: Case) -> tuple[int, ...]:
+    save, load = worlds(case)
+    return save, load, save
+
+
+overwrite = trip_law(
+    "overwrite",
+    clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
+    source=f"{DOCS}, FileSystemWriter: overwrite",
+    holds="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
+    texts=OVERWRITE,
+    stages=overwrite_worlds,
+)(save_act)
+
+
+@overwrite.due
+def _(state):
+    return {"source": state}
+
+
+@overwrite.then
+def _(state: Annotated[dict[str, Any], StateField("load", newer=1)], writer: Writer, folder: Folder):
+    save(state, writer(folder))
+    return {"source": state}
+
+
+@overwrite.due
+def _(state):
+    return {"source": state}
+
+
+@overwrite.then
+def _(
+    state: Annotated[dict[str, Any], StateField("save", tree="load", blank="poison", newer=1)],
+    reader: Reader,
+    folder: Folder,
+):
+    return {"loaded": load(state, reader(folder))}
+
+
+@overwrite.due
+def _(state):
+    return {"loaded": state}
+
+
+def of_again(case: Case) -> set[str]:
+    ways = case.get("ways", "")
+    return ({"no-collectives"} if "a" in ways else set()) | ({"no-collectives-after"} if "ca" in ways else set())
+
+
+@trip_law(
+    "again",
+    source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
+    holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
+    texts=AGAIN,
+    features=of_again,
 )
+def again(states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
+    """In one world, each save over the last one is what the next load gets, whatever its layout."""
+    loaded = []
+    for state, blank, way in zip(states, blanks, ways or "c" * len(states), strict=True):
+        save(state, writer(folder), use_collectives=way != "a")
+        loaded.append(load(blank, reader(folder)))
+    return {"loaded": loaded}
+
+
+@again.due
+def _(blanks):
+    return {"loaded": blanks}
+
+
+@trip_law(
+    "refuses[overwrite]",
+    source=f"{DOCS}, FileSystemWriter: overwrite",
+    holds="mesh=2 x=5:S(0) a=4:R",
+    texts=KEPT,
+    stages=worlds,
+    features=lambda case: {"must-refuse", "storage-option"} | ({"no-collectives"} if "how" in case else set()),
+)
+def kept(
+    state: Saved,
+    newer: Newer,
+    writer: Writer,
+    careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
+    folder: Folder,
+    how: Word = "",
+):
+    """A save over a checkpoint is refused on all ranks where the writer may not overwrite, and the checkpoint stays as
+    it is."""
+    save(state, writer(folder), use_collectives=how != "alone")
+    return {"save": caught(lambda: save(newer, careful(folder), use_collectives=how != "alone"))}
+
+
+@kept.due
+def _(how):
+    # without collectives each rank gets the error of its own storage
+    return {"save": Refused((Exception,) if how == "alone" else (CheckpointFailed,))}
+
+
+kept.then(load_act)
+
+
+@kept.due
+def _(state):
+    return {"loaded": state}
+
+
+@trip_law(
+    "caching",
+    source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching; SavePlan.usable",
+    holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
+    texts=CACHING,
+)
+def caching(states: States, blanks: Blanks, order: Word, writer: Writer, reader: Reader, folder: Folder):
+    """With enable_plan_caching every save holds what it was given, and what was just planned is not planned again."""
+    fresh = []
+
+    class Keeping(DefaultSavePlanner):
+        def create_local_plan(self) -> SavePlan:
+            plan = super().create_local_plan()
+            fresh.append(plan.usable)
+            return plan
+
+    # plans are kept by the name of the planner's class: one of this case alone
+    Keeping.__name__ = f"Keeping{uuid.uuid4().hex}"
+    for at, state in enumerate(states):
+        save(state, writer(f"{folder}/{at}"), Keeping(enable_plan_caching=True))
+    again = [at for at, (before, which) in enumerate(pairwise(order), 1) if which == before and fresh[at]]
+    metadata = [reader(f"{folder}/{at}").read_metadata() for at in range(len(states))]
+    leaves = [one.state_dict_metadata for one in metadata]
+    tensors = [{name: leaf for name, leaf in one.items() if isinstance(leaf, TensorStorageMetadata)} for one in leaves]
+    return {
+        "planned again": again,
+        "names": [sorted(one) for one in leaves],
+        "paths": [dict(one.planner_data) for one in metadata],
+        "dtypes": [{name: leaf.properties.dtype for name, leaf in one.items()} for one in tensors],
+        "loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)],
+    }
+
+
+@caching.due
+def _(states):
+    leaves = [flatten(state.tree) for state in states]
+    ends = [state.end.specs for state in states]
+    return {
+        "planned again": Of([]),
+        "names": Of([sorted(one) for one in leaves]),
+        "paths": Of([{name: path for name, (path, _) in one.items()} for one in leaves]),
+        "dtypes": Of(
+            [
+                {name: specs[leaf.name].torch_dtype for name, (_, leaf) in one.items() if isinstance(leaf, Slot)}
+                for one, specs in zip(leaves, ends, strict=True)
+            ]
+        ),
+        "loaded": states,
+    }
+
+
+def scramble(value: Any) -> None:
+    """Change every tensor of a state in place, and every dict and list."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            local = value.to_local() if hasattr(value, "to_local") else value
+            local.copy_(poison(local))
+    elif isinstance(value, App):
+        scramble(value.state)
+    elif isinstance(value, dict):
+        for entry in value.values():
+            scramble(entry)
+        value["late"] = 1
+    elif isinstance(value, list):
+        for entry in value:
+            scramble(entry)
+        value.append("late")
+
+
+def stager_of(name: str) -> Any:
+    """A stager of its own for an asynchronous save; ``None`` where the writer stages."""
+    return DefaultStager(StagingOptions(False, False, False, False)) if name == "stager" else None
+
+
+def of_cache(case: Case) -> dict[str, bool]:
+    return {"cache_staged_state_dict": True} if case.get("async") == "cached" else {}
+
+
+@trip_law(
+    "async",
+    source=f"{DOCS}, async_save: de-stages the state_dict first; AsyncStager.stage",
+    holds="mesh=2 x=5:S(0) a=4:R async=writer",
+    texts=ASYNC,
+    features=lambda case: {"staging-cache"} if case.get("async") == "cached" else set(),
+    stages=worlds,
+)
+def asynchronous(
+    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
+):
+    """An asynchronous save holds the values of the moment at which it was called."""
+    stages, stager = writer(folder), stager_of(async_)
+    if async_ == "cached":  # the first of two saves through one cache: the second must not give its values
+        finish(dcp.async_save(newer, storage_writer=stages))
+    with told_plainly():
+        pending = dcp.async_save(state, storage_writer=stages, async_stager=stager)
+    scramble(state)
+    metadata = finish(pending)
+    if stager is not None:
+        stager.close()
+    return {"metadata given": isinstance(metadata, Metadata)}
+
+
+@asynchronous.due
+def _():
+    return {"metadata given": Of(True)}
+
+
+asynchronous.then(load_act)
+
+
+@asynchronous.due
+def _(state):
+    return {"loaded": state}

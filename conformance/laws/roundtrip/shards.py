@@ -1,4 +1,5 @@
-"""Laws on tensors that are saved from, and loaded into, shards that are no even chunks: local-shards wrappers and sharded tensors."""
+"""Laws on tensors that are saved from, and loaded into, shards that are no even chunks: local-shards wrappers and
+sharded tensors."""
 
 from __future__ import annotations
 
@@ -7,29 +8,26 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.law import Limits
-from conformance.laws.roundtrip.cases import law_of
-from conformance.laws.roundtrip.scripts import hole
-from conformance.laws.roundtrip.state import must_refuse, refuse
-from reference.placement import Shard
-from reference.tensors import TensorSpec
-from strategies import dtypes, shapes
+from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import caught
+from shardlaw.conformance.law.fields import Folder
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.checkpoint import trip as t
+from shardlaw.conformance.laws.checkpoint.calls import first_line, save
+from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
+from shardlaw.conformance.laws.roundtrip.cases import refused_by_name, round_trip, trip_law
+from shardlaw.reference.placement import Shard
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import dtypes, shapes
 
 DOCS = "torch.distributed.checkpoint docs"
 
 
-def check_hole(case: Case, here: Here) -> None:
-    """Shards that leave a hole, or reach beyond the tensor, are refused on all ranks when they are saved."""
-    trip = t.read_trip(case)
-    refuse(here, lambda: t.save(trip, here), "save", "x")
-
-
 @st.composite
 def _cut(draw: st.DrawFn, extent: int, world: int, *, apart: bool, every: bool) -> str:
-    """How a dim is handed out: sizes that add up to it, each with a rank; with ``apart``, no rank has two, with ``every``, each has one."""
+    """How a dim is handed out: sizes that add up to it, each with a rank; with ``apart``, no rank has two, with
+    ``every``, each has one."""
     ranks = draw(st.permutations(range(world)))
     if not every:
         ranks = ranks[: draw(st.integers(1, world))]
@@ -44,8 +42,9 @@ def _cut(draw: st.DrawFn, extent: int, world: int, *, apart: bool, every: bool) 
     return ",".join(parts)
 
 
-def _draws(law: str, holder: str, limits: Limits) -> SearchStrategy[Case]:
-    """A tensor that a holder has in any cut, at the save, at the load or at both; elsewhere it is a DTensor or plain."""
+def _draws(holder: str, limits: Limits) -> SearchStrategy[Case]:
+    """A tensor that a holder has in any cut, at the save, at the load or at both; elsewhere it is a DTensor or
+    plain."""
     sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size] or [1]
 
     @st.composite
@@ -55,20 +54,20 @@ def _draws(law: str, holder: str, limits: Limits) -> SearchStrategy[Case]:
         dim = draw(st.integers(0, len(shape) - 1))
         # a wrapper puts shards side by side along the last dim only
         apart = holder == "wrapper" and dim < len(shape) - 1
-        fields: dict[str, Any] = {"mesh": save, "mesh__load": load if load != save else None}
-        fields["x"] = TensorSpec(shape, (Shard(dim),), draw(dtypes(limits.dtypes)))
+        found: dict[str, Any] = {"mesh": save, "mesh__load": load if load != save else None}
+        found["x"] = TensorSpec(shape, (Shard(dim),), draw(dtypes(limits.dtypes)))
         ends = draw(st.sampled_from(("save", "load", "both")))
         if ends != "load":
-            fields |= {"held": holder, "cut": draw(_cut(shape[dim], save, apart=apart, every=False))}
+            found |= {"held": holder, "cut": draw(_cut(shape[dim], save, apart=apart, every=False))}
         if ends != "save":
             # a rank without shards cannot load into a wrapper: seldom, so that it does not hide the rest
             every = holder == "wrapper" and draw(st.integers(0, 9)) < 9
             load = min(load, shape[dim]) if every else load
-            fields |= {"mesh__load": load if load != save else None, "held__load": holder}
-            fields["cut__load"] = draw(_cut(shape[dim], load, apart=apart, every=every))
+            found |= {"mesh__load": load if load != save else None, "held__load": holder}
+            found["cut__load"] = draw(_cut(shape[dim], load, apart=apart, every=every))
         elif draw(st.integers(0, 3)):
-            fields["to__x"] = draw(st.sampled_from(("R", "-", *(f"S({at})" for at in range(len(shape))))))
-        return Case.of(law, **fields, seed=draw(st.integers(0, 9)) or None)
+            found["to__x"] = draw(st.sampled_from(("R", "-", *(f"S({at})" for at in range(len(shape))))))
+        return fields(**found, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
@@ -110,43 +109,47 @@ HOLES = (
     "mesh=1 x=4x2:S(0) held=wrapper cut=3@0",
 )
 
+
+@trip_law(
+    "refuses[hole]",
+    source=f"{DOCS}, SavePlanner.create_global_plan; the default planner validates its global plan",
+    holds="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
+    texts=HOLES,
+    features=lambda case: {"must-refuse"},
+)
+def hole(state: Saved, writer: Writer, folder: Folder):
+    """Shards that together do not tile their tensor are refused on all ranks when they are saved."""
+    refused = caught(lambda: save(state, writer(folder)))
+    return {"save": refused, "save message": "x" in first_line(refused)}
+
+
+@hole.due
+def _():
+    return refused_by_name("save", "x")
+
+
 LAWS = (
-    law_of(
+    round_trip(
         "local-shards",
-        clause="Any shards of a DTensor, uneven, several a rank or none, are saved from and loaded into a wrapper as what they are.",
-        source="torch.distributed.tensor, LocalShardsWrapper: __create_write_items__, __create_chunk_list__, __get_tensor_shard__",
+        clause="Any shards of a DTensor, uneven, several a rank or none, are saved from and loaded into a wrapper "
+        "as what they are.",
+        source="torch.distributed.tensor, LocalShardsWrapper: __create_write_items__, __create_chunk_list__, "
+        "__get_tensor_shard__",
         holds="mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
-        planted="wrapper_forgets_a_shard",
         texts=WRAPPERS,
-        sweeps=len(WRAPPERS),
-        draw=lambda limits: _draws("roundtrip.local-shards", "wrapper", limits),
+        draw=lambda limits: _draws("wrapper", limits),
         draws=10,
-        stages=t.worlds,
         features=without_shards,
     ),
-    law_of(
+    round_trip(
         "sharded-tensor",
-        clause="A ShardedTensor, by chunks or by any shards, is saved and loaded as the boxes that it is, from and into any other tensor.",
+        clause="A ShardedTensor, by chunks or by any shards, is saved and loaded as the boxes that it is, from and "
+        "into any other tensor.",
         source=f"{DOCS}, save: ShardedTensor and DTensor, each rank saves its local shards",
         holds="mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
-        planted="shards_a_row_short",
         texts=SHARDED,
-        sweeps=len(SHARDED),
-        draw=lambda limits: _draws("roundtrip.sharded-tensor", "sharded", limits),
+        draw=lambda limits: _draws("sharded", limits),
         draws=10,
-        stages=t.worlds,
         features=without_shards,
-    ),
-    law_of(
-        "refuses[hole]",
-        clause="Shards that together do not tile their tensor are refused on all ranks when they are saved.",
-        source=f"{DOCS}, SavePlanner.create_global_plan; the default planner validates its global plan",
-        check=check_hole,
-        holds="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
-        planted="holes_accepted",
-        texts=HOLES,
-        sweeps=6,
-        features=must_refuse,
-        script=hole,
     ),
 )

@@ -10,7 +10,15 @@ from typing import Any
 
 SAVE_PLANNER = ("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "resolve_data")
 WRITER = ("reset", "set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "write_data", "finish")
-LOAD_PLANNER = ("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "load_bytes", "resolve_tensor", "commit_tensor")
+LOAD_PLANNER = (
+    "set_up_planner",
+    "create_local_plan",
+    "create_global_plan",
+    "finish_plan",
+    "load_bytes",
+    "resolve_tensor",
+    "commit_tensor",
+)
 READER = ("reset", "read_metadata", "set_up_storage_reader", "prepare_local_plan", "prepare_global_plan", "read_data")
 COORDINATOR = ("create_global_plan", "prepare_global_plan", "finish")
 WORKER_SECONDS = 5.0

@@ -1,21 +1,23 @@
-"""Laws on what a saved state may hold: values of every kind, objects with state, and what a load may leave out or must refuse."""
+"""Laws on what a saved state may hold: values of every kind, objects with state, and what a load may leave out or must
+refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from typing import Annotated, Any
 
-import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.law import Law, Limits
-from conformance.laws.roundtrip import scripts as roundtrip_scripts
-from conformance.laws.roundtrip.cases import law_of, trips
-from reference.checkpoint.state_dict import (
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of, caught
+from shardlaw.conformance.law.fields import Folder, Word
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.calls import App, first_line, load, save
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import Blank, PlannerField, Reader, Saved, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.roundtrip.cases import after_save, refused_by_name, round_trip, trip_law, trips
+from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
     Path,
     Slot,
@@ -24,109 +26,20 @@ from reference.checkpoint.state_dict import (
     flatten,
     format_state,
     parse_state,
-    slots,
     spoiled,
     unflatten,
 )
-from strategies.state_dicts import state_dicts
+from shardlaw.strategies.state_dicts import state_dicts
 
 DOCS = "torch.distributed.checkpoint docs"
 LOAD = f"{DOCS}, load"
 
 
-def check_stateful(case: Case, here: Here) -> None:
-    """Objects with state are loaded through their own ``load_state_dict``, once, with what was saved."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        return
-    state = t.destination(trip, here)
-    apps = {key: value for key, value in state.items() if isinstance(value, t.App)}
-    t.judge(trip, here, t.load(here, state))
-    for key, app in apps.items():
-        here.require(state[key] is app, "wrong-metadata", "identity", f"{key} is another object after the load")
-        here.require(app.loads == 1, "wrong-metadata", "calls", f"load_state_dict of {key} was called {app.loads} times", 1, app.loads)
-
-
-def check_subset(case: Case, here: Here) -> None:
-    """What the destination names and the checkpoint has is loaded; what only one of them has changes nothing."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        return
-    want, kept, partial = after_subset(trip)
-    planner = t.dcp.DefaultLoadPlanner(allow_partial_load=True) if partial else None
-    t.judge(trip, here, t.load(here, t.destination(trip, here), planner=planner), want=want, kept=kept)
-
-
-def after_subset(trip: t.Trip) -> tuple[State, set[str], bool]:
-    """What the destination must hold, which tensors in it stay as they were, and whether anything does."""
-    saved, into = flatten(trip.save.state), flatten(trip.load.state)
-    unsaved = {path for name, (path, _) in into.items() if name not in saved}
-    kept = {leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)}
-    return spoiled_at(trip.load.state, unsaved), kept, bool(unsaved)
-
-
-def spoiled_at(state: State, paths: set[Path]) -> State:
-    """``state`` with the leaves at ``paths`` as the destination held them before."""
-
-    def visit(path: Path, value: object) -> object:
-        if path in paths:
-            return spoiled(value)
-        if isinstance(value, Stateful):
-            return Stateful({key: visit((*path, str(key)), entry) for key, entry in value.state.items()})
-        if isinstance(value, dict):
-            return {key: visit((*path, str(key)), entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [visit((*path, at), entry) for at, entry in enumerate(value)]
-        return value
-
-    return {key: visit((key,), value) for key, value in state.items()}
-
-
-def check_refused_load(case: Case, here: Here) -> None:
-    """A load that cannot be right is refused by all ranks alike, names the culprit, and changes nothing."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        return
-    state = t.destination(trip, here)
-    refuse(here, lambda: t.load(here, state), "load", case.get("culprit"))
-    # nothing may be half loaded
-    t.judge(trip, here, state, check="kept", want=spoiled(trip.load.state), kept=slots(trip.load.state))
-
-
-def check_refused_save(case: Case, here: Here) -> None:
-    """A state that cannot be saved is refused by all ranks alike, and the checkpoint that was there still loads."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        other = replace(trip.save, state=trip.load.state)
-        bad = t.build(other, lambda name: t.placed(here, other, name, trip.values[name], torch.clone))
-        refuse(here, lambda: t.save(trip, here, bad), "save", case.get("culprit"))
-        return
-    good = t.Trip(trip.save, trip.save, trip.worlds, trip.values, trip.writer, trip.planner)
-    t.judge(good, here, t.load(here, t.destination(good, here)), check="kept")
-
-
-def refuse(here: Here, attempt: Callable[[], object], check: str, culprit: str) -> None:
-    """``attempt`` must raise a ``CheckpointException`` that names ``culprit``."""
-    said: list[str] = []
-
-    def tried() -> None:
-        try:
-            attempt()
-        except t.CheckpointFailed as error:
-            said.append(str(error).splitlines()[0])
-            raise
-
-    if here.refused(tried, check, f"a {check} that cannot be right", errors=(t.CheckpointFailed,)):
-        here.require(culprit in said[0], "wrong-error", f"{check} message", f"the refusal does not name {culprit!r}", culprit, said[0])
-
-
 KINDS = (
-    'mesh=2 x=4:S(0) state={a:{n:5,w:x},b:b"ab",c:"text",d:None,e:1.5,f:True,g:[1,2.0,"x"],h:(1,(2,None)),i:[],j:{},k:{1,2},l:7}',
-    'mesh=2 mesh.load=3 x=5x2:S(0) y=3:R:int64 state={opt:{state:{w:{step:y,m:x}},groups:[{lr:0.1,names:["w"]},{lr:0.2,names:["b"]}]}}',
+    "mesh=2 x=4:S(0) "
+    'state={a:{n:5,w:x},b:b"ab",c:"text",d:None,e:1.5,f:True,g:[1,2.0,"x"],h:(1,(2,None)),i:[],j:{},k:{1,2},l:7}',
+    "mesh=2 mesh.load=3 x=5x2:S(0) y=3:R:int64 "
+    'state={opt:{state:{w:{step:y,m:x}},groups:[{lr:0.1,names:["w"]},{lr:0.2,names:["b"]}]}}',
     "mesh=2 mesh.load=1 x=4:- y=3:S(0):bool state={l:[x,y,3],n:[[x],[1,2]],t:(x,1),u:[(x,),{q:1}]} to.y=R",
     'mesh=2 x=3:R state={"a.b":x,a:{c:1},"1":2,d:{"e.f":{g:x,h:"v"}},Z:0,_:b""}',
     "mesh=3 mesh.load=2 x=7:S(0) y=2x2:R:float64 state={m:{a:{b:{c:x}},d:{e:y}},n:-3,s:{x:1,y:None}}",
@@ -205,12 +118,12 @@ REFUSED_SAVES = (
 )
 
 
-def _state_draws(law: str, limits: Limits, *, stateful: bool = False) -> SearchStrategy[Case]:
+def states(limits: Limits, *, stateful: bool = False) -> SearchStrategy[Case]:
     def fields(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
         drawn = state_dicts(names, stateful=stateful).filter(_without_empty_dicts)
         return {"state": format_state(draw(drawn))}
 
-    return trips(law, limits, tensors=2, plain=False, extra=fields)
+    return trips(limits, tensors=2, plain=False, extra=fields)
 
 
 def _without_empty_dicts(state: State) -> bool:
@@ -219,98 +132,159 @@ def _without_empty_dicts(state: State) -> bool:
     return {*flatten(unflatten(flat))} == {*flat}
 
 
-REFUSALS = {
-    "missing": (
-        "A load into a state with a key that the checkpoint has not is refused on all ranks, by name, and changes nothing.",
-        "missing_dtensor_accepted",
-    ),
-    "size": ("A load into a tensor of another global shape is refused on all ranks, by name, and changes nothing.", "size_check_by_dims"),
-    "kind": (
-        "A load of a tensor into another value, or the other way round, is refused on all ranks, by name, and changes nothing.",
-        "kind_check_skipped",
-    ),
-}
+@after_save(
+    "stateful",
+    source=f"{LOAD}: for each Stateful object state_dict is called before, load_state_dict after the deserialization",
+    holds="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
+    texts=STATEFUL,
+    draw=lambda limits: states(limits, stateful=True),
+    draws=2,
+)
+def stateful(state: Blank, reader: Reader, folder: Folder):
+    """An object with state_dict and load_state_dict is saved by the one and loaded by the other, once, with what was
+    saved."""
+    apps = {key: value for key, value in state.items() if isinstance(value, App)}
+    load(state, reader(folder))
+    others = [key for key, app in apps.items() if state[key] is not app]
+    return {"loaded": state, "other objects": others, "calls": {key: app.loads for key, app in apps.items()}}
 
 
-def _refused(variant: str) -> Law:
-    clause, fault = REFUSALS[variant]
-    return law_of(
-        f"refuses[{variant}]",
-        clause=clause,
-        source=f"{DOCS}, DefaultLoadPlanner and LoadPlanner.create_local_plan",
-        check=check_refused_load,
-        holds=REFUSED_LOADS[variant][0],
-        planted=fault,
-        texts=REFUSED_LOADS[variant],
-        sweeps=len(REFUSED_LOADS[variant]),
-        stages=t.worlds,
-        features=must_refuse,
-        script=roundtrip_scripts.refused_load,
-    )
+@stateful.due
+def _(state: Contents):
+    apps = [key for key, value in state.tree.items() if isinstance(value, Stateful)]
+    return {"loaded": state, "other objects": Of([]), "calls": Of(dict.fromkeys(apps, 1))}
+
+
+@after_save(
+    "subset",
+    source=f"{DOCS}, DefaultLoadPlanner: allow_partial_load",
+    holds="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
+    texts=SUBSET,
+)
+def subset(
+    state: Blank, reader: Reader, planner: Annotated[Any, PlannerField(saves=False, partial=True)], folder: Folder
+):
+    """A load fills what the destination names, ignores what else was saved, and in a partial load leaves alone what was
+    not."""
+    return {"loaded": load(state, reader(folder), planner)}
+
+
+@subset.due
+def _(state: Contents):
+    saved, into = flatten(state.trip.save.state), flatten(state.tree)
+    unsaved = {path for name, (path, _) in into.items() if name not in saved}
+    kept = [leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)]
+    return {"loaded": state.holding(spoiled_at(state.tree, unsaved), kept)}
+
+
+def spoiled_at(state: State, paths: set[Path]) -> State:
+    """``state`` with the leaves at ``paths`` as the destination held them before."""
+
+    def visit(path: Path, value: object) -> object:
+        if path in paths:
+            return spoiled(value)
+        if isinstance(value, Stateful):
+            return Stateful({key: visit((*path, str(key)), entry) for key, entry in value.state.items()})
+        if isinstance(value, dict):
+            return {key: visit((*path, str(key)), entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [visit((*path, at), entry) for at, entry in enumerate(value)]
+        return value
+
+    return {key: visit((key,), value) for key, value in state.items()}
 
 
 def must_refuse(case: Case) -> set[str]:
-    if "into" not in case:
-        return {"must-refuse"}
     try:
         saved, into = flatten(parse_state(case.get("state"))), flatten(parse_state(case.get("into")))
     except FlattenError:
         return {"must-refuse"}
-    crossed = any(isinstance(leaf, Slot) and name in saved and not isinstance(saved[name][1], Slot) for name, (_, leaf) in into.items())
+    crossed = any(
+        isinstance(leaf, Slot) and name in saved and not isinstance(saved[name][1], Slot)
+        for name, (_, leaf) in into.items()
+    )
     return {"must-refuse", "value-for-tensor"} if crossed else {"must-refuse"}
 
 
+def refused_load(state: Blank, reader: Reader, culprit: Word, folder: Folder):
+    """A load that cannot be right is refused by all ranks alike, names the culprit, and changes nothing."""
+    refused = caught(lambda: load(state, reader(folder)))
+    return {"load": refused, "load message": culprit in first_line(refused), "kept": state}
+
+
+def refused(variant: str, clause: str) -> Law:
+    made = after_save(
+        f"refuses[{variant}]",
+        clause=clause,
+        source=f"{DOCS}, DefaultLoadPlanner and LoadPlanner.create_local_plan",
+        holds=REFUSED_LOADS[variant][0],
+        texts=REFUSED_LOADS[variant],
+        features=must_refuse,
+    )(refused_load)
+    made.due(lambda state, culprit: {**refused_by_name("load", culprit), "kept": state.untouched()})
+    return made
+
+
+@trip_law(
+    "refuses[save]",
+    source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
+    holds=REFUSED_SAVES[1],
+    texts=REFUSED_SAVES,
+    stages=worlds,
+    features=must_refuse,
+)
+def refused_save(
+    state: Saved,
+    bad: Annotated[dict[str, Any], StateField("save", tree="load")],
+    writer: Writer,
+    culprit: Word,
+    folder: Folder,
+):
+    """A state that no checkpoint can hold is refused on all ranks when it is saved; the checkpoint that was there still
+    loads."""
+    save(state, writer(folder))
+    refused = caught(lambda: save(bad, writer(folder)))
+    return {"save": refused, "save message": culprit in first_line(refused)}
+
+
+@refused_save.due
+def _(culprit):
+    return refused_by_name("save", culprit)
+
+
+@refused_save.then
+def _(state: Annotated[dict[str, Any], StateField("save", blank="poison")], reader: Reader, folder: Folder):
+    return {"kept": load(state, reader(folder))}
+
+
+@refused_save.due
+def _(state):
+    return {"kept": state}
+
+
 LAWS = (
-    law_of(
+    round_trip(
         "kinds",
-        clause="Every value of a nested state comes back in its place, equal and of its type, whatever stands beside it.",
+        clause="Every value of a nested state comes back in its place, equal and of its type, whatever stands "
+        "beside it.",
         source=f"{LOAD}: non-tensor data is loaded and replaced in the state_dict; flatten_state_dict",
         holds="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
-        planted="numbers_at_the_top_dropped",
         texts=KINDS,
-        sweeps=9,
-        draw=lambda limits: _state_draws("roundtrip.kinds", limits),
+        draw=states,
         draws=10,
         weight=2.0,
-        stages=t.worlds,
     ),
-    law_of(
-        "stateful",
-        clause="An object with state_dict and load_state_dict is saved by the one and loaded by the other, once, with what was saved.",
-        source=f"{LOAD}: for each Stateful object state_dict is called before, load_state_dict after the deserialization",
-        check=check_stateful,
-        holds="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
-        planted="stateful_not_told",
-        texts=STATEFUL,
-        sweeps=4,
-        draw=lambda limits: _state_draws("roundtrip.stateful", limits, stateful=True),
-        draws=2,
-        stages=t.worlds,
+    refused(
+        "missing",
+        "A load into a state with a key that the checkpoint has not is refused on all ranks, by name, and changes "
+        "nothing.",
     ),
-    law_of(
-        "subset",
-        clause="A load fills what the destination names, ignores what else was saved, and in a partial load leaves alone what was not.",
-        source=f"{DOCS}, DefaultLoadPlanner: allow_partial_load",
-        check=check_subset,
-        holds="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
-        planted="partial_load_clears",
-        texts=SUBSET,
-        sweeps=len(SUBSET),
-        stages=t.worlds,
-        script=lambda case: roundtrip_scripts.subset(case, *after_subset(t.read_trip(case))),
+    refused(
+        "size", "A load into a tensor of another global shape is refused on all ranks, by name, and changes nothing."
     ),
-    *map(_refused, REFUSED_LOADS),
-    law_of(
-        "refuses[save]",
-        clause="A state that no checkpoint can hold is refused on all ranks when it is saved; the checkpoint that was there still loads.",
-        source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
-        check=check_refused_save,
-        holds=REFUSED_SAVES[1],
-        planted="duplicate_names_accepted",
-        texts=REFUSED_SAVES,
-        sweeps=3,
-        stages=t.worlds,
-        features=must_refuse,
-        script=roundtrip_scripts.refused_save,
+    refused(
+        "kind",
+        "A load of a tensor into another value, or the other way round, is refused on all ranks, by name, and "
+        "changes nothing.",
     ),
 )

@@ -2,230 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
-from conformance import trip as t
-from conformance.case import Case
-from conformance.here import Here
-from conformance.laws.roundtrip import scripts as roundtrip_scripts
-from conformance.laws.roundtrip.cases import law_of, trips
-from conformance.report.reproducer import Script
-from conformance.target import storage
-from reference.box import Box, tiling_errors
-from reference.checkpoint.load_plan import read_items
-from reference.checkpoint.state_dict import Slot, flatten
-from reference.notation import Shape
+from shardlaw.conformance.law.due import Either, Of
+from shardlaw.conformance.law.fields import Field, Folder, Rank, WorldSize
+from shardlaw.conformance.laws.checkpoint import trip as t
+from shardlaw.conformance.laws.checkpoint.calls import load, save
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, PlannerField, Reader, Saved, SavePlanner, Writer
+from shardlaw.conformance.laws.roundtrip.cases import after_save, load_act, trip_law, trips
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.load_plan import read_items
+from shardlaw.reference.checkpoint.state_dict import Slot, flatten
+from shardlaw.reference.notation import Shape
 
 DOCS = "torch.distributed.checkpoint docs"
-
-
-def check_files(case: Case, here: Here) -> None:
-    """However a checkpoint is cut into files, it is the same; one file an item, or as many a rank as there are threads."""
-    t.round_trip(case, here)
-    if here.stage == 0:
-        trip = t.read_trip(case)
-        extents = storage.extents(here.target, here.folder(), storage.reader(here.target, here.folder()).read_metadata())
-        if extents is not None:
-            files = len({extent.file for extent in extents})
-            most = here.world * trip.writer.get("thread_count", 1) if trip.writer.get("single_file_per_rank", True) else len(extents)
-            least = 1 if trip.writer.get("single_file_per_rank", True) else len(extents)
-            held = least <= files <= most
-            here.require(held, "wrong-layout", "files", f"{len(extents)} items lie in {files} files", (least, most), files)
-
-
-def check_metadata(case: Case, here: Here) -> None:
-    """The metadata of a checkpoint describes what was saved, and where it lies."""
-    trip = t.read_trip(case)
-    t.save(trip, here)
-    metadata = storage.reader(here.target, here.folder()).read_metadata()
-    saved = flatten(trip.save.state)
-    known = metadata.state_dict_metadata
-    message = "the metadata names other leaves than were saved"
-    here.require({*known} == {*saved}, "wrong-metadata", "names", message, sorted(saved), sorted(known))
-    for name, (path, leaf) in saved.items():
-        entry = known.get(name)
-        kind: Any = TensorStorageMetadata if isinstance(leaf, Slot) else BytesStorageMetadata
-        right = here.require(isinstance(entry, kind), "wrong-metadata", "kind", f"{name} is described as {type(entry).__name__}")
-        if right and isinstance(leaf, Slot):
-            _judge_tensor_entry(here, trip, leaf.name, name, entry)
-        if metadata.planner_data is not None:
-            told = metadata.planner_data.get(name)
-            here.require(told == path, "wrong-metadata", "path", f"the path of {name} is another", path, told)
-    _judge_extents(here, metadata)
-
-
-def _judge_tensor_entry(here: Here, trip: t.Trip, slot: str, name: str, entry: Any) -> None:
-    spec = trip.save.specs[slot]
-    here.require(tuple(entry.size) == spec.shape, "wrong-metadata", "size", f"{name} has another size", spec.shape, tuple(entry.size))
-    dtype = entry.properties.dtype
-    here.require(dtype == spec.torch_dtype, "wrong-metadata", "dtype", f"{name} has another dtype", spec.torch_dtype, dtype)
-    boxes = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-    # in bounds, disjoint, and of the tensor's volume together
-    errors = tiling_errors(spec.shape, [box for box in boxes if box.volume])
-    here.require(not errors, "wrong-metadata", "tiling", f"the chunks of {name} do not tile it: {'; '.join(errors)}", spec.shape, boxes)
-    # no shard is cut up: there are as many chunks as different shards
-    due = due_chunks(trip, slot)
-    found = sorted((box.offset, box.size) for box in boxes if box.volume)
-    here.require(found == due, "wrong-metadata", "chunks", f"the chunks of {name} are not the shards that were saved", due, found)
-
-
-def due_chunks(trip: t.Trip, slot: str) -> list[tuple[Shape, Shape]]:
-    """Offset and size of every different shard with elements of a saved tensor."""
-    layout, shape = trip.save.layout(slot), trip.save.specs[slot].shape
-    boxes = {((0,) * len(shape), shape)}
-    if layout is not None:
-        boxes = {(layout.offset(coord), layout.local_shape(coord)) for coord in layout.mesh.coords()}
-    return sorted((offset, size) for offset, size in boxes if 0 not in size)
-
-
-def metadata_script(case: Case) -> Script:
-    trip = t.read_trip(case)
-    due: dict[str, list[Any]] = {}
-    for name, (path, leaf) in flatten(trip.save.state).items():
-        due[name] = [path]
-        if isinstance(leaf, Slot):
-            due[name] += [f"torch.{trip.save.specs[leaf.name].dtype}", trip.save.specs[leaf.name].shape, due_chunks(trip, leaf.name)]
-    return roundtrip_scripts.metadata(case, due)
-
-
-def _judge_extents(here: Here, metadata: Metadata) -> None:
-    extents = storage.extents(here.target, here.folder(), metadata)
-    if extents is None:
-        return
-    indices = set(metadata.storage_data or {})
-    for name, entry in metadata.state_dict_metadata.items():
-        wanted = [None] if isinstance(entry, BytesStorageMetadata) else [tuple(chunk.offsets) for chunk in entry.chunks]
-        got = [None if index.offset is None else tuple(index.offset) for index in indices if index.fqn == name]
-        same = sorted(map(repr, wanted)) == sorted(map(repr, got))
-        here.require(same, "wrong-metadata", "storage", f"the items stored of {name} are not its chunks", wanted, got)
-    extents.sort(key=lambda extent: (extent.file, extent.start, extent.end))
-    for extent in extents:
-        held = 0 <= extent.start < extent.end <= extent.size
-        message = f"{extent.name} lies outside its file {extent.file}"
-        here.require(held, "wrong-metadata", "extent", message, f"within {extent.size} bytes", extent)
-    for one, other in pairwise(extents):
-        apart = one.file != other.file or one.end <= other.start
-        here.require(apart, "wrong-metadata", "extent", f"{one.name} and {other.name} share bytes of {one.file}", "", (one, other))
-
-
 Item = tuple[str, Shape | None]
 
-
-class Recorder(DefaultSavePlanner):
-    """Notes which items this rank is to write."""
-
-    items: list[Item]
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        plan = super().finish_plan(new_plan)
-        self.items = [(item.index.fqn, None if item.index.offset is None else tuple(item.index.offset)) for item in plan.items]
-        return plan
-
-
-def check_dedup(case: Case, here: Here) -> None:
-    """What several ranks hold is written by one of them: the lowest where that is asked for, else shared out evenly."""
-    trip = t.read_trip(case)
-    planner = Recorder(**trip.planner)
-    t.save(trip, here, planner=planner)
-    holders = holders_of(trip, here.world)
-    mine = [item for item in planner.items if item in holders]
-    here.require(len({*mine}) == len(mine), "wrong-metadata", "once", "this rank writes an item twice", "", mine)
-    strange = [item for item in mine if here.rank not in holders[item]]
-    here.require(not strange, "wrong-metadata", "holder", "this rank writes what it does not hold", holders, strange)
-    if case.get("dedup", "") == "lowest":
-        due, got = sorted((item for item, ranks in holders.items() if ranks[0] == here.rank), key=repr), sorted(mine, key=repr)
-        here.require(got == due, "wrong-metadata", "lowest", "the lowest holder must write, no other", due, got)
-        return
-    alone = [item for item, ranks in holders.items() if ranks == [here.rank]]
-    here.require({*alone} <= {*mine}, "wrong-metadata", "alone", "what this rank alone holds is not written by it", alone, mine)
-    shared = [item for item, ranks in holders.items() if ranks == [*range(here.world)]]
-    if len(shared) == len(holders):
-        least, most = len(shared) // here.world, -(-len(shared) // here.world)
-        written = len([item for item in mine if item in shared])
-        message = f"{written} of {len(shared)} items that all ranks hold are written here"
-        here.require(least <= written <= most, "wrong-metadata", "balance", message, (least, most), mine)
-
-
-def holders_of(trip: t.Trip, world: int) -> dict[Item, list[int]]:
-    """The ranks that hold each item with elements of what is saved, lowest first."""
-    holders: dict[Item, list[int]] = {}
-    for name, (_, leaf) in flatten(trip.save.state).items():
-        layout = trip.save.layout(leaf.name) if isinstance(leaf, Slot) else None
-        for rank in range(world):
-            if layout is None:
-                offset = (0,) * len(trip.save.specs[leaf.name].shape) if isinstance(leaf, Slot) else None
-                holders.setdefault((name, offset), []).append(rank)
-                continue
-            coord = layout.mesh.coord(rank)
-            if coord is not None and 0 not in layout.local_shape(coord):
-                holders.setdefault((name, layout.offset(coord)), []).append(rank)
-    return holders
-
-
-def dedup_script(case: Case) -> Script:
-    trip, world = t.read_trip(case), case.world
-    holders = holders_of(trip, world)
-    lowest = {rank: sorted((item for item, ranks in holders.items() if ranks[0] == rank), key=repr) for rank in range(world)}
-    return roundtrip_scripts.dedup(case, lowest if case.get("dedup", "") == "lowest" else None)
-
-
-Read = tuple[str, Shape, Shape, Shape, Shape]
-
-
-class Reader(DefaultLoadPlanner):
-    """Notes what this rank is to read: of every part the name, where its chunk begins, and its place in the chunk and in the shard."""
-
-    reads: list[Read]
-
-    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        plan = super().finish_plan(new_plan)
-        self.reads = []
-        for item in plan.items:
-            chunk = item.storage_index.offset
-            if chunk is not None:
-                place = tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
-                self.reads.append((item.dest_index.fqn, tuple(chunk), *place))
-        self.reads.sort()
-        return plan
-
-
-def check_reads(case: Case, here: Here) -> None:
-    """A rank reads of every saved chunk what it has in common with its shards: all of it, once, and nothing else."""
-    trip = t.read_trip(case)
-    if here.stage == 0:
-        t.save(trip, here)
-        return
-    planner = Reader()
-    t.judge(trip, here, t.load(here, t.destination(trip, here), planner=planner))
-    metadata = storage.reader(here.target, here.folder()).read_metadata()
-    due: list[Read] = []
-    for name, (_, leaf) in flatten(trip.load.state).items():
-        entry: Any = metadata.state_dict_metadata[name]
-        if isinstance(leaf, Slot):
-            chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-            for item in read_items(chunks, wanted(trip.load, leaf.name, here.rank)):
-                due.append((name, chunks[item.chunk].offset, item.chunk_offset, item.box_offset, item.lengths))
-    message = "the parts that this rank reads are not what its shards have in common with the saved chunks"
-    here.require(planner.reads == sorted(due), "wrong-metadata", "reads", message, sorted(due), planner.reads)
-
-
-def wanted(end: t.End, name: str, rank: int) -> list[Box]:
-    """The boxes of a tensor that a rank must fill."""
-    layout, shape = end.layout(name), end.specs[name].shape
-    if layout is None:
-        return [Box((0,) * len(shape), shape)]
-    coord = layout.mesh.coord(rank)
-    box = None if coord is None else layout.box(coord)
-    return [] if box is None else [box]
-
-
 FILES = (
-    'mesh=2 mesh.load=3 x=5x3:S(0) a=7:R:int64 b=4:S(0):bool c=():R threads=2 state={x:x,a:a,b:b,c:c,n:1,m:None,k:(1,2),s:"text"}',
+    "mesh=2 mesh.load=3 x=5x3:S(0) a=7:R:int64 b=4:S(0):bool c=():R threads=2 "
+    'state={x:x,a:a,b:b,c:c,n:1,m:None,k:(1,2),s:"text"}',
     'mesh=2 mesh.load=1 x=5x3:S(0) a=7:R:int64 b=4x4:S(1):float64 files=item state={x:x,l:[a,b],n:1,m:b"xy"}',
     "mesh=2 mesh.load=2 x=3:S(0) a=9x2:S(0) b=2:- c=6:R:uint8 threads=3 files=item state={x:x,a:a,b:b,c:c,n:1,m:2,k:3}",
     "mesh=3 mesh.load=2 x=5x3:S(1) a=7:R b=4:S(0):int32 c=8:S(0):bfloat16 threads=3 files=rank",
@@ -254,53 +56,256 @@ DEDUP = (
     "mesh=3 a=4:- b=4:- c=4:- d=4:- x=4:-",
     "mesh=2x2 x=6:S(0),R a=4x4:R,R b=5:R,S(0) c=8:S(0),S(0)",
 )
-LAWS = (
-    law_of(
-        "files",
-        check=check_files,
-        clause="Number of writer threads, one file a rank or one an item: what is loaded is what was saved.",
-        source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
-        holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
-        planted="threads_drop_values",
-        texts=FILES,
-        sweeps=6,
-        stages=t.worlds,
-    ),
-    law_of(
-        "metadata",
-        clause="The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file, apart.",
-        source=f"{DOCS}, Metadata; StorageWriter.finish",
-        check=check_metadata,
-        script=metadata_script,
-        holds="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
-        planted="every_item_at_offset_zero",
-        texts=METADATA,
-        sweeps=6,
-        draw=lambda limits: trips("roundtrip.metadata", limits),
-        draws=4,
-    ),
-    law_of(
-        "reads",
-        clause="A rank reads of every saved chunk what it has in common with its shards, each element once, and nothing else.",
-        source=f"{DOCS}, load: each rank reads the least that is necessary; ReadItem",
-        check=check_reads,
-        holds="mesh=2x2 x=4x2:S(0),S(1)",
-        planted="neighbours_read_too",
-        texts=READS,
-        sweeps=4,
-        draw=lambda limits: trips("roundtrip.reads", limits),
-        draws=4,
-        stages=t.worlds,
-    ),
-    law_of(
-        "dedup",
-        clause="What several ranks hold is written by exactly one of them: the lowest where that is asked for, else shared out.",
-        source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
-        check=check_dedup,
-        script=dedup_script,
-        holds="mesh=2 x=6:R a=4:R dedup=lowest",
-        planted="duplicates_kept_by_the_highest",
-        texts=DEDUP,
-        sweeps=6,
-    ),
+
+
+@trip_law(
+    "files",
+    source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
+    holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
+    texts=FILES,
+    stages=t.worlds,
 )
+def files(
+    state: Saved,
+    writer: Writer,
+    reader: Reader,
+    world: WorldSize,
+    in_files: InFiles,
+    folder: Folder,
+    threads: int = 1,
+    files: str = "rank",
+):
+    """Number of writer threads, one file a rank or one an item: what is loaded is what was saved."""
+    save(state, writer(folder))
+    places = [info.relative_path for info in reader(folder).read_metadata().storage_data.values()] if in_files else []
+    most = len(places) if files == "item" else world * threads
+    least = len(places) if files == "item" else min(len(places), 1)
+    return {"source": state, "as many files as asked for": least <= len({*places}) <= most}
+
+
+@files.due
+def _(state):
+    return {"source": state, "as many files as asked for": Of(True, "wrong-layout")}
+
+
+files.then(load_act)
+
+
+@files.due
+def _(state):
+    return {"loaded": state}
+
+
+def spans_of(metadata: Any, folder: str) -> list[tuple[str, int, int, int]]:
+    """Where every stored item lies: its file, its first byte, the one after its last, and the size of the file."""
+    found = []
+    for info in metadata.storage_data.values():
+        path = os.path.join(folder, info.relative_path)
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        found.append((info.relative_path, info.offset, info.offset + info.length, size))
+    return sorted(found)
+
+
+def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
+    """Of every leaf the offsets of what is stored of it: those of its chunks, or ``None``."""
+    stored: dict[str, list[Any]] = {name: [] for name in metadata.state_dict_metadata}
+    for index in metadata.storage_data:
+        stored[index.fqn].append(None if index.offset is None else tuple(index.offset))
+    return {name: sorted(offsets, key=repr) for name, offsets in stored.items()}
+
+
+@trip_law(
+    "metadata",
+    source=f"{DOCS}, Metadata; StorageWriter.finish",
+    holds="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
+    texts=METADATA,
+    draw=trips,
+    draws=4,
+)
+def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder):
+    """The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file,
+    apart."""
+    save(state, writer(folder), planner)
+    metadata = reader(folder).read_metadata()
+    leaves = metadata.state_dict_metadata
+    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorStorageMetadata)}
+    chunks = {
+        name: sorted((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in leaf.chunks)
+        for name, leaf in tensors.items()
+    }
+    told = {
+        "names": sorted(leaves),
+        "tensors": {name: (tuple(leaf.size), leaf.properties.dtype) for name, leaf in tensors.items()},
+        "chunks": {name: [chunk for chunk in held if 0 not in chunk[1]] for name, held in chunks.items()},
+        "paths": metadata.planner_data,
+    }
+    if not in_files:
+        return {**told, "stored otherwise": [], "outside of their files": [], "sharing bytes": []}
+    spans, stored = spans_of(metadata, folder), stored_offsets(metadata)
+    described = {name: sorted(offset for offset, _ in chunks[name]) if name in chunks else [None] for name in leaves}
+    return {
+        **told,
+        "stored otherwise": [name for name in leaves if stored[name] != sorted(described[name], key=repr)],
+        "outside of their files": [span for span in spans if not 0 <= span[1] < span[2] <= span[3]],
+        "sharing bytes": [(one, other) for one, other in pairwise(spans) if one[0] == other[0] and one[2] > other[1]],
+    }
+
+
+@metadata.due
+def _(state: Contents):
+    leaves = flatten(state.tree)
+    tensors = {name: leaf.name for name, (_, leaf) in leaves.items() if isinstance(leaf, Slot)}
+    specs = state.end.specs
+    return {
+        "names": Of(sorted(leaves)),
+        "tensors": Of({name: (specs[slot].shape, specs[slot].torch_dtype) for name, slot in tensors.items()}),
+        "chunks": Of({name: due_chunks(state, slot) for name, slot in tensors.items()}),
+        "paths": Of({name: path for name, (path, _) in leaves.items()}),
+        "stored otherwise": Of([]),
+        "outside of their files": Of([]),
+        "sharing bytes": Of([]),
+    }
+
+
+def due_chunks(state: Contents, slot: str) -> list[tuple[Shape, Shape]]:
+    """Offset and size of every different shard with elements of a saved tensor."""
+    layout, shape = state.trip.save.layout(slot), state.trip.save.specs[slot].shape
+    boxes = {((0,) * len(shape), shape)}
+    if layout is not None:
+        boxes = {(layout.offset(coord), layout.local_shape(coord)) for coord in layout.mesh.coords()}
+    return sorted((offset, size) for offset, size in boxes if 0 not in size)
+
+
+class Recorder(DefaultSavePlanner):
+    """Notes which items with elements this rank is to write."""
+
+    items: list[Any]
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        plan = super().finish_plan(new_plan)
+        filled = [item for item in plan.items if item.tensor_data is None or item.tensor_data.chunk.sizes.numel()]
+        self.items = [
+            (item.index.fqn, None if item.index.offset is None else tuple(item.index.offset)) for item in filled
+        ]
+        return plan
+
+
+class HoldersField(Field):
+    """The ranks that hold each item of what is saved, lowest first."""
+
+    always = True
+
+    def read(self, case: Any, name: str) -> dict[Item, list[int]]:
+        return holders_of(t.read_trip(case), case.world)
+
+
+@trip_law(
+    "dedup",
+    source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
+    holds="mesh=2 x=6:R a=4:R dedup=lowest",
+    texts=DEDUP,
+)
+def deduplicated(
+    state: Saved,
+    writer: Writer,
+    planner: Annotated[Any, PlannerField(saves=True, made=Recorder)],
+    holders: Annotated[dict[Any, list[int]], HoldersField()],
+    rank: Rank,
+    folder: Folder,
+):
+    """What several ranks hold is written by exactly one of them: the lowest where that is asked for, else shared
+    out."""
+    save(state, writer(folder), planner)
+    mine = planner.items
+    shared = sum(item in mine for item, ranks in holders.items() if len(ranks) > 1)
+    return {
+        "twice": [item for item in mine if mine.count(item) > 1],
+        "not held": [item for item in mine if rank not in holders[item]],
+        "held alone": [item for item, ranks in holders.items() if ranks == [rank] and item not in mine],
+        "written": sorted(mine, key=repr),
+        "shared": shared,
+    }
+
+
+@deduplicated.due
+def _(holders, rank: Rank, world: WorldSize, dedup: str = ""):
+    lowest = sorted((item for item, ranks in holders.items() if ranks[0] == rank), key=repr)
+    together = all(ranks == [*range(world)] for ranks in holders.values())
+    share = len(holders) // world, -(-len(holders) // world)
+    return {
+        "twice": Of([]),
+        "not held": Of([]),
+        "held alone": Of([]),
+        "written": Of(lowest) if dedup == "lowest" else ...,
+        "shared": Either((Of(share[0]), Of(share[1]))) if together and dedup != "lowest" else ...,
+    }
+
+
+def holders_of(trip: t.Trip, world: int) -> dict[Item, list[int]]:
+    """The ranks that hold each item with elements of what is saved, lowest first."""
+    holders: dict[Item, list[int]] = {}
+    for name, (_, leaf) in flatten(trip.save.state).items():
+        layout = trip.save.layout(leaf.name) if isinstance(leaf, Slot) else None
+        for rank in range(world):
+            if layout is None:
+                offset = (0,) * len(trip.save.specs[leaf.name].shape) if isinstance(leaf, Slot) else None
+                holders.setdefault((name, offset), []).append(rank)
+                continue
+            coord = layout.mesh.coord(rank)
+            if coord is not None and 0 not in layout.local_shape(coord):
+                holders.setdefault((name, layout.offset(coord)), []).append(rank)
+    return holders
+
+
+class Reading(DefaultLoadPlanner):
+    """Notes what this rank is to read: of every part the name, where its chunk begins, and its place in the chunk and
+    in the shard."""
+
+    reads: list[Any]
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        plan = super().finish_plan(new_plan)
+        self.reads = []
+        for item in plan.items:
+            chunk = item.storage_index.offset
+            if chunk is not None:
+                place = tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
+                self.reads.append((item.dest_index.fqn, tuple(chunk), *place))
+        self.reads.sort()
+        return plan
+
+
+@after_save(
+    "reads",
+    source=f"{DOCS}, load: each rank reads the least that is necessary; ReadItem",
+    holds="mesh=2x2 x=4x2:S(0),S(1)",
+    texts=READS,
+    draw=trips,
+    draws=4,
+)
+def reads(
+    state: Blank, reader: Reader, planner: Annotated[Any, PlannerField(saves=False, made=Reading)], folder: Folder
+):
+    """A rank reads of every saved chunk what it has in common with its shards, each element once, and nothing else."""
+    return {"loaded": load(state, reader(folder), planner), "reads": planner.reads}
+
+
+@reads.due
+def _(state: Contents, rank: Rank):
+    due = []
+    for name, (_, leaf) in flatten(state.tree).items():
+        if isinstance(leaf, Slot):
+            chunks = [Box(*chunk) for chunk in due_chunks(state, leaf.name)]
+            for item in read_items(chunks, wanted(state.end, leaf.name, rank)):
+                due.append((name, chunks[item.chunk].offset, item.chunk_offset, item.box_offset, item.lengths))
+    return {"loaded": state, "reads": Of(sorted(due))}
+
+
+def wanted(end: t.End, name: str, rank: int) -> list[Box]:
+    """The boxes of a tensor that a rank must fill."""
+    layout, shape = end.layout(name), end.specs[name].shape
+    if layout is None:
+        return [Box((0,) * len(shape), shape)]
+    coord = layout.mesh.coord(rank)
+    box = None if coord is None else layout.box(coord)
+    return [] if box is None else [box]

@@ -8,14 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.case import Case
-from conformance.here import Here
-from conformance.law import Law, Limits
-from reference.notation import Shape
-from reference.sharded_tensor import Spec, of_rank
-from reference.tensors import TensorSpec
-from strategies import shapes
-from strategies.shard_specs import chunk_specs, specs
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.sharded_tensor.fields import features, members
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.sharded_tensor import Spec, of_rank
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.shard_specs import chunk_specs, specs
 
 WORLDS = (2, 3, 2, 3, 4)
 GROUPS = {3: ((1, 2), (0, 2)), 4: ((1, 3), (0, 2, 3), (1, 2, 3))}
@@ -24,10 +25,10 @@ MAKES = ("zeros", "ones", "full", "empty", "rand", "randn")
 FLOATS = ("float32", "float64", "bfloat16")
 
 
-def law_of(name: str, *, holds: str, check: Callable[[Case, Here], None], **fields: Any) -> Law:
-    """The law ``sharded_tensor.NAME`` whose control is ``holds``."""
-    law = f"sharded_tensor.{name}"
-    return Law(id=law, check=check, control=f"{law} {holds}", **{"needs": ("object_collectives",), "smallest": 1, **fields})
+def sharded_law(id: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
+    """A law that only the members of the group of a case act in."""
+    usual = {"needs": ("object_collectives",), "smallest": 1, "members": members, "features": features("spec")}
+    return law(id, **{**usual, **record})
 
 
 @st.composite
@@ -44,7 +45,7 @@ def dtypes(limits: Limits, names: Sequence[str] = DTYPES) -> SearchStrategy[str]
     return st.sampled_from([name for name in names if name in limits.dtypes])
 
 
-def made(law: str, limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
+def made(limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
     """Cases of a factory."""
 
     @st.composite
@@ -54,13 +55,12 @@ def made(law: str, limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
         make = draw(st.sampled_from(MAKES))
         x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make.startswith("rand") else DTYPES)))
         apart = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
-        return Case.of(law, world=world, **more, x=x, spec=spec, make=make, size=apart)
+        return fields(world=world, **more, x=x, spec=spec, make=make, size=apart)
 
     return case()
 
 
 def placed(
-    law: str,
     limits: Limits,
     *,
     chunks: bool = False,
@@ -68,28 +68,30 @@ def placed(
     numbered: str = "",
     hows: Sequence[str] = (),
 ) -> SearchStrategy[Case]:
-    """Cases of a tensor under a spec: of ``chunks``, one for each rank, or of any kind. ``again``: a second spec of that kind;
+    """Cases of a tensor under a spec: of ``chunks``, one for each rank, or of any kind. ``again``: a second spec of
+    that kind;
     ``numbered``: a field that names a rank by its position in the group; ``hows``: the values of the field ``how``."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         world, ranks, more = draw(shared(limits))
         shape, spec = draw(_spec(draw(shapes(min_dims=1)), ranks, chunks=chunks, every=chunks))
-        fields: dict[str, Any] = {"spec": spec}
+        drawn: dict[str, Any] = {"spec": spec}
         if again and draw(st.integers(0, 7)) < 7:
             # chunks of different sizes do not get far on gloo: few, so that they do not hide the rest
             shape = tuple(-(-extent // world) * world for extent in shape)
         if again:
-            shape, fields["respec"] = draw(_spec(shape, ranks, chunks=chunks, every=True))
+            shape, drawn["respec"] = draw(_spec(shape, ranks, chunks=chunks, every=True))
         if numbered:
-            fields[numbered] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
+            drawn[numbered] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
         if hows:
             how = draw(st.sampled_from(hows))
-            fields["how"] = None if how == "plain" else how
-        # a rank that has no shard gathers float32, and where the others have another dtype, some rank does not survive it
-        lone = fields.get("how") == "enforced" and not all(of_rank(spec.parts(shape), rank) for rank in ranks)
+            drawn["how"] = None if how == "plain" else how
+        # a rank that has no shard gathers float32, and where the others have another dtype, some rank does not survive
+        # it
+        lone = drawn.get("how") == "enforced" and not all(of_rank(spec.parts(shape), rank) for rank in ranks)
         x = TensorSpec(shape, None, "float32" if lone else draw(dtypes(limits)))
-        return Case.of(law, world=world, **more, x=x, **fields, seed=draw(st.integers(0, 9)) or None)
+        return fields(world=world, **more, x=x, **drawn, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
-from tplib import embedding
-from tplib.laws import LAWS
+from tplib import embedding, faults, laws
 
-from conformance import Here, Law, Worlds
-from reference.layout import Layout
-from reference.placement import Shard
-from strategies import layouts, meshes
+from shardlaw import Law, RankContext, Worlds
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.placement import Shard
+from shardlaw.strategies import layouts, meshes
+
+LAWS = [laws.embedding, laws.column_linear]
+# the fault that each of them must notice
+FAULTS = {"tplib.embedding": faults.last_row_is_nobodys, "tplib.column-linear": faults.parts_in_reverse}
 
 
-def look_up(here: Here, layout: Layout, ids: torch.Tensor) -> torch.Tensor | None:
+def look_up(here: RankContext, layout: Layout, ids: torch.Tensor) -> torch.Tensor | None:
     """What this rank finds in the table 0, 1, 2, ... of ``layout``, or None outside its mesh."""
     live, coord = here.mesh(layout.mesh), here.coord(layout.mesh)
     if coord is None:
@@ -40,5 +43,5 @@ def test_the_control_holds(world: Worlds, law: Law) -> None:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 def test_the_planted_fault_is_seen(world: Worlds, law: Law) -> None:
-    with world.planted(law.planted) as broken:
+    with world.planted(FAULTS[law.id]) as broken:
         assert broken.check(law).status == "deviates"

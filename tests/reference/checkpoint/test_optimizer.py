@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.box import Box, tiles_exactly
-from reference.checkpoint.load_plan import cover_errors
-from reference.checkpoint.optimizer import around, part_items, shares, shifted, shifted_back
-from strategies import shapes
-from strategies.tilings import tilings
+from shardlaw.reference.box import Box, tiles_exactly
+from shardlaw.reference.checkpoint.load_plan import cover_errors
+from shardlaw.reference.checkpoint.optimizer import around, part_items, shares, shifted, shifted_back
+from shardlaw.strategies import shapes
+from shardlaw.strategies.tilings import tilings
 
 
 @st.composite

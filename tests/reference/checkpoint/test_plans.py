@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import simulate
-from reference.box import Box, tiles_exactly
-from reference.checkpoint.load_plan import LoadError, ReadItem, cover_errors, fill, plan, read_items
-from reference.checkpoint.save_plan import (
+from shardlaw.reference import simulate
+from shardlaw.reference.box import Box, tiles_exactly
+from shardlaw.reference.checkpoint.load_plan import LoadError, ReadItem, cover_errors, fill, plan, read_items
+from shardlaw.reference.checkpoint.save_plan import (
     Metadata,
     TensorEntry,
     WriteItem,
@@ -23,11 +23,11 @@ from reference.checkpoint.save_plan import (
     sharded,
     value,
 )
-from reference.layout import Layout
-from reference.mesh import Mesh
-from reference.placement import parse_placements
-from reference.tensors import dense
-from strategies import reshards
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.tensors import dense
+from shardlaw.strategies import reshards
 
 
 def layout(shape: tuple[int, ...], mesh: str, placed: str) -> Layout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from reference.checkpoint.state_dict import (
+from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
     Slot,
     Stateful,
@@ -18,8 +18,8 @@ from reference.checkpoint.state_dict import (
     spoiled,
     unflatten,
 )
-from reference.notation import NotationError
-from strategies.state_dicts import state_dicts
+from shardlaw.reference.notation import NotationError
+from shardlaw.strategies.state_dicts import state_dicts
 
 X, Y = Slot("x"), Slot("y")
 NESTED = state_dicts(("x", "y"), stateful=True, int_keys=True)

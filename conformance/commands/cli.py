@@ -1,0 +1,293 @@
+"""The command line. Nothing heavy is imported before a request is understood.
+
+Exit codes: 0 nothing new; 1 a new finding; 2 the request cannot be understood, the target cannot start, or no case was judged: one line
+on stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from shardlaw import __version__
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.world import signals
+from shardlaw.conformance.world.hosts import torchrun
+from shardlaw.conformance.world.hosts.torchrun import follows, launch_info
+
+app = typer.Typer(
+    name="shardlaw",
+    help="Check sharded tensors and checkpoints on real processes against an executable specification.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Laws = Annotated[list[str] | None, typer.Argument(metavar="LAW", help="Law ids; * and ? are special, a leading ! excludes.")]
+TargetName = Annotated[str, typer.Option("--target", metavar="NAME", help="What to validate; see 'shardlaw targets'.")]
+
+
+@app.callback(invoke_without_command=True)
+def shardlaw(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"shardlaw {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    laws: Laws = None,
+    *,
+    target: TargetName = "gloo",
+    storage: Annotated[str | None, typer.Option(metavar="NAME", help="Checkpoint storage; default: the target's.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Ranks of the largest world; default: 4, or all that torchrun has launched.")
+    ] = None,
+    profile: Annotated[Literal["smoke", "ci", "nightly"], typer.Option(help="How many cases each law tries.")] = "smoke",
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Cut every law's list of cases short: 90s, 2m.")] = None,
+    op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="One seed, one list of cases.")] = 0,
+    expect: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Further expectations; may be repeated.")] = None,
+    no_expect: Annotated[bool, typer.Option("--no-expect", help="Expect nothing: every finding is new.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A stale expectation fails the run too.")] = False,
+    known: Annotated[Path | None, typer.Option(metavar="DIR", help="Try the findings stored here first.")] = None,
+    report: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("shardlaw-report"),
+    shard: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N parts of the run.")] = "1/1",
+    worlds: Annotated[int, typer.Option("-n", metavar="WORLDS", help="Worlds of one size side by side.")] = 1,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit for one case; default: the target's.")] = None,
+    exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,
+) -> int:
+    """Try the laws on a target; exit 1 when something new deviates."""
+    from shardlaw.conformance.run.request import DEFAULT_WORLD, RunRequest, parse_duration, parse_shard
+
+    launched = launch_info()
+    request = RunRequest(
+        laws=tuple(laws or ()),
+        target=target,
+        storage=storage,
+        world_size=world_size if world_size is not None else launched.size if launched else DEFAULT_WORLD,
+        profile=profile,
+        budget=None if budget is None else parse_duration(budget),
+        ops=tuple(op or ()),
+        seed=seed,
+        expect=tuple(expect or ()),
+        no_expect=no_expect,
+        strict=strict,
+        known=known,
+        report=report,
+        shard=parse_shard(shard),
+        worlds=worlds,
+        timeout=timeout,
+        exitfirst=exitfirst,
+        list=list_,
+    )
+    if not request.list:
+        from shardlaw.conformance.commands.run import run as run_laws
+
+        if launched:
+            return torchrun.run(launched, request.world_size, partial(run_laws, request))
+        return run_laws(request)
+    if follows():
+        return 0
+    from shardlaw.conformance.law.selection import select
+    from shardlaw.conformance.laws import catalogue
+    from shardlaw.conformance.target.config import named_target, read_config, with_storage
+
+    config = read_config()
+    with_storage(named_target(target, config), storage, config)
+    for law in select(list(catalogue().values()), request.laws, request.ops):
+        print(law.id)
+    return 0
+
+
+@app.command()
+def replay(
+    what: Annotated[str, typer.Argument(metavar="FINDING.json|FOLDER|'CASE TEXT'", help="What to try again.")],
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Default: where it was found, else gloo.")] = None,
+    storage: Annotated[str | None, typer.Option(metavar="NAME", help="Default: where it was found, else the target's.")] = None,
+    times: Annotated[int, typer.Option(metavar="N", help="How often, each time in a fresh world.")] = 1,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every rank's calls into torch, stack and output.")] = False,
+) -> int:
+    """Try stored findings or one case again; same exit codes as run."""
+    from shardlaw.conformance.commands.replay import replay as replay_cases
+
+    return replay_cases(what, target, storage, times, trace)
+
+
+@app.command()
+def repro(
+    finding: Annotated[str, typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, or a case.")],
+    output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
+) -> int:
+    """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""
+    from shardlaw.conformance.commands.replay import script_of
+
+    _give(script_of(finding), output)
+    return 0
+
+
+def _give(text: str, output: Path | None) -> None:
+    """Write a text where it was asked for, or print it. Raises :class:`UsageError`."""
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
+
+
+expect = typer.Typer(help="Expectations: known findings, each with a reason.", rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(expect, name="expect")
+
+
+@expect.callback(invoke_without_command=True)
+def expectations(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@expect.command("update")
+def expect_update(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="The folder of a report, or its report.json.")],
+    output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the entries go, at its end.")] = Path("shardlaw-expect.toml"),
+) -> int:
+    """Write an expectation for each new finding of a report.
+
+    Each wants a reason, which is yours to fill in: until then a run refuses the file. Nothing that stands in FILE is changed. Give it
+    to a run with --expect FILE, or name it in shardlaw.toml. Expectations that the run found stale or too wide are listed.
+    """
+    from shardlaw.conformance.commands.expect_update import update
+
+    return update(report, output)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="REPORT", help="The folder of a report, or its report.json: what was.")],
+    second: Annotated[Path, typer.Argument(metavar="REPORT", help="The same: what is.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """Two reports side by side; exit 1 when the second says anything worse than the first.
+
+    Two nights, two versions of torch, or a target of your own against gloo: findings that are new, gone or changed, laws with another
+    outcome, features no longer reached, and which cases only one of them judged.
+    """
+    from shardlaw.conformance.commands.compare import compare as compare_reports
+
+    return compare_reports(first, second, as_json)
+
+
+@app.command()
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT", help="The reports of the shards of one run (--shard I/N).")],
+    output: Annotated[Path, typer.Option("-o", metavar="DIR", help="Where the report of the whole goes.")] = Path("shardlaw-report"),
+) -> int:
+    """Make one report of the reports of shards; same exit codes as run."""
+    from shardlaw.conformance.commands.merge import merge as merge_reports
+
+    return merge_reports(reports, output)
+
+
+@app.command()
+def laws(
+    laws: Laws = None,
+    features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """The catalogue: id, tier, clause, source."""
+    from shardlaw.conformance.commands.listing import list_features, list_laws
+
+    print(list_features(as_json) if features else list_laws(tuple(laws or ()), as_json))
+    return 0
+
+
+@app.command()
+def show(
+    shape: Annotated[str, typer.Argument(metavar="SHAPE", help="Such as 5x6, or () for a 0-d tensor.")],
+    mesh: Annotated[str, typer.Option(metavar="MESH", help="Such as 2x3, or 2x2@0,2,1,3.")],
+    place: Annotated[str, typer.Option(metavar="PLACEMENTS", help="One a mesh dim: R, S(0), _S(0,2), P(sum).")],
+    svg: Annotated[bool, typer.Option("--svg", help="A picture instead of text: an SVG document.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
+) -> int:
+    """Who holds what of a sharded tensor."""
+    if svg:
+        from shardlaw.conformance.commands.show_svg import show_svg
+
+        _give(show_svg(shape, mesh, place), output)
+    else:
+        from shardlaw.conformance.commands.show import show as show_layout
+
+        _give(show_layout(shape, mesh, place) + "\n", output)
+    return 0
+
+
+@app.command()
+def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
+    """What can be validated here."""
+    from shardlaw.conformance.commands.doctor import list_targets
+
+    return list_targets(probe)
+
+
+@app.command()
+def doctor(target: TargetName = "gloo") -> int:
+    """Does the backend load, do ranks start, does an all_reduce end."""
+    from shardlaw.conformance.commands.doctor import examine
+
+    return examine(target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code. Never a traceback for what a person can mend."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if threading.current_thread() is not threading.main_thread():
+        return _call(arguments)
+    with signals.listening():
+        return _call(arguments)
+
+
+def _call(arguments: list[str]) -> int:
+    try:
+        code: Any = typer.main.get_command(app)(args=arguments, prog_name="shardlaw", standalone_mode=False)
+        sys.stdout.flush()
+        if signals.is_asked():  # typer makes 130 of every interrupt
+            return signals.seen_to()
+        return code if isinstance(code, int) else 0
+    except UsageError as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return signals.seen_to()
+    except (BrokenPipeError, SystemExit):  # typer makes a SystemExit of a pipe that nobody reads, and of nothing else
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        if signals.is_asked():  # a signal in the middle of an import comes out as an ImportError
+            return signals.seen_to()
+        # typer brings its own copy of click, whose errors have no public name
+        if hasattr(error, "format_message"):
+            return _refuse(error.format_message())
+        import traceback
+
+        traceback.print_exc()
+        print(f"shardlaw: internal error: {type(error).__name__}; this is a fault of shardlaw", file=sys.stderr)
+        return 3
+
+
+def _refuse(message: str) -> int:
+    if follows():
+        return 0
+    print("shardlaw:", " ".join(message.split()), file=sys.stderr)
+    return 2

@@ -1,0 +1,99 @@
+"""What can be validated here: the targets that are known, whether their ranks start, and what they can do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardlaw import __version__
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.target.builtin import devices_needed, devices_seen
+from shardlaw.conformance.target.config import check_target, known_targets, named_target, read_config
+from shardlaw.conformance.target.probe import RANKS, TRIES, probe, told
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.world import Pool
+
+
+@contextmanager
+def _pool(target: Target) -> Iterator[Pool]:
+    """Raises :class:`UsageError` when the target cannot start."""
+    from shardlaw.conformance.world import Pool, WorldError
+
+    try:
+        with Pool(target) as pool:
+            yield pool
+    except WorldError as error:
+        raise UsageError(f"target {target.name} cannot start: {error}") from None
+
+
+def examine(name: str) -> int:
+    """Print what is installed and whether a target works; returns 0, or 2 where its ranks do not start or cannot reduce."""
+    target = named_target(name, read_config())
+    print(f"shardlaw {__version__}, python {platform.python_version()}, torch {torch.__version__}")
+    print(f"hypothesis {metadata.version('hypothesis')}, pytest {metadata.version('pytest')}, {os.cpu_count()} cpus, {platform.platform()}")
+    print(f"target {target.name}: device {target.device}, backend {target.backend}, storage {target.storage}")
+    check_target(target, RANKS)
+    needed = devices_needed(target, RANKS)
+    if needed:
+        print(f"ok  {devices_seen(target)} devices seen, {needed} needed for {RANKS} ranks")
+    began = time.monotonic()
+    with _pool(target) as pool:
+        verdict, seconds = probe(pool, "all_reduce")
+        if verdict.status != "held":
+            raise UsageError(f"target {target.name}: all_reduce over {RANKS} ranks failed: {told(verdict)}")
+        print(f"ok  backend {target.backend} loads, {RANKS} ranks start and reduce: {time.monotonic() - began:.1f} s")
+        verdict, seconds = probe(pool, "all_reduce")
+        if verdict.status != "held":
+            raise UsageError(f"target {target.name}: a second all_reduce failed: {told(verdict)}")
+        print(f"ok  all_reduce in a warm world: {seconds * 1000:.0f} ms")
+    print(f"target {target.name} can be validated here")
+    return 0
+
+
+def list_targets(to_probe: bool) -> int:
+    """Print every known target; with ``to_probe`` also what its ranks can do. Returns 0."""
+    config = read_config()
+    for name, source in known_targets(config).items():
+        try:
+            target = named_target(name, config)
+        except UsageError as error:
+            print(f"{name}: {error}")
+            continue
+        cannot = f", cannot {', '.join(target.cannot)}" if target.cannot else ""
+        print(f"{name}: device {target.device}, backend {target.backend}, storage {target.storage}{cannot} ({source})")
+        try:
+            check_target(target, RANKS)
+            if to_probe:
+                _probe(target)
+        except UsageError as error:
+            print(f"    not here: {error}")
+    if config.storages:
+        print(f"storages: filesystem, {', '.join(config.storages)}")
+    return 0
+
+
+def _probe(target: Target) -> None:
+    """Print one line for each capability: what it does, and whether that is what the target declares."""
+    gaps = []
+    with _pool(target) as pool:
+        for name in TRIES:
+            verdict, _ = probe(pool, name)
+            works, declared = verdict.status == "held", name in target.cannot
+            if declared:
+                note = "stale: declared missing, but it works" if works else "declared missing"
+            else:
+                note = "works" if works else f"undeclared: {told(verdict)}"
+                gaps += [] if works else [name]
+            print(f"    {name:20}{note}", flush=True)
+    if gaps:
+        quoted = ", ".join(f'"{name}"' for name in (*target.cannot, *gaps))
+        print(f"    a run makes findings of what is undeclared; to leave its laws out: cannot = [{quoted}]")

@@ -1,0 +1,225 @@
+"""``shardlaw expect update``: the new findings of a report as expectations, each with a reason to fill in.
+
+Entries are only ever added, at the end of the file: what somebody wrote there stays as it is. What a run saw of the entries that it
+was given is listed: those that are stale, and those that are too wide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.verdict import KINDS, struck
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
+from shardlaw.conformance.run.expectations import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, WIDEST_SHARE, Entry, holds, read
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
+
+DEFAULT_FILE = Path("shardlaw-expect.toml")
+# what tells little of a cause: named only where the other features would match too much
+LAST_FEATURES = ("world:", "op:")
+SEEN_BY_RANKS = ("op:", "derived")
+COMMENT_WIDTH = 300
+
+
+def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
+    """Write an entry for each new finding of a report; returns the exit code. Raises :class:`UsageError`."""
+    from shardlaw.conformance.laws import catalogue
+
+    report = read_report(report_path)
+    folder = report_path if os.path.isdir(report_path) else report_path.parent
+    laws = catalogue()
+    aliases = {alias: law.id for law in laws.values() for alias in law.aliases}
+    versions = _versions(report, report_path)
+    for found in report.new():
+        _check(found, {*laws, *aliases}, report_path)
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise UsageError(f"-o {output}: cannot be written: want a file")
+    there = read(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
+    lines, wanted = [], []
+    for found in report.new():
+        law = laws[aliases.get(found.law, found.law)]
+        entry = _entry_for(found, law, there, report)
+        if entry is None:
+            wanted.append((found, _written(found, law, versions, report, folder)))
+        else:
+            said = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
+            lines.append(f"{entry.where}: {said} {found.id}: no entry added")
+    starts = _append(output, [block for _, block in wanted])
+    lines += [f"{output}:{line}: {found.kind} {found.id} {found.text}" for (found, _), line in zip(wanted, starts, strict=True)]
+    print(*lines, *_doubtful(report), _conclusion(output, len(wanted), there), sep="\n")
+    return 0
+
+
+def _versions(report: RunReport, path: Path) -> str:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        major, minor = (*Version(report.target.torch).release, 0)[:2]
+    except InvalidVersion:
+        raise UsageError(f"{path}: no report of shardlaw: torch {report.target.torch!r} is no version") from None
+    return f">={major}.{minor},<{major}.{minor + 1}"
+
+
+def _check(found: FindingLine, laws: set[str], path: Path) -> None:
+    """Raises :class:`UsageError` for a finding of which no entry can be made."""
+    from shardlaw.conformance.law.features.features import FEATURES, known
+
+    def refuse(message: str) -> UsageError:
+        return UsageError(f"{path}: finding {found.id!r}: {message}")
+
+    if not re.fullmatch(r"[0-9a-f]{8}", found.id):
+        raise refuse("want an id of 8 hex digits")
+    if found.law not in laws:
+        raise refuse(f"no law here is called {found.law!r} ({one_of(found.law, laws)})")
+    if found.kind not in KINDS:
+        raise refuse(f"unknown kind {found.kind!r} ({one_of(found.kind, KINDS)})")
+    for feature in found.features:
+        if not known(feature):
+            raise refuse(f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
+    if found.kind in SIGNED_KINDS and found.signature.count(" | ") < 3:
+        raise refuse(f"a finding of kind {found.kind!r} without a signature")
+
+
+def _error(found: FindingLine) -> str:
+    """The struck error of a finding."""
+    return found.signature.split(" | ", 3)[3] if found.signature.count(" | ") >= 3 else ""
+
+
+def _entry_for(found: FindingLine, law: Law, there: Sequence[Entry], report: RunReport) -> Entry | None:
+    """The entry that accounts for a finding, or else one that names it."""
+    matching = [entry for entry in there if _accounts_for(entry, found, law, report)]
+    naming = [entry for entry in there if entry.finding == found.id]
+    return next(iter([*matching, *naming]), None)
+
+
+def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
+    here = law.id in entry.laws and holds(entry, report.target.torch, report.target.name)
+    return here and entry.matches(found.kind, frozenset(found.features), _error(found))
+
+
+def _written(found: FindingLine, law: Law, versions: str, report: RunReport, folder: Path) -> list[str]:
+    """The lines of an entry, with what a reader needs to find its reason."""
+    features, share = _narrow(found, _features_of_cases(folder / "cases.txt", law))
+    after = len(found.case.get("after", ()))
+    shown = f"shown by {folder / found.reproducer}" if found.reproducer else found.note or "no reproducer"
+    comments = [found.message, found.text + (f" (after {after} other cases)" if after else ""), shown]
+    if share > WIDEST_SHARE:
+        comments.append(f"matches {share:.0%} of the cases of its law: refused unless it says wide = true")
+    keys: dict[str, str | list[str]] = {"law": law.id, "kind": found.kind, "features": features}
+    signature = _signature(found)
+    if signature:
+        keys["signature"] = signature
+    keys["torch"] = versions
+    if report.target.name != "gloo":
+        keys["target"] = report.target.name
+    keys["finding"] = found.id
+    if not after:
+        keys["case"] = found.text
+    keys["reason"] = UNFILLED
+    return [*(f"# {_printable(text)}" for text in comments), "[[expect]]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+
+
+def _features_of_cases(path: Path, law: Law) -> list[frozenset[str]]:
+    """The features of every case of a law that the run judged, as far as the file of cases tells."""
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.features.features import features_of
+    from shardlaw.reference.notation import NotationError
+
+    try:
+        texts = [line.split(" ", 2)[-1] for line in path.read_text("utf-8").splitlines() if f" {law.id} " in line]
+        return [features_of(Case.parse(text), law) for text in texts if text.startswith(f"{law.id} ")]
+    except (OSError, UnicodeDecodeError, NotationError):
+        return []
+
+
+def _narrow(found: FindingLine, cases: Sequence[frozenset[str]]) -> tuple[list[str], float]:
+    """The features for an entry, and the share of a law's cases that have them; the share is 0 where nobody can tell."""
+    features = [feature for feature in found.features if not feature.startswith(LAST_FEATURES)]
+    share = _share(features, cases)
+    for family in LAST_FEATURES:
+        if features and share <= WIDEST_SHARE:
+            break
+        more = [feature for feature in found.features if feature.startswith(family)]
+        features = sorted([*features, *more])
+        share = 0.0 if family == "op:" and more else _share(features, cases)
+    return features, share
+
+
+def _share(features: Sequence[str], cases: Sequence[frozenset[str]]) -> float:
+    """The share of cases with these features, as far as the text of a case tells; 0 for so few cases that they say nothing."""
+    if len(cases) < REACHED_TO_JUDGE:
+        return 0.0
+    told = {feature for feature in features if not feature.startswith(SEEN_BY_RANKS)}
+    return sum(told <= case for case in cases) / len(cases)
+
+
+def _signature(found: FindingLine) -> str:
+    """As much of the struck error as an entry may hold: all of it, or the longest part that striking leaves as it is."""
+    error = _error(found).strip()
+    parts = [error, *re.split(r"[\[\](){}'\"]", error)]
+    fitting = [part.strip() for part in parts if part.strip() and struck(part) == part.strip() and part.count(" | ") < 3]
+    return fitting[0] if fitting[:1] == [error] else max(fitting, key=len, default="*" if found.kind in SIGNED_KINDS else "")
+
+
+def _printable(text: str) -> str:
+    line = " ".join(text.split())
+    line = line if len(line) <= COMMENT_WIDTH else f"{line[: COMMENT_WIDTH - 3]}..."
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+
+
+def _toml(value: str | list[str]) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _append(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
+    """Add blocks of lines to a file, which is made where it is missing; returns the line of each block's table."""
+    if not blocks:
+        return []
+    old = path.read_bytes() if os.path.exists(path) else f"# For: shardlaw run --expect {_printable(str(path))}\n".encode()
+    text, end = old.decode(), "\r\n" if b"\r\n" in old else "\n"
+    added = "" if text.endswith("\n") or not text else end
+    starts = []
+    for block in blocks:
+        added += end if text + added else ""
+        starts.append((text + added).count("\n") + 1 + block.index("[[expect]]"))
+        added += "".join(line + end for line in block)
+    try:
+        tomllib.loads(text.replace("\r\n", "\n") + added.replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"-o {path}: cannot be added to: want [[expect]] tables alone: {error}") from None
+    try:
+        new = b"" if os.path.exists(path) else old
+        with open(path, "ab") as file:
+            file.write(new + added.encode())
+    except OSError as error:
+        raise UsageError(f"-o {path}: cannot be written: {error.strerror}") from None
+    return starts
+
+
+def _doubtful(report: RunReport) -> Iterator[str]:
+    """What the run saw of the entries that it was given, where somebody has to mend them."""
+    for line in report.expectations:
+        what = f"{line.kind} of {line.law}" + (f" with {', '.join(line.features)}" if line.features else "")
+        if line.stale:
+            yield f"{line.where}: stale: {what} did not happen, though its features were reached"
+        if line.refused:
+            said = [warning for warning in report.warnings if warning.startswith(f"{line.where}: ")]
+            yield from said[:1] or [f"{line.where}: too wide: {what}: name more features or say wide = true"]
+
+
+def _conclusion(output: Path, written: int, there: Sequence[Entry]) -> str:
+    drafts = written + sum(not entry.filled_in for entry in there)
+    count = f"{written} {'entry' if written == 1 else 'entries'} written to {output}" if written else "nothing to write"
+    if not drafts:
+        return count
+    return f'{count}; say in place of reason = "{UNFILLED}" what causes each, then: shardlaw run --expect {output}'

@@ -1,0 +1,361 @@
+"""``shardlaw merge``: the reports of the shards of one request (``--shard I/N``) as the report of the whole.
+
+What the shards counted is added up. What a report says on top of its counts (outcomes, stale and too wide expectations, the exit code)
+is worked out again from the sums. Where a shard is missing the merged run is one that could not be finished.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.selection import matches
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine, read_report
+from shardlaw.conformance.report.writer import check_folder, clear, write_report
+from shardlaw.conformance.run.expectations import Entry, Expectations
+from shardlaw.conformance.run.finding_file import write_text
+
+# of a law's counts those that are no sums over shards: every shard comes upon all cases of the enumerator
+SAME_IN_ALL = ("swept", "combinations")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The report of one shard, and what stands beside it: by name the files of its findings, and the lines of its judged cases."""
+
+    path: Path
+    report: RunReport
+    number: int
+    count: int
+    files: dict[str, str]
+    cases: list[str] | None
+
+    @classmethod
+    def read(cls, path: Path) -> Shard:
+        """Raises :class:`UsageError`."""
+        report = read_report(path)
+        folder = path if os.path.isdir(path) else path.parent
+        part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
+        if part is None or int(part[1]) > int(part[2]):
+            raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4")
+        return cls(path, report, int(part[1]), int(part[2]), dict(_files(folder, report)), _cases(folder))
+
+
+def _files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
+    for found in report.findings:
+        if re.fullmatch(r"[0-9a-f]{8}", found.id, re.ASCII):
+            for name in (f"{found.id}.json", f"{found.id}.py"):
+                try:
+                    yield name, (folder / "findings" / name).read_text("utf-8")
+                except (OSError, UnicodeDecodeError):
+                    continue
+
+
+def _cases(folder: Path) -> list[str] | None:
+    try:
+        return (folder / "cases.txt").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def merge(paths: Sequence[Path], output: Path) -> int:
+    """Write the report of the whole into ``output``, and say what it says; returns its exit code. Raises :class:`UsageError`."""
+    from shardlaw.conformance.report.github import tell
+    from shardlaw.conformance.report.terminal import complain, console, print_summary
+
+    shards = sorted(map(Shard.read, paths), key=lambda shard: shard.number)
+    _check(shards)
+    check_folder("-o", output)
+    if any(
+        os.path.realpath(output) == os.path.realpath(shard.path if os.path.isdir(shard.path) else shard.path.parent) for shard in shards
+    ):
+        raise UsageError(f"-o {output}: is one of the reports: want another folder")
+    report, files = merged(shards)
+    try:
+        clear(output)
+        (output / "findings").mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_text(output / name, text)
+        write_report(output, report)
+    except OSError as error:
+        raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
+    print_summary(console(), report, str(output))
+    complain(report)
+    tell(report, output)
+    assert report.exit is not None
+    return report.exit
+
+
+def _check(shards: Sequence[Shard]) -> None:
+    """Raises :class:`UsageError` for reports that are not those of one request, or of the same shard."""
+    first = shards[0]
+    request = _request(first)
+    for other in shards[1:]:
+        for name, value in _request(other).items():
+            if value != request[name]:
+                said = (
+                    f": {name} is {value!r}, in {first.path} it is {request[name]!r}"
+                    if isinstance(value, (str, int))
+                    else f" by its {name}"
+                )
+                raise UsageError(f"{other.path}: belongs to another run than {first.path}{said}")
+    for shard, next_one in pairwise(shards):
+        if shard.number == next_one.number:
+            raise UsageError(f"{next_one.path}: is shard {next_one.number}/{next_one.count}, and so is {shard.path}: want each shard once")
+
+
+def _request(shard: Shard) -> dict[str, object]:
+    """What is the same in all shards of one request, by the words for it."""
+    report, target = shard.report, shard.report.target
+    return {
+        "harness": report.harness,
+        "seed": report.seed,
+        "profile": report.profile,
+        "target": target.name,
+        **{name: getattr(target, name) for name in ("device", "backend", "storage", "torch", "python")},
+        "world size": target.world_size,
+        "number of shards": shard.count,
+        "--strict": report.strict,
+        "list of what the target cannot do": target.cannot,
+        "list of laws": [law.id for law in report.laws],
+        "list of expectations": [_entry_key(line) for line in report.expectations],
+    }
+
+
+def _entry_key(line: ExpectationLine) -> tuple[object, ...]:
+    return Path(line.where).name, line.law, line.kind, line.features, line.finding, line.reason
+
+
+def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
+    """The report of the whole, and the files of its findings and cases by their names below its folder. ``shards`` are in order."""
+    reports = [shard.report for shard in shards]
+    first, count = reports[0], shards[0].count
+    missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
+    laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
+    entries = [_entry([report.expectations[at] for report in reports], reports) for at in range(len(first.expectations))]
+    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws})
+    too_wide = {found.entry: str(found) for found in known.too_wide()}
+    findings, files = _findings(shards, [law.id for law in laws])
+    for law in laws:
+        broken = any(error.law == law.id for report in reports for error in report.errors)
+        law.outcome = _outcome(law, findings, known, broken)
+        law.reason = _reason(law, reports) if law.outcome == "untested" else None
+    features = sum((Counter(report.features) for report in reports), Counter())
+    unconfirmed = _unconfirmed(reports)
+    distinct, cases = _judged(shards, [law.id for law in laws])
+    if cases is not None:
+        files["cases.txt"] = cases
+    report = msgspec.structs.replace(
+        first,
+        target=max(reports, key=lambda report: report.totals.cases).target,
+        shard="1/1" if not missing else f"{','.join(str(shard.number) for shard in shards)}/{count}",
+        started=min(report.started for report in reports),
+        seconds=round(sum(report.seconds for report in reports), 2),
+        complete=not missing and all(report.complete for report in reports),
+        stopped_by=_stopped_by(shards, missing),
+        laws=laws,
+        findings=findings,
+        unconfirmed=unconfirmed,
+        errors=list({error.law: error for report in reports for error in report.errors}.values()),
+        expectations=[_expectation(entry, line, known, too_wide) for entry, line in zip(entries, first.expectations, strict=True)],
+        warnings=[*too_wide.values(), *_warnings(reports)],
+        features=dict(sorted(features.items())),
+        features_missing=[name for name in first.features_missing if all(name in report.features_missing for report in reports)],
+        totals=_totals(reports, laws, findings, unconfirmed, distinct),
+    )
+    report.exit = _exit_code(reports, report, known, bool(missing))
+    return report, files
+
+
+def _law(lines: Sequence[LawLine]) -> LawLine:
+    """One law in all shards: its counts; what follows from them comes later."""
+    counts = {
+        field.name: (max if field.name in SAME_IN_ALL else sum)(getattr(line, field.name) for line in lines)
+        for field in msgspec.structs.fields(LawLine)
+        if field.type is int
+    }
+    features: Counter[str] = sum((Counter(line.features) for line in lines), Counter())
+    refusals: Counter[str] = sum((Counter(line.refusals) for line in lines), Counter())
+    seconds = round(sum(line.seconds for line in lines), 2)
+    more = {"features": dict(sorted(features.items())), "refusals": dict(refusals.most_common()), "seconds": seconds}
+    return msgspec.structs.replace(lines[0], **counts, **more)
+
+
+def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations, broken: bool) -> str:
+    if any(found.law == law.id and found.status == "new" for found in findings):
+        return "deviates"
+    if not law.cases or broken:
+        return "untested"
+    if law.expected:
+        return "expected"
+    if law.refused == law.cases:
+        return "untested"
+    return "stale" if known.stale(law.id) else "held"
+
+
+def _reason(law: LawLine, reports: Sequence[RunReport]) -> str:
+    """Why no shard says anything of a law."""
+    lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
+    said = [line.reason or "" for line in lines if line.cases or not law.cases]
+    return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
+
+
+def _entry(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> Entry:
+    """One expectation in all shards, with what all of them counted."""
+    first = lines[0]
+    matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
+    if not matched and any(line.masked for line in lines):
+        matched = _estimated(lines, reports)
+    where, _, number = first.where.rpartition(":")
+    return Entry(
+        law=first.law,
+        kind=first.kind,
+        reason=first.reason,
+        features=frozenset(first.features),
+        finding=first.finding,
+        wide=first.wide,
+        rare=first.rare,
+        file=Path(where or first.where),
+        line=int(number) if where and number.isdecimal() else 0,
+        laws=tuple(matched),
+        hits=sum(line.hits for line in lines),
+        happened=Counter(law_id for law_id in matched if any(line.happened or line.hits for line in lines)),
+        cases=matched,
+    )
+
+
+def _estimated(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> Counter[str]:
+    """How many cases an entry matches by law, where reports give no more than the largest share of a law's."""
+    found: dict[str, float] = {}
+    for line, report in zip(lines, reports, strict=True):
+        for law in report.laws:
+            if matches(line.law, law.id):
+                found[law.id] = found.get(law.id, 0.0) + line.masked * (law.cases + law.skipped_expected)
+    return Counter({law_id: round(count) for law_id, count in found.items()})
+
+
+def _expectation(entry: Entry, line: ExpectationLine, known: Expectations, too_wide: dict[Entry, str]) -> ExpectationLine:
+    return msgspec.structs.replace(
+        line,
+        hits=entry.hits,
+        masked=round(known.masked(entry), 4),
+        stale=entry.stale,
+        refused=entry in too_wide,
+        happened=bool(entry.happened),
+        matched=dict(entry.cases),
+    )
+
+
+def _findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
+    """Each new signature and each expectation's finding once, the one met first; with the files of those that are kept."""
+    kept: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
+    order = {law_id: at for at, law_id in enumerate(laws)}
+    met = [(shard, found) for shard in shards for found in shard.report.findings]
+    for shard, found in sorted(met, key=lambda item: _place(item[1], order)):
+        kept.setdefault(_same(found), (shard, found))
+    files = {}
+    for shard, found in kept.values():
+        for suffix in ("json", "py"):
+            name = f"{found.id}.{suffix}"
+            if name in shard.files:
+                files[f"findings/{name}"] = shard.files[name]
+    return [_with_script(found, files) for _, found in kept.values()], files
+
+
+def _place(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
+    """Where a finding stands in the report of a run: by law, what is expected first, then by the case that showed it first."""
+    return order.get(found.law, len(order)), found.status == "new", found.number
+
+
+def _same(found: FindingLine) -> tuple[str, ...]:
+    """What two shards that came upon the same thing have in common."""
+    if found.status == "expected":
+        return ("expected", Path(found.entry).name or found.law, found.kind, found.note)
+    return ("new", found.signature or found.id, found.law)
+
+
+def _with_script(found: FindingLine, files: dict[str, str]) -> FindingLine:
+    if found.reproducer is None or f"findings/{found.id}.py" in files:
+        return found
+    note = "; ".join(filter(None, [found.note, "its script is not among the reports"]))
+    return msgspec.structs.replace(found, reproducer=None, note=note)
+
+
+def _unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
+    seen: dict[tuple[str, str], UnconfirmedLine] = {}
+    for report in reports:
+        for line in report.unconfirmed:
+            seen.setdefault((line.kind, line.text), line)
+    return list(seen.values())
+
+
+def _judged(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[int, str | None]:
+    """How many different cases were judged, and the lines of all, law by law; no lines where a shard's are missing."""
+    if any(shard.cases is None for shard in shards):
+        return sum(shard.report.totals.distinct for shard in shards), None
+    order = {law_id: at for at, law_id in enumerate(laws)}
+    lines = [line for shard in shards for line in shard.cases or ()]
+    split = [line.split(" ", 3) for line in lines]
+    distinct = {tuple(words[2:]) for words in split if words[0] != "rejected"}
+    by_law = sorted(range(len(lines)), key=lambda at: order.get(split[at][2] if len(split[at]) > 2 else "", len(order)))
+    return len(distinct), "".join(f"{lines[at]}\n" for at in by_law)
+
+
+def _stopped_by(shards: Sequence[Shard], missing: Sequence[int]) -> str | None:
+    if missing:
+        return f"shards that are not here: {', '.join(f'{number}/{shards[0].count}' for number in missing)}"
+    return next((shard.report.stopped_by for shard in shards if shard.report.stopped_by), None)
+
+
+def _warnings(reports: Sequence[RunReport]) -> Iterator[str]:
+    """What shards warned of, without entries that match too much: of those the whole tells."""
+    wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
+    yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
+
+
+def _totals(
+    reports: Sequence[RunReport],
+    laws: Sequence[LawLine],
+    findings: Sequence[FindingLine],
+    unconfirmed: Sequence[UnconfirmedLine],
+    distinct: int,
+) -> Totals:
+    return Totals(
+        cases=sum(law.cases for law in laws),
+        checks=sum(law.checks for law in laws),
+        distinct=distinct,
+        drawn=sum(report.totals.drawn for report in reports),
+        rejected=sum(law.rejected for law in laws),
+        refused=sum(law.refused for law in laws),
+        skipped_expected=sum(law.skipped_expected for law in laws),
+        findings=len(findings),
+        new=sum(found.status == "new" for found in findings),
+        unconfirmed=len(unconfirmed),
+    )
+
+
+def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectations, missing: bool) -> int:
+    """The first that applies: interrupted, nothing judged, a new finding (or, under ``--strict``, a stale expectation), not finished."""
+    interrupted = [report.exit for report in reports if report.exit in (130, 143)]
+    if interrupted:
+        return interrupted[0] or 130
+    if not whole.totals.cases:
+        return 2
+    advisory = {law.id for law in whole.laws if law.tier == "advisory"}
+    stale = bool(known.too_wide()) or any(known.stale(law.id) for law in whole.laws)
+    if any(found.law not in advisory for found in whole.new()) or (whole.strict and stale):
+        return 1
+    return 3 if missing or any(map(_broke, reports)) else 0
+
+
+def _broke(report: RunReport) -> bool:
+    """Whether a run was not finished. One that broke before anything was judged ends with 2, as does one that has nothing to judge."""
+    return report.exit in (None, 3) or (report.exit == 2 and report.stopped_by not in (None, "budget"))

@@ -1,0 +1,207 @@
+"""Trying a case again: from a stored finding, from a folder of them, or from one line of text."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
+from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
+from shardlaw.reference.notation import NotationError
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.expectations import Expectations
+    from shardlaw.conformance.world import Pool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One case to try, on the target and the storage on which it was found, and the signature that it had there: ``name`` says where it
+    comes from, ``expected`` why it was expected there."""
+
+    case: Case
+    law: Law
+    name: str = ""
+    signature: str = ""
+    expected: str = ""
+    target: str = "gloo"
+    storage: str = ""
+
+
+def replay(what: str, target: str | None = None, storage: str | None = None, times: int = 1, trace: bool = False) -> int:
+    """Try ``what`` again, each time in a fresh world, and print every verdict; returns the exit code. A stored finding is tried on its own
+    target and storage unless others are named.
+
+    1 when any case deviates otherwise than an expectation says; 0 when all hold or are known. Raises :class:`UsageError`.
+    """
+    from shardlaw.conformance.target.config import check_target, named_target, read_config, with_storage
+    from shardlaw.conformance.world import Pool, WorldError
+
+    if times < 1:
+        raise UsageError(f"--times {times}: want 1 or more")
+    wanted = list(_wanted(what))
+    config = read_config()
+    targets: dict[tuple[str, str], Target] = {}
+    for one in wanted:
+        name = target or one.target, storage or one.storage
+        try:
+            targets[name] = with_storage(named_target(name[0], config), name[1] or None, config)
+        except UsageError as error:
+            raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
+        check_target(targets[name], max(one.case.world, one.law.smallest))
+    code, judged = 0, 0
+    with ExitStack() as stack:
+        pools: dict[tuple[str, str], Pool] = {}
+        for one in wanted:
+            name = target or one.target, storage or one.storage
+            try:
+                if name not in pools:
+                    pools[name] = stack.enter_context(Pool(targets[name]))
+                verdicts = _try(one, pools[name], times, trace)
+            except WorldError as error:
+                raise UsageError(f"target {name[0]} cannot start: {error}") from None
+            judged += sum(verdict.status != "rejected" for verdict in verdicts)
+            code = max(code, _conclude(one, verdicts, _known(targets[name])))
+    if not judged:
+        raise UsageError(f"no case was judged: {verdicts[-1].message}")
+    return code
+
+
+def script_of(what: str) -> str:
+    """The reproducer of a stored finding, or of a case by its text. Raises :class:`UsageError` where there is none."""
+    from shardlaw.conformance.law.script import ScriptError
+    from shardlaw.conformance.report.reproducer import About, Join, reproducer
+    from shardlaw.conformance.target.config import named_target, read_config
+
+    path, join = Path(what), Join()
+    if path.is_file() or " " not in what:
+        data = read_finding(path)
+        law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
+        about = About(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
+        with suppress(UsageError):  # a target that is not described here
+            join = Join.of(named_target(str(data["target"].get("name", "gloo")), read_config()))
+    else:
+        (one,) = _wanted(what)
+        law, case, about, seen = one.law, one.case, About(), ""
+    try:
+        return reproducer(law, case, about, seen, join)
+    except (ScriptError, NotationError) as error:
+        raise UsageError(f"{what}: no reproducer: {error}") from None
+
+
+def _wanted(what: str) -> list[Wanted]:
+    path = Path(what)
+    if path.is_dir():
+        files = finding_files(path)
+        if not files:
+            raise UsageError(f"{what}: no findings in this folder")
+        return [_stored(file) for file in files]
+    if path.is_file() or (path.suffix == ".json" and "=" not in what):
+        return [_stored(path)]
+    if " " not in what.strip() and "=" not in what and ("/" in what or "." not in what):
+        raise UsageError(f"{what}: no such file or folder, and no case: want LAW NAME=VALUE ...")
+    try:
+        case = Case.parse(what)
+    except NotationError as error:
+        raise UsageError(str(error)) from None
+    law = law_of(case.law)
+    check_case(law, case)
+    return [Wanted(Case(law.id, case.fields), law)]
+
+
+def _stored(path: Path) -> Wanted:
+    data = read_finding(path)
+    case: Case = data["case"]
+    law = law_of(case.law, f"{path}: ")
+    check_case(law, case)
+    expected = (data.get("note") or "as its report says") if data["status"] == "expected" else ""
+    where, storage = str(data["target"].get("name") or "gloo"), str(data["target"].get("storage") or "")
+    return Wanted(case, law, data["id"], data["signature"], expected, where, storage)
+
+
+@cache
+def _known(target: Target) -> Expectations:
+    """What is known to deviate on a target."""
+    import torch
+
+    from shardlaw.conformance.laws import catalogue
+    from shardlaw.conformance.run import expectations
+
+    return expectations.load(expectations.layers(target), list(catalogue().values()), torch.__version__, target.name)
+
+
+def _try(one: Wanted, pool: Pool, times: int, trace: bool) -> list[Verdict]:
+    history = f" (after {len(one.case.after)} earlier cases)" if one.case.after else ""
+    print(f"{one.name + ': ' if one.name else ''}{one.case.text}{history}")
+    verdicts: list[Verdict] = []
+    for at in range(times):
+        try:
+            verdict = pool.fresh(one.law, one.case, traced=trace)
+        except NotationError as error:
+            raise UsageError(f"case {one.case.text!r}: {error}") from None
+        for answer in verdict.ranks:
+            if answer.raised is not None and answer.raised.error in MEANINGLESS:
+                raise UsageError(f"case {one.case.text!r}: {answer.raised.text}")
+        count = f"{at + 1} of {times}: " if times > 1 else ""
+        print(f"  {count}{_said(verdict)}", flush=True)
+        if trace or (verdict.status == "deviates" and not any(_alike(verdict, seen) for seen in verdicts)):
+            print(*_ranks(verdict, trace), sep="\n", flush=True)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _alike(a: Verdict, b: Verdict) -> bool:
+    return (a.status, a.signature) == (b.status, b.signature)
+
+
+def _said(verdict: Verdict) -> str:
+    if verdict.status == "deviates":
+        return f"{verdict.kind} ({verdict.check}): {_line(verdict.message)}"
+    return verdict.status + (f": {_line(verdict.message)}" if verdict.message else "")
+
+
+def _ranks(verdict: Verdict, trace: bool) -> list[str]:
+    lines = []
+    for answer in verdict.ranks:
+        said = told(answer)
+        lines.append(f"    rank {answer.rank} {answer.outcome}" + (f": {_line(said['message'])}" if said["message"] else ""))
+        lines += [f"      {key} {said[key] if trace else _line(said[key])}" for key in ("expected", "got") if said[key]]
+        if trace:
+            lines += [f"      > {step}" for step in answer.trace]
+            lines += [f"      | {line}" for key in ("stack", "output") for line in said[key].splitlines()]
+    return lines
+
+
+def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> int:
+    """Say what all tries together mean; returns the exit code of this case."""
+    times = len(verdicts)
+    deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
+    if not deviating:
+        print(
+            f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True
+        )
+        return 0
+    as_stored = sum(verdict.signature == one.signature for verdict in deviating)
+    text = f"  deviates {len(deviating)} of {times} times"
+    if one.signature:
+        text += ", as stored" if as_stored == len(deviating) else f", {as_stored} of them as stored ({one.signature})"
+    entries = [expected.match_verdict(one.law, verdict) for verdict in deviating]
+    reasons = [f"{entry.reason} ({entry.where})" for entry in dict.fromkeys(filter(None, entries))]
+    if not all(entries) and one.expected and as_stored == len(deviating):
+        reasons.append(one.expected)
+    known = all(entries) or (as_stored == len(deviating) and bool(one.expected))
+    print(text, *(f"  which is expected: {reason}" for reason in reasons if known), sep="\n", flush=True)
+    return 0 if known else 1
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:397]}..."

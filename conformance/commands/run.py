@@ -1,0 +1,104 @@
+"""``shardlaw run``: pytest, started on the folder of laws.
+
+It runs under an ini, a rootdir and a plugin set of its own, so that nothing of the folder that it is started in leaks in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.world import signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from shardlaw.conformance.run.engine import Run
+    from shardlaw.conformance.run.request import RunRequest
+    from shardlaw.conformance.world.manager import Launch
+
+INI = Path(__file__).parents[1] / "run.ini"
+
+
+def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
+    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. For ``launch`` and
+    ``ranks_here`` see :meth:`Run.start`."""
+    import pytest
+
+    from shardlaw.conformance.plugin import RUN, law_files
+    from shardlaw.conformance.report.reporter import Reporter
+    from shardlaw.conformance.run.engine import Run
+
+    live = Run.start(request, Reporter, launch, ranks_here)
+    code = 3
+    try:
+
+        class HandOver:
+            """Hands the run to the plugin."""
+
+            @staticmethod
+            def pytest_configure(config: pytest.Config) -> None:
+                config.stash[RUN] = live
+
+        arguments = ["-c", str(INI), "--rootdir", str(INI.parent), "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
+        arguments += [
+            "-p",
+            "shardlaw.conformance.plugin",
+            *(["-x"] if request.exitfirst else []),
+            str(INI.parent / "laws"),
+            *map(str, law_files()),
+        ]
+        with _own_pytest():
+            status = pytest.main(arguments, plugins=[HandOver()])
+        if status == pytest.ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        live.probe()
+        if live.failure is not None:
+            code = _failed(live)
+        elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            code = live.exit_code()
+    except KeyboardInterrupt:
+        live.stopped_by, code = "interrupt", signals.seen_to()
+    finally:
+        live.close()
+        live.write(code)
+        live.listener.summary(live, code)
+    return code
+
+
+@contextmanager
+def _own_pytest() -> Iterator[None]:
+    """Keep the surroundings' pytest options and plugins out, while our items run."""
+    theirs = {name: os.environ.pop(name, None) for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
+    auto = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        for name, value in {**theirs, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": auto}.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _failed(live: Run) -> int:
+    """Say why a run broke: 2 when the target's ranks never started, else 3."""
+    import traceback
+
+    from shardlaw.conformance.world import WorldError
+    from shardlaw.conformance.world.launch import LostError
+
+    assert live.failure is not None
+    if isinstance(live.failure, WorldError):
+        started = live.judged or isinstance(live.failure, LostError)
+        problem = " ".join(str(live.failure).split())
+        print(f"shardlaw: {problem if started else f'target {live.target.name} cannot start: {problem}'}", file=sys.stderr)
+        return 3 if started else 2
+    traceback.print_exception(live.failure)
+    print(f"shardlaw: internal error: {type(live.failure).__name__}; this is a fault of shardlaw", file=sys.stderr)
+    return 3

@@ -1,0 +1,215 @@
+"""Who holds what, as an SVG picture: every element in the colours of the ranks that hold it.
+
+A tensor of one or two dims is one grid; of one with more dims every slice along its leading dims is a grid. Along a long dim,
+neighbouring elements that the same ranks hold stand for each other: one cell for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardlaw.conformance.commands.show import heading, parsed, remarks
+from shardlaw.conformance.errors import UsageError
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.notation import format_shape
+
+LONGEST = 24  # elements of a dim that are drawn one by one
+MOST_CELLS = 48
+MOST_SLICES = 24
+MOST_RANKS = 64
+MOST_NAMED = 8
+CELL = 30
+LETTER = 7.2
+LINE = 18
+HEADER = 20
+GAP = 24
+LINE_WIDTH = 900
+NARROWEST = 420
+# told apart by people who see few colours, and light enough for dark letters
+COLOURS = ("#8ec7ff", "#ffc27a", "#a5e0a0", "#f5a8c8", "#d3b8f5", "#f4e37a", "#8fe0dc", "#d8c3a5")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring indices of a dim that the same mesh coordinates own."""
+
+    first: int
+    last: int
+
+    @property
+    def label(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """A part of a cell: the colour of one rank."""
+
+    x: float
+    y: int
+    width: float
+    colour: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text; ``anchor`` is ``start``, ``middle`` or ``end`` of what it labels, ``title`` what it stands for in full."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+    quiet: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The outline of a cell."""
+
+    x: float
+    y: int
+    width: float
+
+
+def show_svg(shape: str, mesh: str, placements: str) -> str:
+    """The picture of a layout, an SVG document. Raises :class:`UsageError` for what has no meaning, or is too much to draw."""
+    from shardlaw.conformance.report.templates import rendered
+
+    layout = parsed(shape, mesh, placements)
+    if layout.mesh.size > MOST_RANKS:
+        raise UsageError(f"--mesh {mesh}: {layout.mesh.size} ranks: want at most {MOST_RANKS} in a picture")
+    drawing = _Drawing(layout)
+    title = f"tensor {format_shape(layout.shape)}, mesh {layout.mesh}, placements {','.join(map(str, layout.placements))}"
+    return rendered("layout.svg.j2", drawing=drawing, title=title, described="; ".join(_legend(layout)), cell=CELL)
+
+
+class _Drawing:
+    """Everything that is drawn, from top to bottom: what the placements say, a legend, grids, remarks."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.colours = {rank: COLOURS[at] if at < len(COLOURS) else _hue(at) for at, rank in enumerate(sorted(layout.mesh.ranks))}
+        coords = layout.mesh.coords()
+        self._owned = sorted((layout.mesh.rank_at(coord), tuple(map(frozenset, layout.owned(coord)))) for coord in coords)
+        self.frames: list[Frame] = []
+        self.stripes: list[Stripe] = []
+        self.labels: list[Label] = []
+        self.width = float(NARROWEST)
+        self.height = LINE
+        for at, line in enumerate(heading(layout)):
+            self._say(line.strip(), 12 if at else 0, quiet=bool(at))
+        self.height += LINE // 2
+        for rank, line in zip(sorted(layout.mesh.ranks), _legend(layout), strict=True):
+            self.stripes.append(Stripe(0, self.height - 12, 14, self.colours[rank]))
+            self.frames.append(Frame(0, self.height - 12, 14))
+            self._say(line, 22)
+        self.swatches = len(self.frames)
+        self.height += LINE // 2
+        self._grids()
+        for line in filter(None, remarks(layout)):
+            self._say(line, 0, quiet=True)
+
+    def _say(self, text: str, x: int, *, quiet: bool = False) -> None:
+        self.labels.append(Label(x, self.height, text, quiet=quiet))
+        self.width = max(self.width, x + LETTER * len(text))
+        self.height += LINE
+
+    def _grids(self) -> None:
+        layout = self.layout
+        if 0 in layout.shape:
+            return
+        shape = (1, 1, *layout.shape)[-max(2, len(layout.shape)) :]
+        blocks = [_blocks(layout, len(layout.shape) - len(shape) + dim, extent) for dim, extent in enumerate(shape)]
+        *leading, rows, columns = blocks
+        cut = [f"{len(some)} runs along dim {dim}, {MOST_CELLS} of them drawn" for dim, some in enumerate(blocks) if len(some) > MOST_CELLS]
+        rows, columns = rows[:MOST_CELLS], columns[:MOST_CELLS]
+        slices = list(itertools.islice(itertools.product(*leading), MOST_SLICES + 1))
+        if len(slices) > MOST_SLICES:
+            cut.append(f"{math.prod(map(len, leading))} slices, {MOST_SLICES} of them drawn")
+        held = (self._holders((*at, row, column)) for at in slices[:MOST_SLICES] for row in rows for column in columns)
+        widest = max(len(_held(ranks)) for ranks in held)
+        cell = max(CELL, LETTER * widest + 10, *(LETTER * len(column.label) + 8 for column in columns))
+        margin = LETTER * max(len(row.label) for row in rows) + 8 if len(layout.shape) > 1 else 0
+        slice_width = margin + cell * len(columns) + GAP
+        slice_height = HEADER + CELL * len(rows) + (LINE if leading else 0) + GAP // 2
+        in_line = max(1, int(LINE_WIDTH // slice_width))
+        top = self.height - LINE // 2
+        for number, at in enumerate(slices[:MOST_SLICES]):
+            down, along = divmod(number, in_line)
+            self._grid(along * slice_width, top + down * slice_height, at, rows, columns, cell, margin)
+        drawn = min(len(slices), MOST_SLICES)
+        self.width = max(self.width, min(drawn, in_line) * slice_width)
+        self.height = top + -(-drawn // in_line) * slice_height + LINE
+        for line in cut:
+            self._say(line, 0, quiet=True)
+
+    def _holders(self, at: Sequence[Block]) -> list[int]:
+        """The ranks that hold the elements of a cell; the cell may have more dims than the tensor, in front."""
+        own = at[len(at) - len(self.layout.shape) :]
+        return [rank for rank, owned in self._owned if all(block.first in some for block, some in zip(own, owned, strict=True))]
+
+    def _grid(
+        self, x: float, y: int, at: Sequence[Block], rows: Sequence[Block], columns: Sequence[Block], cell: float, margin: float
+    ) -> None:
+        if at:
+            self.labels.append(Label(x, y + 12, f"[{', '.join([*(block.label for block in at), ':', ':'])}]"))
+            y += LINE
+        for number, column in enumerate(columns):
+            if self.layout.shape:
+                self.labels.append(Label(x + margin + (number + 0.5) * cell, y + 13, column.label, "middle", quiet=True))
+        for down, row in enumerate(rows):
+            top = y + HEADER + down * CELL
+            if margin:
+                self.labels.append(Label(x + margin - 6, top + CELL / 2 + 4, row.label, "end", quiet=True))
+            for along, column in enumerate(columns):
+                left = x + margin + along * cell
+                ranks = self._holders((*at, row, column))
+                width = cell / max(len(ranks), 1)
+                self.stripes += [Stripe(left + part * width, top, width, self.colours[rank]) for part, rank in enumerate(ranks)]
+                self.frames.append(Frame(left, top, cell))
+                whole = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
+                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, _held(ranks), "middle", title=whole))
+
+
+def _blocks(layout: Layout, dim: int, extent: int) -> list[Block]:
+    """The cells along a dim: its elements, or runs of those that the same ranks hold. A ``dim`` before the first is one that is added."""
+    if dim < 0:
+        return [Block(0, 0)]
+    if extent <= LONGEST:
+        return [Block(at, at) for at in range(extent)]
+    owners: list[set[int]] = [set() for _ in range(extent)]
+    for number, coord in enumerate(layout.mesh.coords()):
+        for at in layout.owned(coord)[dim]:
+            owners[at].add(number)
+    ends = [at for at in range(extent) if at + 1 == extent or owners[at + 1] != owners[at]]
+    return [Block(first, last) for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
+
+
+def _held(ranks: Sequence[int]) -> str:
+    """The ranks of a cell, as many as are readable."""
+    return ",".join(map(str, ranks)) if len(ranks) <= MOST_NAMED else f"{len(ranks)} ranks"
+
+
+def _legend(layout: Layout) -> list[str]:
+    """What each rank holds, in order of rank."""
+    lines = []
+    for rank in sorted(layout.mesh.ranks):
+        coord = layout.mesh.coord(rank)
+        assert coord is not None
+        empty = coord in layout.empty_coords()
+        held = f"{format_shape(layout.local_shape(coord))}" + ("" if empty or not layout.shape else f" from {_tuple(layout.offset(coord))}")
+        lines.append(f"rank {rank} at {_tuple(coord)} holds {held}" + (", nothing" if empty else ""))
+    return lines
+
+
+def _tuple(values: Sequence[int]) -> str:
+    return f"({', '.join(map(str, values))})"
+
+
+def _hue(at: int) -> str:
+    """A colour for a rank beyond the first few: a golden angle away from that of the one before."""
+    return f"hsl({at * 137 % 360}, 70%, 78%)"

@@ -1,0 +1,168 @@
+"""The literal part of a reproducer, derived from a law's acts: their source, the arguments of a case, what is due of what deviated."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardlaw.conformance.law import due
+from shardlaw.conformance.law.literal import by_rank
+from shardlaw.conformance.law.script import Script, ScriptError, Stage
+from shardlaw.conformance.law.source import SourceError, Sources
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.act import Act
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.fields import Printed
+    from shardlaw.conformance.law.law import Law
+
+RESULT = "result"
+# what literals name, and where it is
+NAMED = {
+    "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
+    "torch.distributed.tensor": ("DTensor", "Partial", "Replicate", "Shard"),
+    "torch.distributed.tensor.placement_types": ("_StridedShard",),
+}
+ROUNDING = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def act_script(law: Law, case: Case, key: str = "") -> Script:
+    """The script of a case; ``key`` is what deviated (of the last stage that has it), else everything is compared. Raises
+    :class:`ScriptError`."""
+    worlds = law.stages(case) if law.stages else (max(case.world, law.smallest),)
+    sources, stages, constants = Sources(), list[Stage](), list[str]()
+    compares, scale, used = set[str](), 0.0, list[str]()
+    for at, (act, world) in enumerate(zip(law.acts, worlds, strict=False)):
+        try:
+            name = sources.add(act.function, identifier(law.id) + (f"_{at + 1}" if at else ""))
+        except SourceError as error:
+            raise ScriptError(str(error)) from None
+        printed = act.printed(case, world)
+        stage, more, wanted = _stage(law, act, case, printed, name, world, key, at)
+        stages.append(stage)
+        used += [line for one in printed.values() for line in one.imports]
+        for needed in dict.fromkeys(thing for one in printed.values() for thing in one.uses):
+            sources.need(needed)
+        constants += [line for line in more if line not in constants]
+        for value in wanted.values():
+            compares |= set(_compared(value))
+            scale = max(scale, _scale(value))
+    definitions = _used(sources.definitions.values(), [*constants, *(line for stage in stages for line in stage.body)])
+    text = "\n".join([*constants, *definitions, *(line for stage in stages for line in stage.body)])
+    imports = [*sources.imports.values(), *used, *_named(text)]
+    return Script(tuple(stages), tuple(imports), tuple(constants), scale, tuple(definitions), tuple(sorted(compares)))
+
+
+def _used(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
+    """The definitions, a table of functions with those entries alone whose keys the rest of the script names."""
+    found = list(definitions)
+    for at, text in enumerate(found):
+        (node,) = ast.parse(text).body
+        table = getattr(node, "value", None)
+        if isinstance(node, ast.Assign) and isinstance(table, ast.Dict) and any(isinstance(one, ast.Lambda) for one in table.values):
+            rest = "\n".join([*lines, *found[:at], *found[at + 1 :]])
+            pairs = zip(table.keys, table.values, strict=True)
+            named = [(key, value) for key, value in pairs if not isinstance(key, ast.Constant) or repr(key.value) in rest]
+            table.keys, table.values = [key for key, _ in named], [value for _, value in named]
+            found[at] = ast.unparse(node)
+    return found
+
+
+def identifier(law_id: str) -> str:
+    """A law's id as the name of its act in a script."""
+    return re.sub(r"\W", "_", law_id.partition("[")[0])
+
+
+def _stage(
+    law: Law, act: Act, case: Case, printed: Mapping[str, Printed], name: str, world: int, key: str, at: int
+) -> tuple[Stage, list[str], dict[int, Any]]:
+    constants = ["\n".join(one.constants) for one in printed.values() if one.constants]
+    body = list(dict.fromkeys(line for one in printed.values() for line in one.statements))
+    members = law.members_of(case, at)
+    wanted = {rank: ... if members is not None and rank not in members else _wanted(act, case, rank, world) for rank in range(world)}
+    if members is not None and len(members) < world:
+        body += [f"if rank not in {sorted(members)}:", "    return ..., None"]
+    body.append(f"got = {name}({', '.join(f'{parameter}={one.expression}' for parameter, one in printed.items())})")
+    keys = {key for value in wanted.values() if isinstance(value, Mapping) for key in value}
+    if keys <= {RESULT}:
+        wanted = {rank: value.get(RESULT, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
+    elif key in keys:
+        wanted = {rank: value.get(key, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
+        body.append(f"got = got.get({key!r})")
+    table = f"WANT_{at + 1}" if len(law.acts) > 1 else "WANT"
+    try:
+        constants.append("\n".join(by_rank(table, {rank: due.for_script(value, rank) for rank, value in wanted.items()})))
+    except TypeError as error:
+        raise ScriptError(f"{law.id}: what is due: {error}") from None
+    return Stage(world, (*body, f"return {table}[rank], got")), constants, wanted
+
+
+def _wanted(act: Act, case: Case, rank: int, world: int) -> Any:
+    value = act.due_on(case, rank, world)
+    return value if isinstance(value, Mapping) else {RESULT: value}
+
+
+def _named(text: str) -> Iterator[str]:
+    for module, names in NAMED.items():
+        used = [name for name in names if re.search(rf"(?<![\w.]){name}\b", text)]
+        if used:
+            yield f"from {module} import {', '.join(used)}"
+
+
+def _compared(want: Any) -> Iterator[str]:
+    """Which parts of a script's ``agrees`` a due value needs."""
+    match want:
+        case due.Global() | due.Claimed():
+            yield from ("dtensor", "tensor", "list")
+        case due.Refused(errors=errors):
+            yield "error" if len(errors) == 1 else "errors"
+        case due.AtMost():
+            yield "range"
+        case due.Alike():
+            yield "alike"
+        case due.Either(dues=dues):
+            yield "either"
+            for one in dues:
+                yield from _compared(one)
+        case due.Near(value=value) | due.Of(value=value):
+            yield from _compared(value)
+            yield "number"
+        case torch.Tensor():
+            yield "tensor"
+        case Mapping():
+            yield "dict"
+            for value in want.values():
+                yield from _compared(value)
+        case list() | tuple():
+            yield "list"
+            for value in want:
+                yield from _compared(value)
+        case float():
+            yield "number"
+        case due.Due():
+            yield from want.compares()
+
+
+def _scale(want: Any) -> float:
+    """The largest difference that rounding allows for, over all parts that allow for any."""
+    if isinstance(want, Mapping):
+        return max(map(_scale, want.values()), default=0.0)
+    if isinstance(want, list | tuple):
+        return max(map(_scale, want), default=0.0)
+    if isinstance(want, due.Near):
+        value = want.value
+    elif isinstance(want, (due.Global, due.Claimed)) and not want.exact:
+        value = want.full
+    else:
+        return 0.0
+    if not isinstance(value, torch.Tensor):
+        return 1e-4 * max(1.0, float(abs(value)))
+    if not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    finite = value[value.isfinite()].abs() if value.numel() else value
+    computed = getattr(want, "rounding", None) or value.dtype
+    return float(64 * ROUNDING.get(computed, 2**-23) * max(1.0, float(finite.max()) if finite.numel() else 0.0))

@@ -1,0 +1,34 @@
+"""A field that names one of some functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.reference.notation import NotationError
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
+
+
+class ChoiceField(Field):
+    """One of a table of functions of plain torch code, by its name; the due function gets the name. A script calls it as the parameter."""
+
+    def __init__(self, table: Mapping[str, Callable[..., Any]]) -> None:
+        self.table = dict(table)
+        self.takes = f"one of {', '.join(self.table)}"
+
+    def parse(self, text: str) -> str:
+        if text not in self.table:
+            raise NotationError(f"{text!r} is none of them")
+        return text
+
+    def build(self, value: str, here: RankContext) -> Any:
+        return self.table[value]
+
+    def printed(self, value: str, name: str, world: int) -> Printed:
+        function = self.table[value]
+        if function.__code__.co_name == "<lambda>":
+            function.__name__ = name
+        return Printed(function.__name__, uses=(function,))

@@ -1,0 +1,337 @@
+"""What is due: the values that a law's act must give, as its ``due`` function says them in terms of the reference.
+
+A due function returns a dict with the keys of the act's dict (or one value for one value). A value is
+
+=========================  =====================================================================================
+:class:`Global`            a DTensor on this mesh under these placements, every rank with its part
+:class:`Claimed`           a DTensor of these elements under whatever placements it claims, true on every rank
+a ``torch.Tensor``         a plain tensor of the same shape, dtype and elements
+:class:`Near`              the same, within the target's tolerance for rounding
+:class:`Refused`           an exception: what the act caught (see :func:`caught`)
+:class:`AtMost`            a number that is no larger
+:class:`Alike`             whatever it is, the same bits on all ranks of a mesh
+:class:`Of`                another value, whose mismatch counts as another kind (``wrong-layout``, ``wrong-metadata``)
+lists, tuples, dicts       of these, part by part
+``...``                    nothing is due: it is not compared
+anything else              an equal value
+=========================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardlaw.reference import simulate
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Placements
+from shardlaw.reference.tensors import TensorSpec, lay_out
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.verdict import Kind
+    from shardlaw.conformance.rank.context import RankContext
+
+
+class Meaningless(Exception):
+    """The case asks for nothing that is defined: every rank gives it up as rejected, before anything is communicated."""
+
+
+def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``attempt`` returns, or the exception that it raises: for acts in which something must be refused."""
+    try:
+        return attempt(*arguments)
+    except Exception as error:
+        return error
+
+
+class Due:
+    """A value that is compared in a way of its own."""
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        """Record what of ``got`` is not as it must be. ``place`` names it in messages."""
+        raise NotImplementedError
+
+    def for_script(self, rank: int) -> Any:
+        """What a script compares with on this rank: see ``agrees`` in the script."""
+        raise NotImplementedError
+
+    def compares(self) -> Iterable[str]:
+        """The parts of a script's ``agrees`` that what :meth:`for_script` gives needs."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Global(Due):
+    """A dense tensor ``full`` and how it lies: on each rank of ``layout.mesh`` its part. The argument of a due function for a DTensor."""
+
+    full: torch.Tensor
+    layout: Layout
+    seed: int = 0
+    memory: str = "plain"
+    exact: bool = True
+    rounding: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, spec: TensorSpec, mesh: Mesh, seed: int) -> Global:
+        """The tensor that a spec names; one without placements is replicated."""
+        from shardlaw.reference.placement import Replicate
+
+        placements = (Replicate(),) * mesh.ndim if spec.placements is None else spec.placements
+        return cls(spec.build(seed), Layout(spec.shape, mesh, placements), seed, spec.memory)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.layout.mesh
+
+    @property
+    def placements(self) -> Placements:
+        return self.layout.placements
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """The global stride that a DTensor of it claims."""
+        return self.full.stride() if self.memory == "transposed" else self.full.contiguous().stride()
+
+    def under(self, placements: Placements, mesh: Mesh | None = None) -> Global:
+        """The same tensor placed differently."""
+        return replace(self, layout=Layout(self.layout.shape, mesh or self.mesh, tuple(placements)))
+
+    def holding(self, full: torch.Tensor) -> Global:
+        """Another tensor, placed alike."""
+        return replace(self, full=full, layout=Layout(tuple(full.shape), self.mesh, self.placements))
+
+    def near(self, rounding: torch.dtype | None = None) -> Global:
+        """The same, to be compared within the tolerance of the target for its dtype, or for that in which it was computed."""
+        return replace(self, exact=False, rounding=rounding)
+
+    def local(self, rank: int) -> torch.Tensor:
+        """The local tensor of a rank (with unequal contributions where a reduction is pending); of one outside the mesh, an empty one."""
+        kept: dict[int, torch.Tensor] = self.__dict__.setdefault("_locals", {})  # what the act is given, and what is left of it later
+        if rank not in kept:
+            kept[rank] = self._local(rank)
+        return kept[rank].clone()
+
+    def _local(self, rank: int) -> torch.Tensor:
+        coord = self.mesh.coord(rank)
+        if coord is None:
+            return torch.empty((0,) if self.full.ndim else (), dtype=self.full.dtype)
+        if self.layout.has_partial():
+            local = simulate.distribute(self.full, self.layout, self.seed)[coord]
+        else:
+            local = simulate.take(self.full, self.layout, coord)
+        return lay_out(local, "transposed") if self.memory == "transposed" else local
+
+    def part(self, rank: int) -> Any:
+        """The local tensor as it is due: of a rank outside the mesh, nothing is."""
+        return ... if self.mesh.coord(rank) is None else self.local(rank)
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        here.same_dtensor(got, self.full, check, exact=self.exact, mesh=self.mesh, placements=self.placements, rounding=self.rounding)
+
+    def for_script(self, rank: int) -> Any:
+        if self.mesh.coord(rank) is None:
+            return ...
+        if self.layout.has_partial():
+            return {"full": self.full, "placements": [*self.placements]}
+        coord = self.mesh.coord(rank)
+        assert coord is not None
+        return ([*self.placements], self.layout.shape, simulate.take(self.full, self.layout, coord))
+
+
+@dataclass(frozen=True)
+class Claimed(Due):
+    """A DTensor on ``mesh`` that denotes ``full``, under the placements that it claims itself."""
+
+    full: torch.Tensor
+    mesh: Mesh
+    exact: bool = True
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        here.same_dtensor(here.settled(got), self.full, check, exact=self.exact, mesh=self.mesh)
+
+    def for_script(self, rank: int) -> Any:
+        return ... if self.mesh.coord(rank) is None else {"full": self.full}
+
+
+@dataclass(frozen=True)
+class Near(Due):
+    """A plain tensor, or a number, within the tolerance of the target for its dtype, or for that in which it was computed."""
+
+    value: Any
+    rounding: torch.dtype | None = None
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if isinstance(self.value, torch.Tensor):
+            if _is_plain(here, got, check, place):
+                here.same(got, self.value, check, exact=False, what=place, rounding=self.rounding)
+        else:
+            near = here.near(got, self.value)
+            here.require(near, "wrong-value", check, f"{place} is {got!r:.200}, must be near {self.value!r:.200}", self.value, got)
+
+    def for_script(self, rank: int) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Refused(Due):
+    """An exception with a text: of one of ``errors``, and with one of ``words`` in it where there are any."""
+
+    errors: tuple[type[BaseException], ...] = (Exception,)
+    words: tuple[str, ...] = ()
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        names = " or ".join(error.__name__ for error in self.errors)
+        if not isinstance(got, BaseException):
+            here.require(False, "wrong-error", check, f"{place}: must be refused, was accepted", "an error", repr(got)[:200])
+        elif not isinstance(got, self.errors):
+            message = f"{place}: must be refused by {names}, raised {type(got).__name__}: {got}"
+            here.require(False, "wrong-error", check, message, names, repr(got)[:200])
+        else:
+            text = str(got)
+            message = f"{place}: refused by {type(got).__name__} without a word"
+            if here.require(bool(text.strip()), "wrong-error", check, message) and self.words:
+                said = any(word in text for word in self.words)
+                here.require(
+                    said, "wrong-error", check, f"{place}: refused in words that name none of {self.words}: {text}", self.words, text
+                )
+
+    def for_script(self, rank: int) -> Any:
+        return self.errors[0] if len(self.errors) == 1 else (type, *self.errors)
+
+
+@dataclass(frozen=True)
+class AtMost(Due):
+    """A number that is no larger than ``most``."""
+
+    most: int
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        here.require(got <= self.most, "wrong-value", check, f"{place} is {got}, must be at most {self.most}", f"at most {self.most}", got)
+
+    def for_script(self, rank: int) -> Any:
+        return range(self.most + 1)
+
+
+@dataclass(frozen=True)
+class Alike(Due):
+    """A plain tensor that all ranks of ``mesh`` hold alike, bit by bit, whatever it is."""
+
+    mesh: Mesh
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if here.coord(self.mesh) is not None:
+            here.alike(got, self.mesh, check)
+
+    def for_script(self, rank: int) -> Any:
+        return {"alike on": sorted(self.mesh.ranks)}
+
+
+@dataclass(frozen=True)
+class Of(Due):
+    """A plain value whose mismatch is of another ``kind`` than ``wrong-value``, or told in words of its own."""
+
+    value: Any
+    kind: Kind = "wrong-metadata"
+    message: str = ""
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        message = self.message or f"{place} is {got!r:.200}, must be {self.value!r:.200}"
+        here.require(equal(got, self.value), self.kind, check, message, self.value, got)
+
+    def for_script(self, rank: int) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Either(Due):
+    """Any one of several dues. The judgement is that of the first where none fits."""
+
+    dues: tuple[Any, ...]
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if not any(here.would_hold(partial(judge, here, check, got, due, place)) for due in self.dues):
+            judge(here, check, got, self.dues[0], place)
+
+    def for_script(self, rank: int) -> Any:
+        return {"either": [for_script(due, rank) for due in self.dues]}
+
+
+def of_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values by key whose mismatch is ``wrong-metadata``."""
+    return {key: Of(value) for key, value in values.items()}
+
+
+def judge(here: RankContext, check: str, got: Any, want: Any, place: str = "") -> None:
+    """Compare one value of an act with what is due, part by part."""
+    place = place or check
+    if want is ...:  # nothing is due
+        return
+    if isinstance(want, Due):
+        want.judge(here, check, got, place)
+    elif isinstance(want, torch.Tensor):
+        if _is_plain(here, got, check, place):
+            here.same(got, want, check, what=place)
+    elif isinstance(want, Mapping):
+        same = isinstance(got, Mapping) and got.keys() == want.keys()
+        keys = [*got] if isinstance(got, Mapping) else type(got).__name__
+        if here.require(same, "wrong-metadata", check, f"{place} has other keys than it must", [*want], keys):
+            for key, value in want.items():
+                judge(here, check, got[key], value, f"{place}.{key}")
+    elif isinstance(want, list | tuple) and not isinstance(want, torch.Size) and any(map(_has_parts, want)):
+        count = len(got) if isinstance(got, list | tuple) else type(got).__name__
+        message = f"{place} has {count} parts, must have {len(want)}"
+        if here.require(count == len(want), "wrong-metadata", check, message, len(want), count):
+            for at, value in enumerate(want):
+                judge(here, check, got[at], value, f"{place}[{at}]")
+    else:
+        here.require(equal(got, want), "wrong-value", check, f"{place} is {got!r:.200}, must be {want!r:.200}", want, got)
+
+
+def _is_plain(here: RankContext, got: Any, check: str, place: str) -> bool:
+    plain = isinstance(got, torch.Tensor) and not isinstance(got, DTensor)
+    return here.require(
+        plain, "wrong-value" if got is None else "wrong-metadata", check, f"{place} is a {type(got).__name__}, must be a plain tensor"
+    )
+
+
+def _has_parts(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_parts, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_parts, value))
+    return value is ... or isinstance(value, (Due, torch.Tensor))
+
+
+def equal(got: Any, want: Any) -> bool:
+    """Whether two plain values agree; NaN equals NaN, and a list is no tuple's equal unless their parts are."""
+    if isinstance(want, list | tuple) and isinstance(got, list | tuple):
+        return len(got) == len(want) and all(map(equal, got, want))
+    if want is None:
+        return got is None
+    return bool(got == want or (got != got and want != want))
+
+
+def for_script(want: Any, rank: int) -> Any:
+    """What is due on a rank as a value that has a literal."""
+    if isinstance(want, Due):
+        return want.for_script(rank)
+    if isinstance(want, Mapping):
+        return {key: for_script(value, rank) for key, value in want.items()}
+    if isinstance(want, list | tuple) and not isinstance(want, torch.Size):
+        return type(want)(for_script(value, rank) for value in want)
+    return want
+
+
+def is_exact(want: Any) -> bool:
+    """Whether nothing in ``want`` allows for rounding."""
+    if isinstance(want, Mapping):
+        return all(map(is_exact, want.values()))
+    if isinstance(want, list | tuple):
+        return all(map(is_exact, want))
+    return not isinstance(want, Near) and getattr(want, "exact", True) is True

@@ -1,0 +1,1 @@
+"""Features: how a case departs from the plainest one."""

@@ -1,0 +1,182 @@
+"""Features: the departures of a case from the plainest one.
+
+The plainest case is one float32 tensor, contiguous, of two elements on a 1-D mesh of two ranks, replicated or evenly sharded, used once
+by one call that goes forward. Everything else that a case has is a feature. A report counts the features that a run reached and
+lists those that it missed; a finding carries those of its smallest case; an expectation names those that it needs.
+
+The catalogue is closed: :mod:`shardlaw.conformance.law.features.feature_lines` holds every name, and for a few families a pattern that ends
+in ``*``. The features of :func:`features_of` are read from the fields of the case alone; those marked *seen by a rank* only a run can tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.feature_lines import LINES
+from shardlaw.conformance.law.features.layout_features import of_layout, of_mesh, of_operands, of_shape, of_state, of_tensor
+from shardlaw.conformance.law.program.calls import of_steps
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError, parse_shape
+from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
+
+
+#: every feature or pattern, with its meaning and the line of the input space that it belongs to
+FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
+PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
+
+# fields of a checkpoint that are options of its writer or its planner
+SAVE_OPTIONS = ("threads", "files", "dedup", "sync", "ahead", "format", "nested", "inner")
+# what a field means by being there
+OF_FIELD = {
+    **dict.fromkeys(("slice", "flatten", "of", "groups", "sizes"), "mesh-view"),
+    **dict.fromkeys(SAVE_OPTIONS, "storage-option"),
+    **dict.fromkeys(("declared", "grads"), "grad-placements"),
+    "async": "async-save",
+    "attempt": "must-refuse",
+    "before": "bystander",
+    "boxes": "explicit-shards",
+    "fn": "module",
+    "style": "module",
+    "into": "other-state",
+    "names": "named-mesh",
+    "order": "saved-twice",
+    "plan": "planner",
+    "requires_grad": "requires-grad",
+    "src": "source-rank",
+}
+# where a case has two ends, a save and a load
+TWO_ENDS = ("roundtrip", "plan")
+
+
+def known(feature: str) -> bool:
+    """Whether the catalogue has this feature, by its name or by the pattern of its family."""
+    return not feature.endswith("*") and (feature in FEATURES or any(feature.startswith(p) and feature != p for p in PATTERNS))
+
+
+def line_of(feature: str) -> str:
+    """The line of the input space that a known feature belongs to. Raises ``KeyError``."""
+    for line, names in LINES.items():
+        if feature in names or any(name.endswith("*") and feature.startswith(name[:-1]) for name in names):
+            return line
+    raise KeyError(feature)
+
+
+def missing(reached: Iterable[str]) -> list[str]:
+    """The features of the catalogue that are not among ``reached``, patterns included when nothing of their family is."""
+    seen = set(reached)
+    seen.add("history")  # a finding may turn out to need one; nothing is drawn with one
+    seen.add("own:")  # of no law of ours
+    return [name for name in FEATURES if name not in seen and not (name.endswith("*") and any(s.startswith(name[:-1]) for s in seen))]
+
+
+def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
+    """The departures of a case from the plainest one, as far as its fields tell, with those that its law adds."""
+    chapter = case.law.partition(".")[0]
+    found = set(_of_fields(chapter, case.fields))
+    if case.after:
+        found.add("history")
+    if chapter == "gradient" or "backward" in case.law:
+        found.add("backward")
+    if "refus" in case.law:
+        found.add("must-refuse")
+    if law is not None and law.features is not None:
+        found |= law.features(case)
+    return frozenset(found)
+
+
+@lru_cache(8192)
+def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    case = Case("", fields)
+    found: set[str] = set()
+    specs = dict(_tensors(case))
+    meshes = case.meshes
+    for name in (field for field, _ in fields if field == "mesh" or field.startswith("mesh.")):
+        mesh = case.mesh(name)
+        found |= of_mesh(mesh, _world(case, name, mesh))
+    if len(set(meshes)) > 1 and chapter not in TWO_ENDS:
+        found.add("two-meshes")
+    if case.world != 2:
+        found.add(f"world:{case.world}")
+    on = str(meshes[0]) if meshes else ""
+    for spec in specs.values():
+        found |= of_tensor(spec, on)
+    for shape in (parse_shape(case.get("shape")),) if "shape" in case else ():
+        found |= of_shape(shape)
+        found |= set().union(*(of_layout(shape, on, text) for text in _targets(case, "")))
+    if "steps" in case:
+        found.update(of_operands(specs.values()))
+        found |= of_steps(case.get("steps"))
+    found |= {OF_FIELD[name] for name, value in fields if name in OF_FIELD and value != "none"}
+    if chapter == "roundtrip":
+        found |= {f"saved-with:{name}" for name, _ in fields if name in SAVE_OPTIONS}
+    for name, feature in (("dtype", f"dtype:{case.get('dtype', '')}"), ("memory", f"memory:{case.get('memory', '')}")):
+        if name in case and feature in FEATURES:
+            found |= {feature, "noncontiguous"} if name == "memory" else {feature}
+    load_mesh = case.get("mesh.load", on)
+    for name, text in specs.items():
+        for target in _targets(case, name):
+            found |= of_layout(parse_shape(text.partition(":")[0]), load_mesh, target)
+    for field in ("state", "into"):
+        if field in case:
+            found |= of_state(case.get(field))
+    if chapter in TWO_ENDS and "mesh" in case:
+        found.update(_of_two_ends(case, specs))
+    return frozenset(found)
+
+
+def _tensors(case: Case) -> Iterator[tuple[str, str]]:
+    """The fields of a case that are tensors: one letter, or a letter and a digit, and the text of a tensor."""
+    for name, value in case.fields:
+        if re.fullmatch(r"[a-z]\d?", name) and _spec(value) is not None:
+            yield name, value
+
+
+@cache
+def _spec(text: str) -> TensorSpec | None:
+    try:
+        return TensorSpec.parse(text)
+    except NotationError:
+        return None
+
+
+def _world(case: Case, name: str, mesh: Mesh) -> int:
+    """How many ranks there are where a mesh is used: a save and a load have worlds of their own."""
+    if "mesh.load" in case or "world.save" in case or "world.load" in case:
+        return case.integer("world.load" if name == "mesh.load" else "world.save", max(mesh.ranks) + 1)
+    return case.world
+
+
+def _targets(case: Case, name: str) -> list[str]:
+    """Placements that the tensor ``name`` is to have later, or passes through."""
+    wanted = [f"to.{name}" if f"to.{name}" in case else "to", "via"]
+    return [case.get(field) for field in wanted if field in case]
+
+
+def _of_two_ends(case: Case, specs: dict[str, str]) -> Iterator[str]:
+    """How what is loaded departs from what was saved."""
+    if len(specs) > 1:
+        yield "several-tensors"
+    mesh, load_mesh = case.mesh(), Mesh.parse(case.get("mesh.load", case.get("mesh")))
+    saved_in, loaded_in = case.integer("world.save", max(mesh.ranks) + 1), case.integer("world.load", max(load_mesh.ranks) + 1)
+    if saved_in != loaded_in:
+        yield "reworld"
+    for name, text in specs.items():
+        spec = TensorSpec.parse(text)
+        saved = "-" if spec.placements is None else ",".join(map(str, spec.placements))
+        loaded = case.get(f"to.{name}", case.get("to", "same"))
+        loaded = saved if loaded == "same" else loaded
+        if "-" in (saved, loaded):
+            yield "plain-tensor"
+            if saved != loaded:
+                yield "kinds-crossed"
+        elif (saved, mesh) != (loaded, load_mesh):
+            yield "reshard"
+        if case.get("dtype", spec.dtype) != spec.dtype:
+            yield "cast"

@@ -1,0 +1,385 @@
+"""The schema of cases: how a field's text is read, built on a rank, made smaller and printed into a script. One table holds all types.
+
+The parameters of a law's act and due functions are the fields of its cases: ``to: Placements`` is the field ``to``, ``from_`` the
+field ``from``, ``mesh__b`` the field ``mesh.b``; a default value is what a missing field means. The annotation names a :class:`Field`:
+
+=====================  ==========================  =====================================  ==========================
+annotation             text                        the act gets                           the due function gets
+=====================  ==========================  =====================================  ==========================
+``DTensor``            ``5x6:S(0),R:int64``        it, made without communication         :class:`~.due.Global`
+``torch.Tensor``       ``5x6``                     it, whole, on the device               a dense tensor
+``LocalTensor``        ``5x6:S(0),R``              this rank's part as a plain tensor     :class:`~.due.Global`
+``DeviceMesh``         ``2x2@0,2,1,3``             the live mesh                          the reference's mesh
+``NamedMesh``          the same                    one of its own, dims ``a``, ``b``, ..  the reference's mesh
+``KeptNamedMesh``      the same                    the world's, dims ``a``, ``b``, ..     the reference's mesh
+``MeshTable``          the same                    the nested list of its ranks           the reference's mesh
+``Placements``         ``R,S(1)``                  torch's placements, a list             the reference's
+``Shape``              ``5x6``                     ``torch.Size``                         a tuple
+``torch.dtype``        ``int64``                   it                                     it
+``Literal["a", "b"]``  one of the words            a text                                 a text
+``bool``               ``yes`` or ``no``           a bool                                 a bool
+``int``, ``float``     a number                    a number                               a number
+``Ints``               ``2,0,1``                   a list of ints                         a list of ints
+``Word``               any text                    a text                                 a text
+``Program``            ``b=sum(a,0);relu(b)``      a function of the operands             it, with ``run_plain``
+``Operands``           the tensors of ``steps``    a dict: DTensors and plain ones        a dict of :class:`~.due.Global`
+=====================  ==========================  =====================================  ==========================
+
+Of no field are ``Rank``, ``WorldSize``, ``Device``, ``Folder`` and ``Seed``: they say where the act runs. Bounds of a number:
+``Annotated[int, Between(0, 3)]``. A further type is a subclass of :class:`Field` in an ``Annotated``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardlaw.conformance.law import literal as texts
+from shardlaw.conformance.law.due import Global
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError, parse_shape
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.tensors import DTYPES, TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.rank.context import RankContext
+
+# fields that every case may have, whatever its law
+EVERYWHERE = ("seed", "world", "sample")
+DIM_NAMES = ("a", "b", "c")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """An argument as a script has it: constants of the module, statements before the call, and the expression of the call.
+
+    What these name: lines of ``imports``, and functions and classes of plain torch code, which the script ``uses`` by their source.
+    """
+
+    expression: str
+    constants: tuple[str, ...] = ()
+    statements: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    uses: tuple[Callable[..., Any], ...] = ()
+
+
+class Field:
+    """How one parameter is read, built and printed. ``takes`` says in a refusal what would be right; ``field`` names the field of the
+    case where the parameter is called something else; ``always``: a case that names none of its fields says something too."""
+
+    takes = "a text"
+    field = ""
+    always = False
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        """The fields of a case that it reads; ``to.?`` are several, ``*`` is every field that has the name of a tensor."""
+        return (name,)
+
+    def is_given(self, case: Case, name: str) -> bool:
+        """Whether the case says it: has the first of the fields that it reads, if it reads any."""
+        read = self.fields(name)
+        return self.always or not read or read[0] == "*" or read[0] in case
+
+    def read(self, case: Case, name: str) -> Any:
+        """The value of the reference. Raises :class:`NotationError`."""
+        return self.parse(case.get(name))
+
+    def parse(self, text: str) -> Any:
+        return text
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        """The argument of the act, on a rank; all ranks build, without communication."""
+        return value
+
+    def due(self, value: Any, rank: int, world: int) -> Any:
+        """The argument of the due function, for one rank of the case's world."""
+        return value
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        """The argument of the act in a script of ``world`` ranks; in its statements ``rank`` is this rank."""
+        return Printed(texts.literal(self.build(value, None)))  # type: ignore[arg-type]
+
+    def smaller(self, value: Any) -> Sequence[str]:
+        """Texts of values that are no larger, plainest first; none where the field stays as it is."""
+        return ()
+
+    def around(self, value: Any) -> AbstractContextManager[Any]:
+        """Surrounds the act on a rank."""
+        return nullcontext()
+
+
+class TensorField(Field):
+    """A tensor of a case; ``mesh`` names the field of the mesh that it lies on, ``local`` takes the rank's part as a plain tensor."""
+
+    takes = "a tensor SHAPE:PLACEMENTS:DTYPE:FILL:MEMORY such as 5x6:S(0),R:int64"
+
+    def __init__(self, mesh: str = "mesh", *, local: bool = False, grad: bool = False) -> None:
+        self.mesh, self.local, self.grad = mesh, local, grad
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return name, self.mesh
+
+    def read(self, case: Case, name: str) -> Global:
+        spec, mesh = TensorSpec.parse(case.get(name)), case.mesh(self.mesh)
+        return Global.of(spec, mesh, case.seed)
+
+    def build(self, value: Global, here: RankContext) -> Any:
+        local = here.tensor(value.local(here.rank)).requires_grad_(self.grad)
+        return local if self.local else assembled(value, local, here)
+
+    def printed(self, value: Global, name: str, world: int) -> Printed:
+        constants = texts.by_rank(name.upper(), {rank: value.local(rank) for rank in range(world)})
+        local = f"{name.upper()}[rank]" + (".requires_grad_()" if self.grad else "")
+        if self.local:
+            return Printed(local, tuple(constants))
+        return Printed(
+            name, tuple(constants), (mesh_line(value.mesh, self.mesh), f"{name} = {assembly(value, local, mesh_name(self.mesh))}")
+        )
+
+    def smaller(self, value: Global) -> Sequence[str]:
+        return ()
+
+
+def assembled(value: Global, local: torch.Tensor, here: RankContext, mesh: DeviceMesh | None = None) -> DTensor:
+    """A DTensor put together from what this rank holds of it, without communication."""
+    places = here.placements(value.placements)
+    return DTensor.from_local(local, mesh or here.mesh(value.mesh), places, run_check=False, shape=value.full.shape, stride=value.stride)
+
+
+def assembly(value: Global, local: str, mesh: str = "mesh") -> str:
+    """The call of :func:`assembled` in a script."""
+    places, shape = texts.placements(value.placements), tuple(value.full.shape)
+    return f"DTensor.from_local({local}, {mesh}, {places}, run_check=False, shape=torch.Size({shape}), stride={value.stride})"
+
+
+def mesh_name(field: str) -> str:
+    return field.replace(".", "_")
+
+
+def mesh_line(mesh: Mesh, field: str = "mesh", names: Sequence[str] | None = None) -> str:
+    return f"{mesh_name(field)} = {texts.mesh(mesh, names)}"
+
+
+class PlainTensorField(Field):
+    """A tensor that every rank holds whole."""
+
+    takes = "a tensor SHAPE:-:DTYPE:FILL:MEMORY such as 5x6 or 4:-:int64"
+
+    def __init__(self, *, on_device: bool = True, offset: int = 0) -> None:
+        self.on_device, self.offset = on_device, offset
+
+    def read(self, case: Case, name: str) -> torch.Tensor:
+        return TensorSpec.parse(case.get(name)).build(case.seed + self.offset)
+
+    def build(self, value: torch.Tensor, here: RankContext) -> Any:
+        return here.tensor(value.clone(memory_format=torch.preserve_format)) if self.on_device else value.clone()
+
+    def printed(self, value: torch.Tensor, name: str, world: int) -> Printed:
+        return Printed(texts.tensor(value))
+
+
+class SpecField(Field):
+    """What a tensor field says, not built: for due functions."""
+
+    takes = TensorField.takes
+
+    def parse(self, text: str) -> TensorSpec:
+        return TensorSpec.parse(text)
+
+
+class MeshField(Field):
+    """A mesh: one that the world keeps, for acts that leave it as it is; with ``fresh`` one of the case's own. The dims of a ``named`` one
+    are called a, b, c."""
+
+    takes = "a mesh such as 2x3 or 2x2@0,2,1,3"
+
+    def __init__(self, *, named: bool = False, fresh: bool = False) -> None:
+        self.named, self.fresh = named, fresh
+
+    def parse(self, text: str) -> Mesh:
+        return Mesh.parse(text)
+
+    def names(self, value: Mesh) -> tuple[str, ...] | None:
+        return DIM_NAMES[: value.ndim] if self.named else None
+
+    def build(self, value: Mesh, here: RankContext) -> DeviceMesh:
+        return here.mesh(value, fresh=self.fresh, names=self.names(value))
+
+    def printed(self, value: Mesh, name: str, world: int) -> Printed:
+        return Printed(mesh_name(name), (), (mesh_line(value, name, self.names(value)),))
+
+
+class TableField(MeshField):
+    """The ranks of a mesh, for acts that make it themselves."""
+
+    def build(self, value: Mesh, here: RankContext) -> Any:
+        return texts.table(value)
+
+    def printed(self, value: Mesh, name: str, world: int) -> Printed:
+        return Printed(str(texts.table(value)))
+
+
+class PlacementsField(Field):
+    takes = "placements, one for each mesh dim, such as R,S(1) or P(sum)"
+
+    def parse(self, text: str) -> Any:
+        return parse_placements(text)
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        return here.placements(value)
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        return Printed(texts.placements(value))
+
+
+class ShapeField(Field):
+    takes = "a shape such as 5x6, 0x3 or ()"
+
+    def parse(self, text: str) -> Any:
+        return parse_shape(text)
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        return torch.Size(value)
+
+
+class DtypeField(Field):
+    takes = f"a dtype: {', '.join(DTYPES)}"
+
+    def parse(self, text: str) -> torch.dtype:
+        if text not in DTYPES:
+            raise NotationError(f"{text!r} is no dtype")
+        return DTYPES[text]
+
+
+class WordField(Field):
+    """One of some words; any text where there are none."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self.words = tuple(words)
+        self.takes = f"one of {', '.join(self.words)}" if self.words else "a text"
+
+    def parse(self, text: str) -> str:
+        if self.words and text not in self.words:
+            raise NotationError(f"{text!r} is none of them")
+        return text
+
+
+class BoolField(Field):
+    takes = "yes or no"
+
+    def parse(self, text: str) -> bool:
+        if text not in ("yes", "no", "1", "0"):
+            raise NotationError(f"{text!r} is neither")
+        return text in ("yes", "1")
+
+
+@dataclass(frozen=True)
+class Between:
+    """Bounds of a number, both included."""
+
+    least: float
+    most: float
+
+
+class NumberField(Field):
+    def __init__(self, number: Callable[[str], Any], bounds: Between | None = None) -> None:
+        self.number, self.bounds = number, bounds
+        kind = "a whole number" if number is int else "a number"
+        self.takes = kind + (f" between {bounds.least} and {bounds.most}" if bounds else "")
+
+    def parse(self, text: str) -> Any:
+        try:
+            value = self.number(text)
+        except ValueError:
+            raise NotationError(f"{text!r} is none") from None
+        if self.bounds and not self.bounds.least <= value <= self.bounds.most:
+            raise NotationError(f"{text!r} is out of bounds")
+        return value
+
+
+class IntsField(Field):
+    """Whole numbers, joined by ``between``."""
+
+    takes = "whole numbers such as 2,0,1"
+
+    def __init__(self, between: str = ",") -> None:
+        self.between = between
+
+    def parse(self, text: str) -> list[int]:
+        try:
+            return [int(part) for part in text.split(self.between) if part]
+        except ValueError:
+            raise NotationError(f"{text!r} has others") from None
+
+
+class SurroundingField(Field):
+    """What a rank knows without being told: no field of the case. ``expression`` is how a script asks, ``at`` what a due function is
+    told."""
+
+    def __init__(
+        self, of_rank: Callable[[RankContext], Any], expression: str, at: Callable[[int, int], Any] = lambda rank, world: None
+    ) -> None:
+        self.of_rank, self.expression, self.at = of_rank, expression, at
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return ()
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return True
+
+    def read(self, case: Case, name: str) -> Any:
+        return None
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        return self.of_rank(here)
+
+    def due(self, value: Any, rank: int, world: int) -> Any:
+        return self.at(rank, world)
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        return Printed(self.expression)
+
+
+class SeedField(Field):
+    """The seed of the case's values."""
+
+    always = True
+
+    def read(self, case: Case, name: str) -> int:
+        return case.seed
+
+
+LocalTensor = Annotated[torch.Tensor, TensorField(local=True)]
+NamedMesh = Annotated[Any, MeshField(named=True, fresh=True)]
+KeptNamedMesh = Annotated[Any, MeshField(named=True)]
+FreshMesh = Annotated[DeviceMesh, MeshField(fresh=True)]
+MeshTable = Annotated[list[Any], TableField()]
+Placements = Annotated[list[Any], PlacementsField()]
+Shape = Annotated[torch.Size, ShapeField()]
+Ints = Annotated[list[int], IntsField()]
+Word = Annotated[str, WordField()]
+Spec = Annotated[TensorSpec, SpecField()]
+Rank = Annotated[int, SurroundingField(lambda here: here.rank, "rank", lambda rank, world: rank)]
+WorldSize = Annotated[int, SurroundingField(lambda here: here.world, "dist.get_world_size()", lambda rank, world: world)]
+Device = Annotated[torch.device, SurroundingField(lambda here: here.device, 'torch.device("cpu")')]
+Folder = Annotated[str, SurroundingField(lambda here: here.folder(), "folder")]
+Seed = Annotated[int, SeedField()]
+
+#: the field types of annotations that say nothing more
+BARE: dict[Any, Field] = {
+    DTensor: TensorField(),
+    torch.Tensor: PlainTensorField(),
+    DeviceMesh: MeshField(),
+    torch.dtype: DtypeField(),
+    bool: BoolField(),
+    int: NumberField(int),
+    float: NumberField(float),
+    str: WordField(),
+}

@@ -1,0 +1,142 @@
+"""A law: a statement that must hold for every input of a kind, with everything needed to try it.
+
+A law is data. Its ``check`` is a plain function ``check(case, here)``: SPMD code that every rank runs, that names no device,
+backend or storage, and that says what it finds through ``here`` (see :class:`shardlaw.conformance.rank.context.RankContext`). It returns
+nothing and does not raise for a deviation: it goes on, so that no rank leaves the others waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardlaw.conformance.law.case import Case
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from shardlaw.conformance.law.script import Script
+    from shardlaw.conformance.rank.context import RankContext
+
+CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
+            "sharded_tensor", "optimizer", "fault")  # fmt: skip
+Tier = Literal["core", "extended", "advisory"]
+Refusal = Literal["never", "allowed"] | Callable[[Case, str], bool]
+Profile = Literal["smoke", "ci", "nightly"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the target and the request allow a case to be."""
+
+    world_size: int = 4
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
+    cannot: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Law:
+    """One entry of the catalogue.
+
+    ``id``: ``chapter.name`` or ``chapter.name[variant]``. ``clause``: one sentence. ``source``: where the promise is made.
+    ``needs``: capabilities (a target that declares one as missing leaves the law ``untested``). ``smallest``: the fewest ranks on
+    which it says something. ``weight``: its share of a budget. ``draw``: a Hypothesis strategy of cases, of which a ``smoke``
+    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes. ``narrow``: a strategy of cases no larger
+    than a given one, to shrink what the sweep found. ``profile``: the smallest that tries it. ``control``: the text of a case that
+    must hold. ``refusal``: whether all ranks may refuse a
+    case alike, or a function of the case and of what is said that tells.
+    ``stages``: world sizes, one after the other, for a law whose case runs in several worlds (``here.stage`` tells which).
+    ``features``: features of a case beyond those that :mod:`shardlaw.conformance.law.features.features` reads from its fields.
+    ``acts``: what :func:`shardlaw.conformance.law.act.law` makes of functions of plain torch code; ``members``: whether ranks outside the
+    case's first mesh take no part in them, or which ranks of a case take part in a stage. A law that cannot be told so has a ``check`` and
+    a ``script`` of its own, with the ``reason``, and names
+    the ``fields`` of its cases with their annotations.
+    ``script``: the literal body of a reproducer. ``checks``: how many questions a case stands for, where that is more than one.
+    """
+
+    id: str
+    clause: str
+    source: str
+    control: str
+    check: Callable[[Case, RankContext], None] | None = None
+    acts: list[Any] = field(default_factory=list, compare=False)
+    members: bool | Callable[[Case, int], Collection[int]] = False
+    reason: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    draw: Callable[[Limits], SearchStrategy[Case]] | None = None
+    draws: int = 0
+    sweep: Callable[[Limits], Sequence[Case]] | None = None
+    sweeps: int = 0
+    narrow: Callable[[Case], SearchStrategy[Case]] | None = None
+    profile: Profile = "smoke"
+    tier: Tier = "core"
+    needs: tuple[str, ...] = ()
+    smallest: int = 2
+    weight: float = 1.0
+    refusal: Refusal = "never"
+    stages: Callable[[Case], tuple[int, ...]] | None = None
+    features: Callable[[Case], set[str]] | None = None
+    script: Callable[[Case], Script] | None = None
+    checks: Callable[[Case], int] | None = None
+    aliases: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Whatever makes cases, the cases are this law's."""
+        draw, sweep, narrow = self.draw, self.sweep, self.narrow
+        if draw is not None:
+            object.__setattr__(self, "draw", lambda limits: draw(limits).map(self._own))
+        if sweep is not None:
+            object.__setattr__(self, "sweep", lambda limits: Renamed(sweep(limits), self._own))
+        if narrow is not None:
+            object.__setattr__(self, "narrow", lambda case: narrow(case).map(self._own))
+
+    def _own(self, case: Case) -> Case:
+        return case if case.law == self.id else replace(case, law=self.id)
+
+    def due(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates what the last act must give: a function of the reference, with parameters of the same names."""
+        self.acts[-1].is_due(function)
+        return function
+
+    def then(self, function: Callable[..., Any]) -> Law:
+        """Decorates the act of the next world, of a law whose cases run in several (``stages``)."""
+        self.acts.append(type(self.acts[0]).of(function))
+        return self
+
+    def members_of(self, case: Case, stage: int = 0) -> Collection[int] | None:
+        """The ranks that act and are judged, where not all do."""
+        if callable(self.members):
+            return self.members(case, stage)
+        return case.meshes[0].ranks if self.members and case.meshes else None
+
+    @property
+    def chapter(self) -> str:
+        return self.id.split(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The id without its variant: ``op.forward`` of ``op.forward[mean]``."""
+        return self.id.partition("[")[0]
+
+    @property
+    def variant(self) -> str:
+        return self.id.partition("[")[2].removesuffix("]")
+
+
+class Renamed(Sequence[Case]):
+    """The cases of an enumerator as those of one law, each made when it is asked for."""
+
+    def __init__(self, cases: Sequence[Case], named: Callable[[Case], Case]) -> None:
+        self._cases, self._named = cases, named
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    @property
+    def combinations(self) -> int:
+        """How many cases there were if everything were combined with everything; 0 where nobody has counted."""
+        return getattr(self._cases, "combinations", 0)
+
+    def __getitem__(self, at: Any) -> Any:
+        return [self._named(case) for case in self._cases[at]] if isinstance(at, slice) else self._named(self._cases[at])

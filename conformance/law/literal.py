@@ -1,0 +1,99 @@
+"""Values as the Python expressions that make them: what a script holds in place of a case."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Partial, Placement, Placements, Shard, StridedShard
+
+
+def literal(value: object) -> str:
+    """``value`` as an expression; tensors, placements and meshes of the reference as torch's. Raises ``TypeError`` for what has none."""
+    if hasattr(value, "literal"):
+        return str(value.literal())
+    match value:
+        case torch.Tensor():
+            return tensor(value)
+        case torch.Size():
+            return f"torch.Size({[*value]})"
+        case torch.dtype() | torch.device():
+            return repr(value) if isinstance(value, torch.device) else str(value)
+        case Mesh():
+            return mesh(value)
+        case Shard() | StridedShard() | Partial():
+            return placement(value)
+        case float() if value != value or value in (float("inf"), -float("inf")):
+            return f'float("{value}")'
+        case type():
+            # a class of ours stands in the script by its source
+            here = value.__module__ == "builtins" or value.__module__.startswith("shardlaw.")
+            return value.__name__ if here else f"{value.__module__}.{value.__qualname__}"
+        case dict():
+            return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(literal, value)) + "]"
+        case set() | frozenset():
+            return f"{type(value).__name__}({literal(sorted(value, key=repr))})"
+        case tuple():
+            return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
+        case types.EllipsisType():
+            return "..."
+        case None | bool() | int() | float() | complex() | str() | bytes() | range() | slice():
+            return repr(value)
+    if type(value).__name__ == "Replicate":
+        return "Replicate()"
+    raise TypeError(f"a {type(value).__name__} has no literal: {value!r:.80}")
+
+
+def tensor(value: torch.Tensor) -> str:
+    """A tensor as the expression that makes it, its strides included."""
+    value = value.detach().cpu()
+    flat, shape = value.flatten().tolist(), tuple(value.shape)
+    default = value.dtype in (torch.float32, torch.int64, torch.bool) and flat
+    made = f"torch.tensor({literal(flat)}{'' if default else f', dtype={value.dtype}'})"
+    if len(shape) != 1:
+        made += f".reshape({shape})"
+    if not value.is_contiguous() and 0 in value.stride():
+        return f"{tensor(value[:1].clone())}.expand({shape})"
+    if not value.is_contiguous():
+        return f"torch.empty_strided({shape}, {value.stride()}, dtype={value.dtype}).copy_({made})"
+    return made
+
+
+def mesh(of: Mesh, names: Sequence[str] | None = None) -> str:
+    """The call that makes a mesh."""
+    named = f", mesh_dim_names={tuple(names)}" if names else ""
+    return f'DeviceMesh("cpu", {table(of)}{named})'
+
+
+def table(of: Mesh) -> Any:
+    """The ranks of a mesh as nested lists, one level a mesh dim."""
+    return torch.tensor(of.ranks).reshape(of.shape).tolist()
+
+
+def placement(of: Placement) -> str:
+    match of:
+        case Shard(dim):
+            return f"Shard({dim})"
+        case StridedShard(dim, factor):
+            return f"_StridedShard({dim}, split_factor={factor})"
+        case Partial(op):
+            return f'Partial("{op}")'
+    return "Replicate()"
+
+
+def placements(of: Placements) -> str:
+    return f"[{', '.join(map(placement, of))}]"
+
+
+def by_rank(name: str, values: Mapping[int, object]) -> list[str]:
+    """Lines of a table ``NAME = {rank: value}``, a line a rank; one line where all ranks have the same."""
+    texts = {rank: literal(value) for rank, value in values.items()}
+    if len({*texts.values()}) == 1 and len(texts) > 1:
+        return [f"{name} = dict.fromkeys({[*texts]}, {texts[next(iter(texts))]})"]
+    return [f"{name} = {{", *(f"    {rank}: {text}," for rank, text in texts.items()), "}"]

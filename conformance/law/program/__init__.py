@@ -1,0 +1,1 @@
+"""Programs of steps: the notation in which a case says what is called."""

@@ -1,0 +1,96 @@
+"""The fields of a program: its steps, as one function that runs on ranks and is printed into scripts, and the tensors that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import literal as texts
+from shardlaw.conformance.law.due import Global
+from shardlaw.conformance.law.fields import Field, Printed, TensorField, assembled
+from shardlaw.conformance.law.program.parse import Program as Steps
+from shardlaw.reference.notation import NotationError
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.rank.context import RankContext
+
+
+class ProgramField(Field):
+    """A program of steps. Torch remembers how it planned an op. It forgets that before the act and after it with ``fresh``, where a step
+    makes
+    a tensor of a number (a plan for a number is known to be taken for a 0-d tensor, and the other way round), and where one gives a tensor
+    for its result (a plan for one placement of it is used for others)."""
+
+    takes = "steps such as b=sum(a,0);relu(b)"
+
+    def __init__(self, *, fresh: bool = False) -> None:
+        self.fresh = fresh
+
+    def parse(self, text: str) -> Steps:
+        return Steps.parse(text)
+
+    def around(self, value: Steps) -> AbstractContextManager[Any]:
+        return compat.fresh_plans() if self.fresh or "tensor(" in value.text or "out=" in value.text else nullcontext()
+
+    def build(self, value: Steps, here: RankContext) -> Any:
+        return value.run
+
+    def printed(self, value: Steps, name: str, world: int) -> Printed:
+        return Printed("steps", tuple(value.function.lines))
+
+
+@lru_cache(4)
+def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
+    """The tensors that the steps of a case name, in the order of the case; plain ones as dense tensors. Nobody may change them."""
+    wanted, mesh = Steps.parse(case.get("steps")).names(), case.mesh()
+    found: dict[str, Global | torch.Tensor] = {}
+    for at, operand in enumerate(name for name, _ in case.fields if name in wanted):
+        spec, seed = case.tensor(operand), case.seed * 64 + 7 * at + 1
+        found[operand] = spec.build(seed) if spec.placements is None else Global.of(spec, mesh, seed)
+    missing = sorted(wanted - {*found})
+    if missing:
+        raise NotationError(f"steps name {missing[0]!r}, which is no field")
+    return found
+
+
+class OperandsField(Field):
+    """The tensors that the program in the field ``steps`` names, each with values of its own."""
+
+    takes = TensorField.takes
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return ("*", "mesh", "steps")
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return True
+
+    def read(self, case: Case, name: str) -> dict[str, Global | torch.Tensor]:
+        return operands_of(case)
+
+    def build(self, value: Mapping[str, Global | torch.Tensor], here: RankContext) -> dict[str, Any]:
+        return {
+            name: assembled(x, here.tensor(x.local(here.rank)), here) if isinstance(x, Global) else here.tensor(x.clone())
+            for name, x in value.items()
+        }
+
+    def printed(self, value: Mapping[str, Global | torch.Tensor], name: str, world: int) -> Printed:
+        constants, statements, parts = list[str](), list[str](), []
+        for operand, x in value.items():
+            if isinstance(x, torch.Tensor):
+                parts.append(f"{operand!r}: {texts.tensor(x)}")
+                continue
+            one = TensorField().printed(x, operand, world)
+            constants += one.constants
+            statements += [line for line in one.statements if line not in statements]
+            parts.append(f"{operand!r}: {one.expression}")
+        return Printed(f"{{{', '.join(parts)}}}", tuple(constants), tuple(statements))
+
+
+Program = Annotated[Callable[[Mapping[str, Any]], list[Any]], ProgramField()]
+Operands = Annotated[dict[str, Any], OperandsField()]

@@ -1,0 +1,130 @@
+"""Programs of steps: what an op case asks torch to do, as one line of text.
+
+A program is steps joined by ``;``, in the syntax of Python calls and without spaces: ``b=sum(a,0);relu(b)``. A step
+may name its
+result; the value of the last step is the result of the program. Its Python tree becomes that of a function in plain
+torch code
+(:mod:`shardlaw.conformance.law.program.python`), which runs here and is printed into scripts: a text can only call
+what the rules below name.
+
+===========================================  ========================================================================
+``a``, ``b``                                 a tensor of the case, or the result of a step before
+``2``, ``-1.5``, ``True``, ``None``, ``'x'``  literals; ``inf`` and ``nan``; ``...``; ``(a,2)``, ``[a,b]``
+``torch.int64``                              a dtype
+``mean(a,1,keepdim=True)``                   a function of ``torch``; where it has none, the tensor method of the first argument
+``add_(a,2)``                                a name that ends in ``_`` is always the in-place method of the first argument
+``nn.functional.softmax(a,-1)``              a function of ``torch.nn.functional``, ``linalg``, ``special``, ``fft`` or ``masked``
+``aten.mean.dim(a,[0])``                     an overload of ``torch.ops.aten``
+``a.add_(2)``, ``a.T``                       a tensor method; the attributes ``T``, ``mT``, ``real`` and ``imag``
+``getitem(a,(slice(0,2),None))``             ``a[0:2, None]``
+``setitem(a,0,2)``                           ``a[0] = 2``, a step of its own; its value is ``a``
+``redistribute(a,'S(0),R')``                 the same tensor placed otherwise; nothing at all to a plain tensor
+``tensor(2,dtype=torch.int64)``              a plain tensor
+===========================================  ========================================================================
+
+Printing is canonical: parsing what was printed gives the same program.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from shardlaw.conformance.law.program.python import Function
+from shardlaw.reference.notation import NotationError
+
+
+class Watcher:
+    """What is told of the run of a program on plain tensors: see :func:`watched_by`."""
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """Surrounds what the plain run does, the way back included."""
+        return nullcontext()
+
+    def redistributed(self, tensor: Any, placements: str) -> None:
+        """A step asks for these placements of a tensor."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps, run in order."""
+
+    text: str
+    tree: ast.Module = field(compare=False, repr=False)
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> Program:
+        """The inverse of ``str``. Raises :class:`NotationError`, which names what is wrong."""
+        try:
+            program = Program(text, ast.parse(text))
+        except SyntaxError as error:
+            raise NotationError(f"steps {text!r}: {error.msg} at character {error.offset}") from None
+        try:
+            program.function  # noqa: B018
+        except NotationError as error:
+            raise type(error)(f"steps {text!r}: {error}") from None
+        return program
+
+    def __str__(self) -> str:
+        return ";".join(map(canonical, self.tree.body))
+
+    @cached_property
+    def function(self) -> Function:
+        """The program as the function ``steps(operands)``, which returns the value of every step."""
+        return Function(self.tree)
+
+    def names(self) -> frozenset[str]:
+        """The tensors that the program wants from its case."""
+        return frozenset(self.function.names)
+
+    def run(self, operands: Mapping[str, Any]) -> list[Any]:
+        """The value of every step, on sharded tensors."""
+        return self._sharded(operands)  # type: ignore[no-any-return]
+
+    def run_plain(self, operands: Mapping[str, Any]) -> list[Any]:
+        """The value of every step, on plain tensors, which nobody can place otherwise; seen by whoever watches."""
+        with watching():
+            return self._plain(operands)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _sharded(self) -> Callable[..., Any]:
+        return self.function.compiled()
+
+    @cached_property
+    def _plain(self) -> Callable[..., Any]:
+        return Function(self.tree, plain=True).compiled(redistribute=_stay) if "redistribute(" in self.text else self._sharded
+
+
+WATCHERS = [Watcher()]
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Programs that run on plain tensors within tell ``watcher``."""
+    WATCHERS.append(watcher)
+    try:
+        yield
+    finally:
+        WATCHERS.pop()
+
+
+def watching() -> AbstractContextManager[Any]:
+    """What belongs to the run of a program on plain tensors: the way back."""
+    return WATCHERS[-1].watching()
+
+
+def _stay(tensor: Any, placements: str) -> Any:
+    WATCHERS[-1].redistributed(tensor, placements)
+    return tensor
+
+
+def canonical(node: ast.AST) -> str:
+    """A step, or a part of one, without spaces."""
+    return "".join(token.string for token in tokenize.generate_tokens(io.StringIO(ast.unparse(node)).readline))

@@ -1,0 +1,198 @@
+"""A program of steps (:mod:`shardlaw.conformance.law.program.parse`) as a function in plain torch code: one text that
+runs and is printed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import literal
+from shardlaw.conformance.law.program.names import NAMESPACES, place_of, want_method
+from shardlaw.reference.notation import NotationError
+from shardlaw.reference.placement import MaskPartial, parse_placements
+from shardlaw.reference.tensors import DTYPES
+
+ATTRIBUTES = ("T", "mT", "real", "imag")
+CONSTANTS = ("inf", "nan")
+# what the code names beside the tensors of its case
+GLOBALS = ("torch", "slice", "Partial", "Replicate", "Shard", "_StridedShard", "redistribute", "operands")
+
+
+class Function:
+    """``steps(operands)``, which returns the value of every step; with ``plain`` the call ``redistribute`` stays as
+    it is.
+
+    ``lines`` are its text, ``names`` the operands that it takes. Raises :class:`NotationError` for what is no program.
+    """
+
+    def __init__(self, program: ast.Module, *, plain: bool = False) -> None:
+        if not program.body:
+            raise NotationError("want at least one step, such as mean(a,1)")
+        self._plain = plain
+        self._bound: set[str] = set()
+        self.names: set[str] = set()
+        targets = [_target(step) for step in program.body]
+        body, results = list[str](), list[str]()
+        for at, (step, target) in enumerate(zip(program.body, targets, strict=True)):
+            kept = target if target and target not in targets[at + 1 :] else f"step{at + 1}"
+            body += self._lines(list(dict.fromkeys(filter(None, (kept, target)))), step.value)  # type: ignore[attr-defined]
+            self._bound.add(target)
+            results.append(kept)
+        taken = [f"{name} = operands[{name!r}]" for name in sorted(self.names)]
+        self.lines = [
+            "def steps(operands):",
+            *(f"    {line}" for line in [*taken, *body, f"return [{', '.join(results)}]"]),
+        ]
+
+    def compiled(self, **more: Any) -> Callable[..., Any]:
+        """The function itself; ``more`` is what it may call beside torch."""
+        text = "\n".join(self.lines)
+        known = {"torch": torch, "Partial": Partial, "Replicate": Replicate, "Shard": Shard, **more}
+        if "_StridedShard" in text:
+            known["_StridedShard"] = compat.name("StridedShard")
+        exec(compile(text, "<steps>", "exec"), known)
+        return known["steps"]  # type: ignore[no-any-return]
+
+    def _lines(self, names: list[str], value: ast.expr) -> list[str]:
+        match value:
+            case ast.Call(func=ast.Name(id="setitem"), args=[base, index, new], keywords=[]):
+                written = self._text(base)
+                named = " = ".join([*names, written])
+                if isinstance(base, ast.Name):
+                    return [f"{written}[{self._index(index)}] = {self._text(new)}", named]
+                return [named, f"{names[0]}[{self._index(index)}] = {self._text(new)}"]
+        return [" = ".join([*names, self._text(value)])]
+
+    def _text(self, node: ast.expr) -> str:
+        """An expression of the notation in plain torch code."""
+        match node:
+            case ast.Name(id=name):
+                if name in CONSTANTS:
+                    return f"torch.{name}"
+                if name not in self._bound:
+                    self.names.add(name)
+                return name
+            case ast.Constant(value=value) if not isinstance(value, bytes):
+                return "..." if value is ... else repr(value)
+            case ast.UnaryOp(op=ast.USub(), operand=operand) if _is_number(operand):
+                return f"-{self._text(operand)}"
+            case ast.Tuple(elts=items):
+                return f"({self._texts(items)}{',' * (len(items) == 1)})"
+            case ast.List(elts=items):
+                return f"[{self._texts(items)}]"
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+                if name not in DTYPES:
+                    raise NotationError(f"torch.{name} is no dtype of {', '.join(DTYPES)}")
+                return f"torch.{name}"
+            case ast.Attribute(value=base, attr=name):
+                if name not in ATTRIBUTES:
+                    raise NotationError(f"the attribute .{name} is none of {', '.join(ATTRIBUTES)}")
+                return f"{self._text(base)}.{name}"
+            case ast.Call():
+                return self._call(node)
+        raise NotationError(f"{ast.unparse(node)!r} is no name, literal, list or call")
+
+    def _texts(self, nodes: Sequence[ast.expr]) -> str:
+        return ", ".join(map(self._text, nodes))
+
+    def _call(self, node: ast.Call) -> str:
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise NotationError("** is not allowed")
+        given = ", ".join([*map(self._text, node.args), *(f"{keyword.arg}={self._text(keyword.value)}" for keyword in node.keywords)])
+        called = function_name(node)
+        if not called:
+            if not isinstance(node.func, ast.Attribute):
+                raise NotationError(f"{ast.unparse(node)!r} is no name, literal, list or call")
+            want_method(node.func.attr)
+            return f"{self._text(node.func.value)}.{node.func.attr}({given})"
+        match called, node.args:
+            case "getitem", [base, index]:
+                return f"{self._text(base)}[{self._index(index)}]"
+            case "redistribute", [base, ast.Constant(value=str(placements))]:
+                return f"redistribute({given})" if self._plain else f"{self._text(base)}.redistribute(placements={_placements(placements)})"
+            case "slice", [_, *_]:
+                return f"slice({given})"
+            case "tensor", [_, *_]:
+                return f"torch.tensor({given})"
+            case (("getitem" | "setitem" | "redistribute" | "slice" | "tensor"), _):
+                raise NotationError(f"{ast.unparse(node)} is not as the notation says; a write is a step of its own")
+        place = place_of(called)
+        if place is not None:
+            return f"{place}({given})"
+        if not node.args:
+            raise NotationError(f"{ast.unparse(node)} has no first argument to be a method of")
+        first = self._text(node.args[0])
+        return f"{first}.{called}({given[len(first) :].removeprefix(', ')})"
+
+    def _index(self, node: ast.expr) -> str:
+        """What stands between the brackets of ``x[...]``."""
+        match node:
+            case ast.Tuple(elts=[item]):
+                return f"{self._index(item)},"
+            case ast.Tuple(elts=[_, *_] as items):
+                return ", ".join(map(self._index, items))
+            case ast.Call(func=ast.Name(id="slice"), args=[_, *_] as given, keywords=[]) if len(given) <= 3:
+                parts = ["" if isinstance(arg, ast.Constant) and arg.value is None else self._text(arg) for arg in given]
+                start, stop, *step = parts if len(parts) > 1 else ["", *parts]
+                return ":".join([start, stop, *filter(None, step)])
+        return self._text(node)
+
+
+def _target(step: ast.stmt) -> str:
+    match step:
+        case ast.Expr():
+            return ""
+        case ast.Assign(targets=[ast.Name(id=name)]) if name not in (*GLOBALS, *CONSTANTS):
+            return name
+    raise NotationError(f"{ast.unparse(step)!r} is neither CALL nor NAME=CALL")
+
+
+def _is_number(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Name) and node.id in CONSTANTS) or (
+        isinstance(node, ast.Constant) and type(node.value) in (int, float, complex)
+    )
+
+
+def function_name(node: ast.Call) -> str:
+    """The name of the function that a call of the notation names; empty for a method of an expression."""
+    if isinstance(node.func, ast.Name):
+        return node.func.id
+    name = _path(node.func)
+    return name if name.rpartition(".")[0] in NAMESPACES or name.startswith("aten.") else ""
+
+
+def _path(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=base, attr=name) if path := _path(base):
+            return f"{path}.{name}"
+    return ""
+
+
+def walk(node: ast.expr) -> Iterator[ast.expr]:
+    """An expression of the notation and all below it, without the names of functions, methods and dtypes."""
+    yield node
+    below: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        below = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if not function_name(node) and isinstance(node.func, ast.Attribute):
+            below.insert(0, node.func.value)
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        below = node.elts
+    elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
+        below = [node.value]
+    for child in below:
+        yield from walk(child)
+
+
+def _placements(text: str) -> str:
+    placements = parse_placements(text)
+    if any(isinstance(placement, MaskPartial) for placement in placements):
+        raise NotationError(f"{text!r}: a masked reduction is made by operators only")
+    return literal.placements(placements)

@@ -1,0 +1,105 @@
+"""The schema of a law's cases: its parameters, read from the annotations of its functions, and the refusal of everything else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from shardlaw.conformance.law.fields import BARE, EVERYWHERE, Between, Field, NumberField, WordField
+from shardlaw.reference.notation import NotationError
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+
+
+def field_of(annotation: Any) -> Field:
+    """The field type of an annotation. Raises ``TypeError``."""
+    base: Any = annotation
+    extra: tuple[Any, ...] = ()
+    if get_origin(annotation) is Annotated:
+        base, *rest = get_args(annotation)
+        extra = tuple(rest)
+    for part in extra:
+        if isinstance(part, Field):
+            return part
+    if get_origin(base) is Literal:
+        return WordField(get_args(base))
+    optional = [part for part in get_args(base) if part is not type(None)]
+    if type(None) in get_args(base) and len(optional) == 1:
+        return field_of(optional[0])
+    bounds = next((part for part in extra if isinstance(part, Between)), None)
+    if bounds is not None and base in (int, float):
+        return NumberField(base, bounds)
+    if base in BARE:
+        return BARE[base]
+    raise TypeError(f"{annotation!r} is no type of a field")
+
+
+def field_name(parameter: str) -> str:
+    """The field of a parameter: ``from`` of ``from_``, ``mesh.b`` of ``mesh__b``."""
+    return parameter.rstrip("_").replace("__", ".")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an act or a due function."""
+
+    name: str
+    field: str
+    type: Field
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    def is_given(self, case: Case) -> bool:
+        """Whether the case has what it reads."""
+        return self.type.is_given(case, self.field)
+
+    def read(self, case: Case) -> Any:
+        """The reference's value; the default as it is, where the case says nothing. Raises :class:`NotationError` with the field's name."""
+        if not self.is_given(case):
+            if self.required:
+                raise NotationError(f"case {case.text!r}: no field {self.field!r}: want {self.type.takes}")
+            return self.default
+        try:
+            return self.type.read(case, self.field)
+        except (NotationError, ValueError) as error:
+            raise NotationError(f"case {case.text!r}: field {self.field!r}: {error}: want {self.type.takes}") from None
+
+
+def parameters_of(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:
+    """The parameters of a function, by name; those that ``known`` has keep its types. Raises ``TypeError`` for one without a type."""
+    hints = get_type_hints(function, include_extras=True)
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if known is not None and name in known:
+            found[name] = known[name]
+        else:
+            if name not in hints:
+                raise TypeError(f"{function.__qualname__}: parameter {name!r} has no annotation")
+            type_ = field_of(hints[name])
+            found[name] = Parameter(name, type_.field or field_name(name), type_, parameter.default)
+    return found
+
+
+def check_fields(case: Case, parameters: Iterable[Parameter]) -> None:
+    """Refuse a case with a field that is unknown, missing or ill-typed. Raises :class:`NotationError`, which names it."""
+    parameters = list(parameters)
+    allowed = {*EVERYWHERE, *(field for parameter in parameters for field in parameter.type.fields(parameter.field))}
+    operands = "*" in allowed
+    several = [pattern for pattern in allowed if "?" in pattern]
+    for name, _ in case.fields:
+        named = name in allowed or any(fnmatchcase(name, pattern) for pattern in several)
+        if not named and not (operands and re.fullmatch(r"[a-z]\d?", name)):
+            known = sorted(allowed - {"*"})
+            raise NotationError(f"case {case.text!r}: unknown field {name!r}: {case.law} has {', '.join(known)}")
+    for parameter in parameters:
+        parameter.read(case)
+    for mesh in case.meshes:
+        del mesh  # reading them is the check

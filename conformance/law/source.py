@@ -1,0 +1,296 @@
+"""The source of a function with all that it needs, as it goes into a script that has torch alone.
+
+What a function names is looked up in the text of its module: functions, classes and constants of ours come along (with what they
+name in turn), imports of torch and the standard library become imports, and ``compat.NAME`` becomes an import from where the
+installed torch keeps it. Annotations, decorators and docstrings stay behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import importlib
+import inspect
+import symtable
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.literal import literal
+
+OURS = "shardlaw"
+COMPAT = compat.__name__
+
+
+KEPT_DECORATORS = {"staticmethod", "classmethod", "property", "contextmanager", "cache", "no_grad", "override", "wraps"}
+
+
+class SourceError(ValueError):
+    """A function that cannot stand in a script: it names something of the harness, or its source is not to be had."""
+
+
+@dataclass
+class Sources:
+    """Imports and definitions, each once, definitions in an order in which every one finds those that it needs."""
+
+    imports: dict[str, str] = field(default_factory=dict)
+    definitions: dict[str, str] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, function: Callable[..., Any], name: str = "") -> str:
+        """Bring a function in, under another name where one is given; returns the name by which the script calls it."""
+        module = sys.modules[function.__module__]
+        node = _function_node(function)
+        self._free_variables(function)
+        bound = {*inspect.signature(function).parameters, *function.__code__.co_freevars}
+        name = name or function.__name__
+        if isinstance(node, ast.Lambda):
+            self._define(name, ast.Assign([ast.Name(name, ast.Store())], node), module, bound)
+        else:
+            node.name = name
+            self._define(name, node, module, bound)
+        return name
+
+    def need(self, named: Any) -> None:
+        """Bring in a function or a class under its own name; a lambda under the name that it has been given."""
+        if isinstance(named, types.LambdaType) and named.__code__.co_name == "<lambda>":
+            self.add(named, named.__name__)
+        else:
+            self._need(named.__name__, sys.modules[named.__module__])
+
+    def _free_variables(self, function: Callable[..., Any]) -> None:
+        cells = getattr(function, "__closure__", None) or ()
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            value = cell.cell_contents
+            if isinstance(value, types.FunctionType):
+                self.add(value)
+                continue
+            try:
+                self.definitions[name] = f"{name} = {literal(value)}"
+            except TypeError as error:
+                raise SourceError(f"{function.__qualname__} closes over {name}: {error}") from None
+
+    def _define(self, name: str, node: ast.stmt, module: types.ModuleType, bound: set[str] | None = None) -> None:
+        if name in self.homes:
+            if self.homes[name] != module.__name__:
+                raise SourceError(f"{name} is one thing in {self.homes[name]} and another in {module.__name__}")
+            return
+        self.homes[name] = module.__name__
+        written = _without_docstring(copy.deepcopy(node).body) if isinstance(node, ast.FunctionDef) else []
+        cleaner = _Cleaner(module, self)
+        cleaned = cleaner.visit(node)
+        own = {name, *(bound or ()), *cleaner.brought}
+        for needed in _names(cleaned):
+            if needed not in own:
+                self._need(needed, module)
+        ast.fix_missing_locations(cleaned)
+        if isinstance(cleaned, ast.FunctionDef) and [*map(ast.dump, cleaned.body)] == [*map(ast.dump, written)]:
+            head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
+            self.definitions[name] = head.removesuffix("    pass") + _lines(module.__name__, written)
+        else:
+            self.definitions[name] = ast.unparse(cleaned)
+
+    def _need(self, name: str, module: types.ModuleType) -> None:
+        found = _bindings(module).get(name)
+        if found is None:
+            if not hasattr(builtins, name) and module.__name__ == COMPAT and name in compat.NAMES:
+                self.private(name)
+            return
+        if isinstance(found, ast.Import):
+            alias = next(alias for alias in found.names if (alias.asname or alias.name.partition(".")[0]) == name)
+            self._import(alias.name, module)
+            self.imports[name] = ast.unparse(ast.Import([alias]))
+        elif isinstance(found, ast.ImportFrom):
+            self._need_from(name, found, module)
+        else:
+            self._define(name, copy.deepcopy(found), module)
+
+    def _need_from(self, name: str, found: ast.ImportFrom, module: types.ModuleType) -> None:
+        alias = next(alias for alias in found.names if (alias.asname or alias.name) == name)
+        source = _absolute(found, module)
+        if not _is_ours(source):
+            self.imports[name] = ast.unparse(ast.ImportFrom(source, [alias], 0))
+        elif source == COMPAT and alias.name in compat.NAMES:
+            self.private(alias.name)
+        elif source == COMPAT.rpartition(".")[0] and alias.name == "compat":
+            return  # its attributes have been replaced
+        else:
+            home = importlib.import_module(source)
+            if isinstance(getattr(home, alias.name, None), types.ModuleType) or alias.name not in _bindings(home):
+                raise SourceError(f"{module.__name__} names {source}.{alias.name}, which is of the harness: a script has torch alone")
+            if alias.asname and alias.asname != alias.name:
+                raise SourceError(f"{module.__name__} imports {alias.name} of {source} as {alias.asname}: a script needs its own name")
+            self._need(alias.name, home)
+
+    def _import(self, source: str, module: types.ModuleType) -> None:
+        if _is_ours(source):
+            raise SourceError(f"{module.__name__} imports {source}, which is of the harness: a script has torch alone")
+
+    def private(self, name: str) -> str:
+        """Bring in a name of :mod:`compat`; returns what it is called in the script."""
+        place = compat.place_of(name)
+        source, _, path = place.partition(":")
+        first, _, rest = path.partition(".")
+        if rest:
+            self.imports[first] = f"from {source} import {first}"
+            return path
+        if not path:
+            parent, _, last = source.rpartition(".")
+            self.imports[name] = f"from {parent} import {last} as {name}" if parent else f"import {source} as {name}"
+            return name
+        self.imports[name] = f"from {source} import {first}" + (f" as {name}" if name != first else "")
+        return name
+
+
+class _Cleaner(ast.NodeTransformer):
+    """Takes annotations, decorators of laws and docstrings away, and names what is private where torch keeps it.
+
+    ``brought``: the names that came in that way; in the module they may be something else."""
+
+    def __init__(self, module: types.ModuleType, sources: Sources) -> None:
+        self.module, self.sources, self.brought = module, sources, set[str]()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.decorator_list = [one for one in node.decorator_list if _names_only(one) & KEPT_DECORATORS]
+        node.returns = None
+        arguments = node.args
+        for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+            if argument is not None:
+                argument.annotation = None
+        node.body = _without_docstring(node.body)
+        self.generic_visit(node)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.body = _without_docstring(node.body)
+        for at, line in enumerate(node.body):
+            if isinstance(line, ast.AnnAssign):
+                node.body[at] = ast.AnnAssign(line.target, ast.Name("object", ast.Load()), line.value, 1)
+        self.generic_visit(node)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if isinstance(node.annotation, ast.Name) and node.annotation.id == "object":
+            return self.generic_visit(node)
+        if node.value is None:
+            return None
+        return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in compat.NAMES:
+            path = self.sources.private(node.attr)
+            self.brought.add(path.partition(".")[0])
+            return ast.copy_location(ast.parse(path, mode="eval").body, node)
+        if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in _bindings(compat):
+            self.brought.add(node.attr)
+            self.sources._need(node.attr, compat)
+            return ast.copy_location(ast.Name(node.attr, ast.Load()), node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        # typing.cast says nothing to a reader of the script
+        if isinstance(node.func, ast.Name) and node.func.id == "cast" and len(node.args) == 2:
+            return cast("ast.AST", self.visit(node.args[1]))
+        return self.generic_visit(node)
+
+
+def _lines(module: str, body: list[ast.stmt]) -> str:
+    """Statements as they stand in the text of their module."""
+    first, last = body[0].lineno, max(statement.end_lineno or statement.lineno for statement in body)
+    decorators = getattr(body[0], "decorator_list", [])
+    first = min([first, *(one.lineno for one in decorators)])
+    return textwrap.indent(textwrap.dedent("\n".join(_text(module).splitlines()[first - 1 : last])), "    ")
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:] or [ast.Pass()]
+    return body
+
+
+def _names_only(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
+        one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
+    }
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The names that a definition reads and does not bind itself, each once."""
+
+    def read(table: symtable.SymbolTable) -> Iterator[str]:
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+                yield symbol.get_name()
+        for inner in table.get_children():
+            yield from read(inner)
+
+    yield from dict.fromkeys(read(symtable.symtable(ast.unparse(ast.fix_missing_locations(node)), "definition", "exec")))
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in (OURS, "tests")
+
+
+def _absolute(node: ast.ImportFrom, module: types.ModuleType) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.__name__.split(".")
+    return ".".join([*parts[: len(parts) - node.level], *filter(None, [node.module])])
+
+
+@cache
+def _text(module: str) -> str:
+    file = sys.modules[module].__file__
+    if file is None:
+        raise SourceError(f"{module} has no source")
+    return Path(file).read_text("utf-8")
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_text(module))
+
+
+@cache
+def _bindings_of(module: str) -> dict[str, ast.stmt]:
+    found: dict[str, ast.stmt] = {}
+    for node in _tree(module).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found[name] = node
+            case ast.Assign(targets=targets):
+                for target in targets:
+                    found.update((one.id, node) for one in ast.walk(target) if isinstance(one, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+                found[name] = node
+            case ast.Import(names=aliases):
+                found.update((alias.asname or alias.name.partition(".")[0], node) for alias in aliases)
+            case ast.ImportFrom(names=aliases):
+                found.update((alias.asname or alias.name, node) for alias in aliases)
+    return found
+
+
+def _bindings(module: types.ModuleType) -> dict[str, ast.stmt]:
+    """What the statements of a module bind at its top: trees that are not to be changed."""
+    return _bindings_of(module.__name__)
+
+
+def _function_node(function: Callable[..., Any]) -> ast.FunctionDef | ast.Lambda:
+    """The tree of a function, found by its line: several may have one name. Of lambdas only one may begin on a line."""
+    line = function.__code__.co_firstlineno
+    for node in ast.walk(_tree(function.__module__)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first == line and node.name == function.__code__.co_name:
+                return copy.deepcopy(node)
+        elif isinstance(node, ast.Lambda) and node.lineno == line and function.__code__.co_name == "<lambda>":
+            return copy.deepcopy(node)
+    raise SourceError(f"{function.__module__}.{function.__qualname__}: its source is not where it was")

@@ -1,0 +1,334 @@
+"""Laws of the experimental ways in: plain operands that count as replicas, registered rules, sequences that are cut up
+for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel, implicit_replication, register_sharding
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Global, Near, Of, Refused, caught
+from shardlaw.conformance.law.fields import Placements, Seed, Shape, WordField
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.locally import DOC, NEEDS
+from shardlaw.conformance.laws.module.styles import lines
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.derived import operand
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.modules import eighths, incoming
+from shardlaw.strategies.placements import placements
+
+# calls of the DTensor x and the plain tensor w
+BESIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, w: x + w,
+    "from-the-left": lambda x, w: w - x,
+    "mul": torch.mul,
+    "maximum": torch.maximum,
+    "where": lambda x, w: torch.where(w > 0, x, w),
+    "matmul": lambda x, w: x @ w.t(),
+    "equal": lambda x, w: x == w,
+    "cat": lambda x, w: torch.cat([x, w]),
+    "in-place": lambda x, w: x.add_(w),
+    "lerp": lambda x, w: torch.lerp(x, w, 0.5),
+}
+
+
+def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
+    on = draws.meshes(limits, outside=False, tables=False, least=2)
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        mesh, call = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(BESIDE)))
+        # what is written into may be refused where a dim of size 1 would be broadcast
+        shape = draw(shapes(min_dims=2, max_dims=2, min_size=2 if call == "in-place" else 1))
+        kinds = ("R", "S") if call == "in-place" else ("R", "S", "S", "P")
+        at = draw(placements(mesh, 2, kinds=kinds))
+        other = draw(st.sampled_from([shape, shape, (1, shape[1])])) if call not in ("cat", "lerp") else shape
+        x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(other, None, "float64", "small")
+        return fields(mesh=mesh, x=x, w=w, call=call, seed=draw(draws.seeds()))
+
+    def written(case: Case) -> bool:
+        """What is written into may be refused where a rank holds nothing of it."""
+        return case.get("call") != "in-place" or not operand(case).layout.empty_coords()
+
+    return case().filter(written)
+
+
+@law(
+    "module.implicit-replication",
+    source=f"{DOC}, implicit_replication",
+    control="mesh=2 x=4x3:S(0):float64:small w=4x3:-:float64:small call=add",
+    draw=draw_implicit,
+    draws=12,
+    sweep=texts(
+        *(f"mesh=2 x=4x3:S(0):float64:small w=4x3:-:float64:small call=add way={way}" for way in ("raised", "nested"))
+    ),
+    sweeps=2,
+    features=lambda case: {"implicit-replication", "plain-operand", f"way:{case.get('way', 'once')}"},
+    needs=NEEDS,
+    weight=0.2,
+)
+def implicit(
+    x: DTensor,
+    w: torch.Tensor,
+    call: Annotated[str, WordField(BESIDE)],
+    way: Literal["once", "raised", "nested"] = "once",
+):
+    """Within implicit_replication a plain tensor beside a sharded one counts as a replica; when it is over, it is
+    refused again."""
+    out = None
+    if way == "raised":
+        with contextlib.suppress(KeyError), implicit_replication():
+            raise KeyError("a body that raises")
+    else:
+        with implicit_replication():
+            if way == "nested":
+                with implicit_replication():
+                    pass
+            out = BESIDE[call](x, w)
+    plain = torch.ones(2, *w.shape, device=w.device)  # a tensor of one element is taken as a number
+    return {"out": out, "operand": x, "afterwards": caught(lambda: x + plain)}
+
+
+@implicit.due
+def _(x: Global, w: torch.Tensor, call: str, way: str):
+    full = x.full.clone()
+    out = Claimed(BESIDE[call](full, w), x.mesh, exact=False)  # a replica beside a pending sum is divided
+    return {
+        "out": None if way == "raised" else out,
+        "operand": x.holding(full) if call == "in-place" else ...,
+        "afterwards": Refused((RuntimeError,)),
+    }
+
+
+# Rules that a user registers
+
+
+def shifted(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Each element less the largest along ``dim``: what no rank can tell from a part of that dim."""
+    return x - x.amax(dim, keepdim=True)
+
+
+def allowed(x: Any, dim: int, *, named: bool) -> list[tuple[list[Any], list[Any]]]:
+    """Replicas, or shards of any other dim; a dim that is told by its name is no input of the rule."""
+    places = [Replicate(), *(Shard(at) for at in range(x.ndim) if at != dim % x.ndim)]
+    return [([at], [at] if named else [at, None]) for at in places]
+
+
+@cache
+def registered_op(named: bool) -> Any:
+    """The op, made and given its rule once in a process; ``named``: one that is told its dim by name alone."""
+    name, schema = (
+        ("shifted_by", "(Tensor x, *, int dim) -> Tensor") if named else ("shifted", "(Tensor x, int dim) -> Tensor")
+    )
+    op = torch.library.custom_op(f"shardlaw::{name}", shifted, mutates_args=(), schema=schema)
+    op.register_fake(lambda x, dim: torch.empty_like(x))
+    called = getattr(torch.ops.shardlaw, name).default
+    if named:
+        register_sharding(called)(lambda x, *, dim: allowed(x, dim, named=True))
+        return lambda x, dim: called(x, dim=dim)
+    register_sharding(called)(lambda x, dim: allowed(x, dim, named=False))
+    return called
+
+
+def against(out: DTensor, dim: int) -> list[str]:
+    """The placements that no rule gives."""
+    others = [Shard(at) for at in range(out.ndim) if at != dim % out.ndim]
+    return [str(at) for at in out.placements if at not in (Replicate(), *others)]
+
+
+def draw_registered(limits: Limits) -> SearchStrategy[Case]:
+    def extra(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
+        ndim = len(layout.shape)
+        return {"dim": draw(st.integers(-ndim, ndim - 1)), "by": draw(st.sampled_from([None, "name"]))}
+
+    on = draws.meshes(limits, outside=False, tables=False, least=2)
+    drawn = draws.placed(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=on, extra=extra)
+    return drawn.filter(lambda case: 0 not in case.tensor("x").shape)
+
+
+def features_registered(case: Case) -> set[str]:
+    x, found = operand(case), {"registered-rule"} | ({"negative-dim"} if case.integer("dim") < 0 else set())
+    dim = case.integer("dim") % x.full.ndim
+    return found | (
+        {"redistributed"} if any(isinstance(at, S) and at.dim == dim for at in x.layout.placements) else set()
+    )
+
+
+@law(
+    "module.registered",
+    source="torch.distributed.tensor.experimental docs, register_sharding",
+    control="mesh=2 x=4x6:S(1) dim=1",
+    draw=draw_registered,
+    draws=20,
+    features=features_registered,
+    needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
+    weight=0.1,
+)
+def registered(x: DTensor, dim: int, by: Literal["place", "name"] = "place"):
+    """An op whose rule a user registers gives the dense result from any placements, placed as one of the rules says,
+    also when it was called
+    with other dims before."""
+    op = registered_op(by == "name")
+    dims = [*(at for at in range(x.ndim) if at != dim % x.ndim), dim]
+    outs = [op(x, at) for at in dims]
+    return {"outs": outs, "ruled out": [against(out, at) for out, at in zip(outs, dims, strict=True)]}
+
+
+@registered.due
+def _(x: Global, dim: int):
+    ndim = x.full.ndim
+    dims = [*(at for at in range(ndim) if at != dim % ndim), dim]
+    return {"outs": [Claimed(shifted(x.full, at), x.mesh) for at in dims], "ruled out": Of([[]] * ndim)}
+
+
+# Sequences
+
+
+@st.composite
+def draw_context(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(lines(limits)))
+    shape, dim = (
+        [draw(st.sampled_from([1, 2, 3])) for _ in range(draw(st.sampled_from([2, 3, 4])))],
+        draw(st.sampled_from([1, 1, 2])),
+    )
+    dim = min(dim, len(shape) - 1)
+    shape[dim] = mesh.size * draw(st.sampled_from([2, 4, 1, 3]))
+    kept = draw(st.sampled_from([None, None, 1]))
+    return fields(mesh=mesh, shape=format_shape(tuple(shape)), dim=dim, kept=kept, seed=draw(draws.seeds()))
+
+
+@law(
+    "module.context-parallel",
+    source="torch.distributed.tensor.experimental docs, context_parallel",
+    control="mesh=2 shape=2x8x3 dim=1",
+    draw=draw_context,
+    draws=6,
+    # a sequence along the first dim, as of a table of positions; shares that cannot be dealt from both ends
+    sweep=texts(
+        *(f"mesh=2 shape={shape} dim={dim}" for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1)))
+    ),
+    sweeps=1,
+    features=lambda case: {"context-parallel"} | ({"sequence-first"} if case.integer("dim") == 0 else set()),
+    needs=("all_gather",),
+    weight=0.1,
+)
+def context(mesh: DeviceMesh, shape: Shape, dim: int, seed: Seed, kept: bool = False):
+    """Within context_parallel buffers are cut at the same positions, each on one rank, can be put together, and are
+    restored."""
+    whole = eighths(shape, seed).to(mesh.device_type)
+    buffer, positions = whole.clone(), torch.arange(shape[dim], device=mesh.device_type).reshape(1, -1)
+    unrestored = {buffer} if kept else set()
+    with context_parallel(mesh, buffers=[buffer, positions], buffer_seq_dims=[dim, 1], no_restore_buffers=unrestored):
+        share, alike = positions.numel(), torch.equal(buffer, whole.index_select(dim, positions.flatten()))
+        order, full = compat.context_parallel_unshard(mesh, [positions.clone(), buffer.clone()], [1, dim])
+    return {
+        "share": share,
+        "alike": alike,
+        "once": order.flatten(),
+        "together": full,
+        "steps afterwards": buffer.shape[dim],
+        "restored": buffer,
+        "positions": positions.flatten(),
+    }
+
+
+@context.due
+def _(mesh: Mesh, shape, dim: int, seed: int, kept: bool):
+    whole, order, share = eighths(shape, seed), torch.arange(shape[dim]), shape[dim] // mesh.size
+    return {
+        "share": Of(share, "wrong-layout"),
+        "alike": True,
+        "once": order,
+        "together": whole,
+        "steps afterwards": Of(share if kept else shape[dim], "wrong-layout"),
+        "restored": ... if kept else whole,
+        "positions": order,
+    }
+
+
+# What the backward pass keeps
+
+
+@st.composite
+def draw_resharded(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(lines(limits)))
+    counts = st.sampled_from([mesh.size, 2 * mesh.size])
+    dims, dim = format_shape((draw(counts), draw(counts))), draw(st.sampled_from([0, 1, 0, 1, None]))
+    held = draw(st.sampled_from([None, None, R(), S(0)]))
+    return fields(mesh=mesh, dims=dims, rows=draw(counts), dim=dim, held=held, seed=draw(draws.seeds()))
+
+
+def features_resharded(case: Case) -> set[str]:
+    sizes = case.shape("dims")
+    cut = (case.integer("rows"), sizes[1]) if case.integer("dim", 0) == 0 else sizes
+    return {"module", "backward"} | ({"uneven"} if any(extent % case.mesh().size for extent in cut) else set())
+
+
+def tanh_layer(dims: Any, seed: int) -> nn.Sequential:
+    """A linear layer with exact weights before a tanh."""
+    net = nn.Sequential(nn.Linear(*dims, bias=False), nn.Tanh()).double()  # type: ignore[misc]
+    net[0].weight.data = eighths((dims[1], dims[0]), seed)
+    return net
+
+
+@law(
+    "module.input-reshard",
+    source="torch.distributed.tensor.parallel.input_reshard, docstring",
+    control="mesh=2 dims=4x2 rows=4 dim=0",
+    draw=draw_resharded,
+    draws=6,
+    # DTensors, and activations that do not split evenly
+    sweep=texts(
+        "mesh=2 dims=4x2 rows=4 dim=0 held=R",
+        "mesh=2 dims=4x2 rows=4 dim=1 held=R",
+        "mesh=2 dims=4x2 rows=3 dim=0",
+        "mesh=2 dims=3x2 rows=4 dim=1",
+    ),
+    sweeps=3,
+    features=features_resharded,
+    needs=("all_gather",),
+    weight=0.1,
+)
+def resharded(
+    mesh: DeviceMesh, dims: Shape, rows: int, seed: Seed, dim: int | None = None, held: Placements | None = None
+):
+    """What a backward pass keeps may be sharded along a dim meanwhile: gradients are those of the model alone."""
+    net = tanh_layer(dims, seed).to(mesh.device_type)
+    compat.input_reshard(net, mesh, dim)
+    x, grad = (
+        full.to(mesh.device_type) for full in (eighths((rows, dims[0]), seed + 5), incoming((rows, dims[1]), seed))
+    )
+    if held is not None:  # as DTensors, of which what is replicated alone is sharded meanwhile
+        distribute_module(net, mesh)
+        x, grad = (distribute_tensor(full, mesh, held) for full in (x, grad))
+    out = net(x.requires_grad_())
+    out.backward(grad)
+    return {"forward": out, "input": x.grad, "weight": net[0].weight.grad}
+
+
+@resharded.due
+def _(mesh: Mesh, dims, rows: int, seed: int, held):
+    net, x = tanh_layer(dims, seed), eighths((rows, dims[0]), seed + 5).requires_grad_()
+    out = net(x)
+    out.backward(incoming((rows, dims[1]), seed))
+    want = {"forward": out.detach(), "input": x.grad, "weight": net[0].weight.grad}
+    return {key: Near(whole) if held is None else Claimed(whole, mesh, exact=False) for key, whole in want.items()}

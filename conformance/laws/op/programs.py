@@ -1,0 +1,102 @@
+"""Programs of several ops: chains, histories, results that are written into a tensor that is given, and views beside
+what they look at."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.program.fields import Operands, ProgramField
+from shardlaw.conformance.laws.op.forward import DTENSOR, case_of, cases_of, listed, text_of
+from shardlaw.conformance.laws.op.results import (
+    plain_run,
+    registered_everywhere,
+    replicated,
+    result,
+    result_due,
+    unless,
+)
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Replicate
+from shardlaw.strategies.op_corners import corner_samples
+from shardlaw.strategies.op_outs import OUTS, alias_samples, out_samples
+from shardlaw.strategies.op_programs import family_histories, op_histories, op_programs
+from shardlaw.strategies.ops import Op
+
+FreshProgram = Annotated[Any, ProgramField(fresh=True)]
+
+program = law(
+    "op.program",
+    clause="A chain of ops gives what it gives on full tensors, also where a later op takes a result whose "
+    "reduction is still pending.",
+    source=DTENSOR,
+    control="mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
+    draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
+    draws=100,
+    sweep=lambda limits: listed(corner_samples(), limits),
+    sweeps=len(corner_samples()),
+    weight=8.0,
+    refusal=unless(registered_everywhere),
+)(result)
+program.due(result_due(exact=False))
+
+
+@law(
+    "op.history",
+    source=DTENSOR,
+    control="mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
+    draw=lambda limits: cases_of(op_histories(world_size=limits.world_size)),
+    draws=70,
+    sweep=lambda limits: listed(family_histories(), limits),
+    sweeps=len(family_histories()),
+    weight=5.0,
+    refusal="allowed",
+)
+def history(steps: FreshProgram, operands: Operands):
+    """An op gives the same result whatever it was called with before: scalars of another kind, other dims, dtypes and
+    shapes."""
+    results = {f"step{at}": value for at, value in enumerate(steps(operands), 1)}
+    return {**results, **{f"operand.{name}": tensor for name, tensor in operands.items()}}
+
+
+@history.due
+def _(steps, operands, mesh: DeviceMesh, rank: Rank):
+    values, after = plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
+    return {**{f"step{at}": value for at, value in enumerate(values, 1)}, **after}
+
+
+def out(op: Op) -> Law:
+    variant = op.variants[0]
+    sizes = variant.fits(dict.fromkeys(variant.symbols, 3))
+    sample = variant.sample(Mesh.parse("2"), sizes, {arg.name: (Replicate(),) for arg in variant.args}, "float32")
+    made = law(
+        f"op.out[{op.name}]",
+        clause=f"A tensor that is given for the result of {op.name} holds it afterwards, where it was placed before, "
+        "or is refused.",
+        source=f"{DTENSOR}, out= included",
+        control=text_of(case_of(sample)),
+        draw=lambda limits: cases_of(out_samples(op, world_size=limits.world_size)),
+        draws=3,
+        refusal=unless(replicated),
+    )(result)
+    made.due(result_due(exact=op.exact))
+    return made
+
+
+alias = law(
+    "op.alias",
+    clause="What is written to a tensor is seen in a view of it, and the other way round, wherever plain ones "
+    "share memory.",
+    source=f"{DTENSOR}; torch docs, Tensor Views: a view shares its data with its base",
+    control="mesh=2 a=4x2:S(0) steps=v=t(a);a.add_(1);v",
+    draw=lambda limits: cases_of(alias_samples(world_size=limits.world_size)),
+    draws=40,
+    refusal=unless(replicated),
+)(result)
+alias.due(result_due(exact=True))
+
+LAWS = [program, *map(out, OUTS), alias]

@@ -1,0 +1,294 @@
+"""Laws on the state of a model and that of its optimizer together: taken from one model, given to another.
+
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options:
+``flat`` (no nested dicts of the optimizer), ``whole`` (whole tensors on every rank), ``broadcast`` (whole
+tensors, from rank 0; ``apart``: first that of the model, then that of the optimizer) and ``offload`` (on the
+host: with whole tensors on rank 0 alone), joined by commas. Whole tensors may be given to a model that is
+placed by ``to``; others are given to one like the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import torch
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.state_dict import (
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.trip import tensor_names
+from shardlaw.conformance.laws.optimizer.fields import (
+    PoisonedElsewhere,
+    Tensors,
+    WordsField,
+    dense,
+    given,
+    keeps,
+    saved_rates,
+    trained,
+)
+from shardlaw.conformance.laws.optimizer.nets import (
+    EXTRA,
+    OTHER_RATES,
+    RATES,
+    Deep,
+    Net,
+    adam,
+    grouped,
+    learn,
+    learned,
+    named,
+    options_of,
+    with_rates,
+    wrapped,
+)
+from shardlaw.conformance.laws.roundtrip.cases import narrow
+
+DOCS = "torch.distributed.checkpoint.state_dict docs"
+NEEDS = ("checkpoint", "object_collectives")
+HAVING = ("tied", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
+Having = Annotated[Sequence[str], WordsField(*HAVING)]
+How = Annotated[Sequence[str], WordsField("plain", "flat", "whole", "broadcast", "apart", "offload")]
+FEATURES = {
+    "tied": "tied",
+    "same": "module-twice",
+    "extra": "extra-state",
+    "hidden": "buffer-not-saved",
+    "renamed": "renamed",
+    "scheduled": "scheduled",
+    "frozen": "frozen",
+    "idle": "stateless",
+    "hollow": "hollow-group",
+    "flat": "flat-state",
+    "whole": "whole-state",
+    "broadcast": "whole-state",
+    "offload": "offloaded",
+}
+Wrap = Literal["none", "ddp", "compile", "ddp-compile", "compile-ddp", "inside", "ddp-inside"]
+
+
+def optimizer_of(
+    net: Net, rates: Sequence[float], groups: str, having: Sequence[str], opt: str
+) -> torch.optim.Optimizer:
+    parameters, hollow = [*net.given(having).values()], "last" if "hollow" in having else None
+    if opt == "deep":
+        return Deep(with_rates(grouped(parameters, groups, hollow), rates))
+    return adam(parameters, rates, groups, hollow)
+
+
+def names_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The names in the state of an optimizer; of a flat one the rates too, which are entries of it."""
+    if "param_groups" in state:
+        return {"names": sorted(state["state"]), "groups": [group["params"] for group in state["param_groups"]]}
+    rates = {name: value for name, value in state.items() if name.startswith("param_groups.") and name.endswith(".lr")}
+    return {"names": sorted(name for name in state if name.startswith("state.")), "rates": rates}
+
+
+def together(
+    tensors: Tensors,
+    others: PoisonedElsewhere,
+    rank: Rank,
+    how: How = (),
+    with_: Having = (),
+    wrap: Wrap = "none",
+    wrap__load: Wrap | None = None,
+    groups: Literal["each", "one"] = "each",
+    opt: Literal["adam", "deep"] = "adam",
+):
+    """Both states, taken at once and given at once, make another model and its optimizer the first ones; their
+    names are canonical."""
+    net = Net(tensors, with_)
+    optimizer, model = optimizer_of(net, RATES, groups, with_, opt), wrapped(net, wrap)
+    for group in optimizer.param_groups if "scheduled" in with_ else ():
+        group["initial_lr"] = 2 * group["lr"]
+    learn(optimizer)
+    options = options_of(how)
+    taking = replace(options, broadcast_from_rank0=False)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=taking)
+    taken = {"taken": dict(model_state), "optimizer names": names_of(optimizer_state)}
+
+    net = Net(others, with_, other=True)
+    held, parameters, inner = net.held(), net.given(with_), net.inner
+    optimizer, model = optimizer_of(net, OTHER_RATES, groups, with_, opt), wrapped(net, wrap__load or wrap)
+    states = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
+    if "apart" in how:
+        said = set_model_state_dict(model, states[0], options=options)
+        set_optimizer_state_dict(model, optimizer, states[1], options=options)
+    else:
+        said = set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+    return {
+        **taken,
+        "told": [*said.missing_keys, *said.unexpected_keys],
+        "given": held,
+        "extra": getattr(inner, "extra", None),
+        **learned(parameters, optimizer),
+        "scheduled": [group.get("initial_lr") for group in optimizer.param_groups],
+    }
+
+
+def due_together(tensors, others, rank: Rank, how, with_, groups, opt):
+    parameters, hollow, deep = [*given(tensors, with_)], "last" if "hollow" in with_ else None, opt == "deep"
+    rates = saved_rates(parameters, groups, hollow)
+    kept = keeps(trained(others, with_), rates, deep=deep)
+    whole = "whole" in how or "broadcast" in how
+    stated = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
+    taken = named(dense(tensors) if whole else tensors, with_, stated)
+    names = optimizer_names(kept, parameters, rates, how, groups, hollow)
+    if rank > 0 and whole and "offload" in how:  # on the host of rank 0 alone
+        taken, names = {}, {"names": Of([]), "rates": {}}
+    return {
+        "taken": taken,
+        "optimizer names": names,
+        "told": Of([]),
+        "given": held_by(others, with_),
+        "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
+        **kept,
+        "scheduled": [2 * rate if "scheduled" in with_ else None for rate in rates],
+    }
+
+
+def held_by(values: Mapping[str, Any], having: Sequence[str]) -> dict[str, Any]:
+    """What an other model holds when it was given a state: what is no part of one is still its own."""
+    return named(values, having, {"scratch": torch.full((3,), 2.0)} if "hidden" in having else None)
+
+
+def optimizer_names(
+    kept: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
+) -> dict[str, Any]:
+    members = grouped(parameters, groups, hollow)
+    if "flat" not in how:
+        return {"names": Of(sorted(kept["averages"])), "groups": Of(members)}
+    names = [f"state.{path}.{key}" for path, averages in kept["averages"].items() for key in ("step", *averages)]
+    by_name = {f"param_groups.{path}.lr": rate for group, rate in zip(members, rates, strict=True) for path in group}
+    return {"names": Of(sorted(names)), "rates": by_name}
+
+
+def features(case: Case) -> set[str]:
+    how, having = {*case.get("how", "plain").split(",")}, {*case.get("with", "").split(",")}
+    found = {"module"} | {feature for word, feature in FEATURES.items() if word in how | having}
+    found |= {f"way:{case.get(field)}" for field in ("wrap", "wrap.load") if case.get(field, "none") != "none"}
+    found |= {"flat-whole"} if {"flat", "whole"} <= how else set()
+    found |= {"broadcast-both"} if "broadcast" in how and "apart" not in how else set()
+    return found | ({"nested-state"} if case.get("opt", "adam") == "deep" else set())
+
+
+def swept(*lines: str, behind: int = 0) -> dict[str, Any]:
+    """The part of a record that its cases make; the last ones, ``behind`` of them, smoke does not try."""
+
+    def sweep(limits: Limits) -> list[Case]:
+        return [
+            case
+            for case in texts(*lines)(limits)
+            if {case.tensor(name).dtype for name in tensor_names(case)} <= {*limits.dtypes}
+        ]
+
+    def smaller(case: Case) -> SearchStrategy[Case]:
+        """Those that still have two tensors: what is odd about a model hangs on them."""
+        return narrow(case).map(lambda smaller: smaller if "a" in smaller else case)
+
+    return {"sweep": sweep, "sweeps": len(lines) - behind, "narrow": smaller, "needs": NEEDS, "smallest": 1}
+
+
+SMALL = "float32:small"
+TOGETHER = (
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=extra,hidden",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4x3:S(1):{SMALL} b=3:R:int64 how=flat with=frozen",
+    f"mesh=3 x=2x3:S(0):{SMALL} a=7:S(0):{SMALL} to.x=S(1) to.a=R how=whole with=extra,hidden,idle",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4x3:S(1):{SMALL} b=3:-:{SMALL} to.x=R to.a=S(0) how=broadcast,apart "
+    "with=extra,hidden,frozen",
+    f"mesh=2x2 x=5x4:S(0),S(1):{SMALL} a=6:R,S(0):{SMALL} to.x=S(1),S(1) to.a=S(0),R how=broadcast,apart,offload",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} b=2:R:{SMALL} how=offload groups=one with=renamed,idle",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:S(0):{SMALL} with=same",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:S(0):{SMALL} how=flat groups=one with=idle,hidden",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=scheduled,hollow",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} to.x=S(1) how=whole with=hollow",
+    f"mesh=2 x=3:S(0):{SMALL} a=4:R:{SMALL} how=broadcast,apart with=hollow,renamed",
+    f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=whole with=scheduled",
+    f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=broadcast,apart with=scheduled",
+    f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=flat,whole",
+    f"mesh=2 x=2:S(0):{SMALL} a=2:S(0):{SMALL} how=whole with=same",
+    f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=flat with=scheduled",
+    # behind what smoke tries: ranks that are not given anything wait
+    f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=broadcast",
+)
+WRAPPED = (
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} b=3:-:int64 wrap=ddp with=extra,frozen",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=compile with=extra,hidden how=flat",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} to.x=S(0) to.a=R wrap=ddp-compile wrap.load=inside how=whole",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=inside wrap.load=compile-ddp how=broadcast,apart with=extra",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp-inside wrap.load=ddp with=idle",
+    f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} wrap=none wrap.load=compile how=broadcast,apart,offload",
+)
+TIED = (
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=tied",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=tied how=flat",
+    f"mesh=2 x=7:S(0):{SMALL} a=4:R:{SMALL} to.x=R to.a=S(0) with=tied how=whole",
+    f"mesh=3 x=2x4:S(0):{SMALL} a=4:R:{SMALL} to.x=S(1) with=tied,extra how=broadcast,apart groups=one",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp with=tied",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=compile with=tied how=flat groups=one",
+)
+DEEP = (
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} opt=deep",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4x3:S(1):{SMALL} opt=deep how=flat",
+    f"mesh=3 x=2x3:S(0):{SMALL} a=7:S(0):{SMALL} opt=deep how=flat groups=one",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} to.x=S(1) to.a=S(0) opt=deep how=whole",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:S(0):{SMALL} to.a=R opt=deep how=broadcast,apart",
+    f"mesh=1 x=2:-:{SMALL} a=2:-:{SMALL} opt=deep how=flat",
+)
+
+
+def both(name: str, lines: Sequence[str], control: str, clause: str, source: str, behind: int = 0) -> Law:
+    made = law(
+        f"optimizer.{name}",
+        control=control,
+        clause=clause,
+        source=f"{DOCS}, {source}",
+        features=features,
+        **swept(*lines, behind=behind),
+    )(together)
+    made.due(due_together)
+    return made
+
+
+LAWS = (
+    both(
+        "together",
+        TOGETHER,
+        f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
+        "The states of a model and its optimizer, taken and given together, make another model and optimizer the same.",
+        "get_state_dict, set_state_dict; StateDictOptions",
+        behind=1,
+    ),
+    both(
+        "wrapped",
+        WRAPPED,
+        f"mesh=2 x=4x2:-:{SMALL} a=2:-:{SMALL} wrap=ddp",
+        "Whatever wraps a model, its names in both states are its own, and both fit one that is wrapped differently.",
+        "get_state_dict: the keys are canonical FQNs; DDP, FSDP and any combination of parallelisms",
+    ),
+    both(
+        "tied",
+        TIED,
+        f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} with=tied",
+        "A parameter under two names is in the state of its model under both, in the optimizer's under the first.",
+        "get_state_dict: canonical FQNs as returned by named_parameters",
+    ),
+    both(
+        "deep",
+        DEEP,
+        f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} opt=deep how=flat",
+        "What an optimizer keeps in dicts within dicts comes back in them, from a flat state as well.",
+        "StateDictOptions: flatten_optimizer_state_dict; arbitrary levels of nesting for optimizers like Shampoo",
+    ),
+)

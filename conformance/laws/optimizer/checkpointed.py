@@ -1,0 +1,281 @@
+"""The law on the state of the optimizer of a sharded model through a checkpoint: saved by a model sharded one way,
+loaded by another.
+
+The fields ``a``, ``b`` and ``c`` of a case are the gradients of the parameters of these names: the first and
+the last at the top of the model, the second in a module inside. ``way`` and ``way.load`` say how they are
+sharded: ``line`` (by hand, by rows over all ranks), ``fsdp`` (``fully_shard``) or ``fsdp1``
+(``FullyShardedDataParallel``). One step of Adam with betas of a half leaves halves of the gradient and of its
+square, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Global, Meaningless, Refused, caught
+from shardlaw.conformance.law.fields import Device, Folder, Rank, Word, WorldSize
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.optimizer.fields import Gradients, Reader, WorldMesh, Writer, keeps, saved_rates
+from shardlaw.conformance.laws.optimizer.nets import OTHER_RATES, RATES, adam, averages_and_rates, grouped
+from shardlaw.conformance.laws.optimizer.shards import described, told_plainly
+from shardlaw.conformance.laws.sharded_tensor.fields import due_of, features_of_spec
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Shard as ReferenceShard
+from shardlaw.reference.sharded_tensor import ChunkSpec
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+
+DOCS = "torch.distributed.checkpoint.state_dict docs"
+OFTEN = ("line", "fsdp", "line", "fsdp", "fsdp1")
+PATHS = {"a": "a", "b": "inner.b", "c": "c"}
+Way = Literal["line", "fsdp", "fsdp1"]
+Groups = Literal["each", "one", "back"]
+Hollow = Literal["first", "last"]
+
+
+class Summed(nn.Module):
+    """Its output is the sum of the products of its parameters with these gradients, which are so their gradients."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], grads: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.grads = {name: grad for name, grad in grads.items() if name in parameters}
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
+        self.inner: Any = None
+
+    def forward(self) -> torch.Tensor:
+        products = [(getattr(self, name) * grad).sum() for name, grad in self.grads.items()]
+        return sum([*products, *([self.inner()] if self.inner is not None else [])], torch.zeros(()))
+
+
+def sharded_model(
+    grads: Mapping[str, torch.Tensor], way: Way, mesh: DeviceMesh, device: torch.device, unused: str, frozen: str
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model of zeros, sharded in a way, and the gradients that its backward pass gives."""
+    dense = {name: torch.zeros_like(grad) for name, grad in grads.items()}
+    zeros = {name: in_rows(full, mesh) for name, full in dense.items()} if way == "line" else dense
+    parameters = {name: nn.Parameter(full, requires_grad=name != frozen) for name, full in zeros.items()}
+    used = {name: grad for name, grad in grads.items() if name not in (unused, frozen)}
+    model: Any = Summed({name: parameter for name, parameter in parameters.items() if name != "b"}, used)
+    model.inner = Summed({"b": parameters["b"]}, used) if "b" in parameters else None
+    if way == "fsdp":
+        for module in filter(None, (model.inner, model)):
+            fully_shard(module, mesh=mesh)
+    if way == "fsdp1":
+        if model.inner is not None:
+            model.inner = FullyShardedDataParallel(model.inner, device_id=device, use_orig_params=True)
+        model = FullyShardedDataParallel(model, device_id=device, use_orig_params=True)
+    return model, used
+
+
+def in_rows(full: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+
+
+def learned(model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]) -> dict[str, Any]:
+    """The rates of an optimizer, and what it keeps of these parameters."""
+    states: Any = get_optimizer_state_dict(model, optimizer)["state"] if way == "fsdp1" else None
+    if states is None:
+        states = {path: optimizer.state.get(parameter, {}) for path, parameter in model.named_parameters()}
+    kept = {PATHS[name]: states.get(PATHS[name], {}) for name in names}
+    found = {path: {key: described(average) for key, average in state.items()} for path, state in kept.items()}
+    return averages_and_rates(found, optimizer)
+
+
+def without(state: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The state of an optimizer, flat or not, without that of one parameter."""
+    if "state" in state:
+        return {**state, "state": {name: value for name, value in state["state"].items() if name != path}}
+    return {name: value for name, value in state.items() if not name.startswith(f"state.{path}.")}
+
+
+def due_learned(
+    grads: Mapping[str, torch.Tensor], way: Way, rank: int, world: int, names: Sequence[str], rates: Sequence[float]
+) -> dict[str, Any]:
+    """What :func:`learned` must find after a step: averages by rows over all ranks, which is how every one of the
+    ways shards."""
+    ranks = tuple(range(world))
+
+    def placed(full: torch.Tensor) -> Any:
+        if way == "fsdp1":
+            return due_of(full, ChunkSpec(0, ranks).parts(tuple(full.shape)), rank)
+        return Global(full, Layout(tuple(full.shape), Mesh((world,), ranks), (ReferenceShard(0),)))
+
+    kept = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
+    averages = {path: {key: placed(full) for key, full in one.items()} for path, one in kept["averages"].items()}
+    return {"rates": kept["rates"], "steps": kept["steps"], "averages": averages}
+
+
+def worlds(case: Case) -> tuple[int, ...]:
+    return case.integer("world.save", case.world), case.integer("world.load", case.world)
+
+
+def features(case: Case) -> set[str]:
+    save, load = worlds(case)
+    found = {f"way:{case.get('way')}", f"way:{case.get('way.load', case.get('way'))}", "module"}
+    found |= {"fully-sharded"} if "fsdp" in case.get("way") + case.get("way.load", "") else set()
+    found |= {"reworld"} if save != load else set()
+    named = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
+    found |= {feature for name, feature in named.items() if name in case}
+    found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
+    found |= {"regrouped"} if "back" in (case.get("groups", ""), case.get("groups.load", "")) else set()
+    found |= {"hollow-group-first"} if case.get("hollow", "") == "first" else set()
+    for name in PATHS:
+        if name in case:
+            shape = case.tensor(name).shape
+            for world in (save, load):
+                found |= features_of_spec(shape, ChunkSpec(0, tuple(range(world))), tuple(range(world))) - {"shardless"}
+    return found
+
+
+def draw_states(limits: Limits) -> SearchStrategy[Case]:
+    sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size]
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        save, load = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
+        way, way_load = draw(st.sampled_from(OFTEN)), draw(st.sampled_from(OFTEN))
+        found: dict[str, Any] = {"world": max(save, load)}
+        if save != load:
+            found |= {"world__save": save, "world__load": load}
+        names = "abc"[: draw(st.sampled_from((2, 3, 1)))]
+        for name in names:
+            shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
+            found[name] = TensorSpec(shape, None, "float32", "small")
+        found |= {"way": way, "way__load": None if way_load == way else way_load}
+        found["flat"] = draw(st.sampled_from((None, None, "yes")))
+        found["groups"] = draw(st.sampled_from((None, "one", "back")))
+        if found["groups"] != "one":
+            found["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
+        found["offload"] = draw(st.sampled_from((None, None, None, "yes")))
+        odd = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
+        if odd == 5 and found["flat"] is None:
+            found["unused"] = names[-1]
+        if odd == 4:
+            found["frozen"] = names[-1]
+        if odd in (2, 3) and found["flat"] is None:
+            found["hollow"] = "last"
+        return fields(**found, seed=draw(st.integers(0, 9)) or None)
+
+    return case()
+
+
+STATES = (
+    "world=3 world.save=2 world.load=3 a=5x3:-:float32:small b=7:-:float32:small way=fsdp",
+    "world=3 world.save=3 world.load=2 a=5x3:-:float32:small b=2:-:float32:small way=fsdp way.load=line flat=yes",
+    "world=2 a=4x3:-:float32:small b=6:-:float32:small c=5:-:float32:small way=line way.load=fsdp frozen=c",
+    "world=2 a=4x3:-:float32:small b=6:-:float32:small c=5:-:float32:small way=fsdp way.load=line unused=c",
+    "world=2 a=5x2:-:float32:small b=3:-:float32:small way=fsdp1 way.load=fsdp",
+    "world=3 world.save=2 world.load=3 a=5x2:-:float32:small b=4:-:float32:small way=fsdp way.load=fsdp1",
+    "world=2 a=5x2:-:float32:small b=3:-:float32:small way=fsdp1 groups=one offload=yes",
+    "world=2 a=4x3:-:float32:small b=6:-:float32:small c=5:-:float32:small way=line groups=back",
+    "world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line groups=each groups.load=back flat=yes",
+    "world=2 a=4:-:float32:small b=6:-:float32:small way=fsdp groups=back groups.load=each hollow=last",
+    "world=2 a=4:-:float32:small b=6:-:float32:small way=line hollow=first",
+)
+
+
+@law(
+    "optimizer.state",
+    source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict: FSDP, fully_shard, tensor parallelism",
+    control="world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line",
+    sweep=texts(*STATES),
+    sweeps=len(STATES),
+    draw=draw_states,
+    draws=12,
+    needs=("checkpoint", "object_collectives"),
+    stages=worlds,
+    weight=2.0,
+    features=features,
+)
+def state(
+    grads: Gradients,
+    way: Way,
+    mesh: WorldMesh,
+    device: Device,
+    writer: Writer,
+    folder: Folder,
+    flat: bool = False,
+    groups: Groups = "each",
+    hollow: Hollow | None = None,
+    unused: Word = "",
+    frozen: Word = "",
+    offload: bool = False,
+):
+    """What the optimizer of a sharded model has learned is found again by that of a model sharded differently, in
+    another world."""
+    model, used = sharded_model(grads, way, mesh, device, unused, frozen)
+    optimizer = adam([*model.parameters()], RATES, groups, hollow)
+    if way == "line":
+        for name, parameter in model.named_parameters():
+            parameter.grad = in_rows(used[name[-1]], mesh) if name[-1] in used else None
+    else:
+        model().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
+    with told_plainly():
+        dcp.save({"optim": get_optimizer_state_dict(model, optimizer, options=options)}, storage_writer=writer(folder))
+    return learned(model, optimizer, way, used)
+
+
+@state.due
+def _(grads, way, rank: Rank, world: WorldSize, groups, hollow, unused, frozen):
+    return due_learned(grads, way, rank, world, [unused, frozen], saved_rates([*grads], groups, hollow))
+
+
+@state.then
+def state_loaded(
+    grads: Gradients,
+    way: Way,
+    mesh: WorldMesh,
+    device: Device,
+    reader: Reader,
+    folder: Folder,
+    way__load: Way | None = None,
+    flat: bool = False,
+    groups: Groups = "each",
+    groups__load: Groups | None = None,
+    hollow: Hollow | None = None,
+    unused: Word = "",
+    frozen: Word = "",
+    offload: bool = False,
+):
+    """It is loaded into the optimizer of another model, which it must fit but for a parameter that was never used."""
+    way = way__load or way
+    model, used = sharded_model(grads, way, mesh, device, unused, frozen)
+    optimizer = adam([*model.parameters()], OTHER_RATES, groups__load or groups, hollow)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
+    blank, refused = get_optimizer_state_dict(model, optimizer, options=options), None
+    wanted = {"optim": without(blank, PATHS[unused]) if unused else blank}
+    with told_plainly():
+        dcp.load(wanted, storage_reader=reader(folder))
+    if unused:
+        refused = caught(lambda: set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options))
+        options.strict = False
+    set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options)
+    return {"missing": refused, **learned(model, optimizer, way, used)}
+
+
+@state.due
+def _(grads, way, rank: Rank, world: WorldSize, way__load, groups, groups__load, hollow, unused, frozen):
+    saved = dict(zip(map(tuple, grouped([*grads], groups, hollow)), saved_rates([*grads], groups, hollow), strict=True))
+    members = [tuple(group) for group in grouped([*grads], groups__load or groups, hollow)]
+    if not {*members} <= {*saved}:
+        raise Meaningless("there are other groups at the load than at the save")
+    due = due_learned(grads, way__load or way, rank, world, [unused, frozen], [saved[group] for group in members])
+    return {"missing": Refused() if unused else None, **due}

@@ -1,0 +1,295 @@
+"""Laws on whole states, handed out from rank 0 or by each rank to models of any layout, and on optimizers that
+take a state over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Refused, caught
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.checkpoint.calls import poison
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, changed, keeps, saved_rates, trained
+from shardlaw.conformance.laws.optimizer.nets import OTHER_RATES, RATES, Net, adam, learn, learned, named, options_of
+from shardlaw.conformance.laws.shared.draws import meshes
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import placements, shapes
+
+DOCS = "torch.distributed.checkpoint.state_dict docs"
+KINDS = (*(("R", "S"),) * 7, ("R", "S", "_S"))
+COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1}
+FLAT = {"flat": {"flat-state"}, "each": {"whole-state"}}
+# those that count their steps seldom: being asked is one of them
+ASKED = (*("adagrad", "sgd", "momentum") * 4, "adam", "rmsprop")
+
+
+def models(
+    *fills: str, floats: bool = True, plain: bool = True, least: int = 1, field: str = "how"
+) -> Callable[[Limits], SearchStrategy[Case]]:
+    """Models of up to three tensors, and one of ``fills`` in a field; on ``plain`` meshes of all ranks, without
+    strided shards."""
+
+    def draw_of(limits: Limits) -> SearchStrategy[Case]:
+        on = meshes(limits, tables=False, outside=False)
+        outside = [mesh for mesh in meshes(limits, tables=False) if mesh.ranks != tuple(range(mesh.size))]
+
+        @st.composite
+        def case(draw: st.DrawFn) -> Case:
+            mesh = draw(st.sampled_from(outside if draw(st.integers(0, 15)) == 7 and outside and not plain else on))
+            kinds = draw(st.sampled_from(KINDS)) if not plain else ("R", "S")
+            found: dict[str, Any] = {"mesh": mesh}
+            for name in "xab"[: draw(st.integers(least, 3))]:
+                shape = draw(shapes(min_dims=0 if draw(st.integers(0, 9)) == 9 else 1))
+                chosen = kinds if shape else ("R",)
+                dtype = draw(
+                    st.sampled_from(
+                        ("float32", "float32", "float64") if floats else ("float32", "float64", "bfloat16", "int64")
+                    )
+                )
+                placed = draw(placements(mesh, len(shape), kinds=chosen))
+                found[name] = TensorSpec(shape, placed, dtype, "small" if floats else "distinct")
+            if fills:
+                found[field] = draw(st.sampled_from(fills))
+            return fields(**found, seed=draw(st.integers(0, 9)) or None)
+
+        return case()
+
+    return draw_of
+
+
+@law(
+    "optimizer.whole-model",
+    source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
+    control="mesh=2 x=4x2:S(0) how=broadcast",
+    draw=models("broadcast", "each", floats=False, plain=False),
+    draws=16,
+    **COMMON,
+)
+def whole_model(tensors: Whole, others: Poisoned, rank: Rank, how: Literal["broadcast", "each"]):
+    """A whole state, from rank 0 or from each rank's own, makes a model of any layout the one that the state is of."""
+    net = Net(others)
+    set_model_state_dict(net, named(tensors) if rank == 0 or how == "each" else {}, options=options_of(["whole", how]))
+    return net.held()
+
+
+@whole_model.due
+def _(others):
+    return named(others)
+
+
+@law(
+    "optimizer.whole",
+    source=f"{DOCS}, set_optimizer_state_dict; StateDictOptions: full_state_dict, broadcast_from_rank0",
+    control="mesh=2 x=4x2:S(0):float32:small how=broadcast",
+    draw=models("broadcast", "each", plain=False),
+    draws=14,
+    **COMMON,
+)
+def whole(tensors: Whole, others: Poisoned, rank: Rank, how: Literal["broadcast", "each"]):
+    """A whole state, from rank 0 or from each rank's own, makes the optimizer of a model of any layout the one
+    that it is of."""
+    net = Net(others)
+    optimizer = adam([*net.parameters()], OTHER_RATES)
+    grads = named(tensors)
+    state: dict[str, Any] = {}
+    for path in net.given():
+        state[path] = {
+            "step": torch.tensor(3.0),
+            "exp_avg": grads[path] / 2,
+            "exp_avg_sq": grads[path] * grads[path] / 2,
+        }
+    groups = [
+        {**group, "params": [path], "lr": rate}
+        for path, rate, group in zip(state, RATES, optimizer.param_groups, strict=False)
+    ]
+    given = {"state": state, "param_groups": groups} if rank == 0 or how == "each" else {}
+    set_optimizer_state_dict(net, optimizer, given, options=options_of(["whole", how]))  # type: ignore[arg-type]
+    return {**learned(net.given(), optimizer), "model": net.held()}
+
+
+@whole.due
+def _(others):
+    model = {path: changed(value, poison) for path, value in named(others).items()}
+    return {**keeps(trained(others), saved_rates(others), 3.0), "model": model}
+
+
+@law(
+    "optimizer.pending",
+    source=f"{DOCS}, set_optimizer_state_dict: loads the optimizers state_dict",
+    control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small",
+    draw=models("plain", "plain", "plain", "plain", "flat", "each"),
+    draws=16,
+    features=lambda case: {"pending-gradients"} | FLAT.get(case.get("how", ""), set()),
+    **COMMON,
+)
+def pending(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat", "each"] = "plain"):
+    """A state is taken over whether or not the parameters have gradients."""
+    net = Net(tensors)
+    optimizer = adam([*net.parameters()], RATES)
+    learn(optimizer)
+    options = options_of(["whole"] if how == "each" else [how])
+    state = get_optimizer_state_dict(net, optimizer, options=options)
+    net, grads = Net(others), named(tensors)
+    optimizer = adam([*net.parameters()], OTHER_RATES)
+    for path, parameter in net.given().items():
+        parameter.grad = grads[path].clone()
+    set_optimizer_state_dict(net, optimizer, state, options=options)
+    return learned(net.given(), optimizer)
+
+
+@pending.due
+def due_of_one_step(tensors):
+    return keeps(trained(tensors), saved_rates(tensors))
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.5, betas=(0.5, 0.5), foreach=False),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, foreach=False),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, foreach=False),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.5, foreach=False),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.5, alpha=0.5, foreach=False),
+}
+
+
+def differing(held: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of tensors of which this rank holds other elements; what only one of the two has is nothing that
+    differs."""
+    shared = [name for name, value in held.items() if isinstance(value, torch.Tensor) and name in other]
+    return [name for name in shared if not torch.equal(local(held[name]), local(other[name]))]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@law(
+    "optimizer.asked",
+    source=f"{DOCS}, get_optimizer_state_dict: return the combined state_dict for optimizers",
+    control="mesh=2 x=4x2:S(0):float32:small opt=adagrad",
+    draw=models(*ASKED, field="opt"),
+    draws=16,
+    features=lambda case: {"never-stepped"} if case.get("opt") in ("adam", "rmsprop") else set(),
+    **COMMON,
+)
+def asked(tensors: Tensors, opt: Literal["adam", "sgd", "momentum", "adagrad", "rmsprop"]):
+    """Asking for the state of an optimizer changes neither it nor its model: the step that follows is its first."""
+    nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
+    optimizers = [OPTIMIZERS[opt]([*net.parameters()]) for net in nets]
+    get_optimizer_state_dict(nets[0], optimizers[0])
+    model = {path: parameter.detach().clone() for path, parameter in nets[0].held().items()}
+    gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        for path, grad in named(tensors).items():
+            net.held()[path].grad = grad.clone()
+        optimizer.step()
+    states = [learned(net.given(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
+    return {
+        "model": model,
+        "gradients left": gradients,
+        "stepped otherwise": differing(nets[0].held(), nets[1].held()),
+        "kept otherwise": {
+            path: differing(kept, states[1]["averages"][path]) for path, kept in states[0]["averages"].items()
+        },
+        "steps": [state["steps"] for state in states],
+    }
+
+
+@asked.due
+def _(tensors, opt):
+    counted = dict.fromkeys(named(tensors), None if opt in ("sgd", "momentum") else 1.0)
+    unequal = {path: list[str]() for path in named(tensors)}
+    return {
+        "model": named(tensors),
+        "gradients left": [],
+        "stepped otherwise": [],
+        "kept otherwise": unequal,
+        "steps": [counted] * 2,
+    }
+
+
+@law(
+    "optimizer.several",
+    source=f"{DOCS}, get_optimizer_state_dict: return the combined state_dict for optimizers",
+    control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=plain",
+    draw=models("plain", "flat", least=2),
+    draws=10,
+    features=lambda case: {"several-optimizers"} | FLAT.get(case.get("how"), set()),
+    **COMMON,
+)
+def several(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat"]):
+    """The optimizers of one model give one state together, of which each takes back its own, in any order."""
+    net = Net(tensors)
+    optimizers = one_for_each(net, RATES)
+    for optimizer in optimizers:
+        learn(optimizer)
+    state = get_optimizer_state_dict(net, optimizers, options=options_of([how]))
+    net = Net(others)
+    optimizers = one_for_each(net, OTHER_RATES)
+    set_optimizer_state_dict(net, optimizers[::-1], state, options=options_of([how]))
+    return learned(net.given(), *optimizers)
+
+
+def one_for_each(net: Net, rates: Sequence[float]) -> list[torch.optim.Optimizer]:
+    return [adam([parameter], [rate]) for parameter, rate in zip(net.parameters(), rates, strict=False)]
+
+
+several.due(due_of_one_step)
+
+
+def regroupings(limits: Limits) -> SearchStrategy[Case]:
+    """With one rate for all: into one group, or out of one."""
+    more = st.sampled_from(({"rates": "equal"}, {"rates": "equal", "groups": "apart"}) * 4 + ({"rates": "differ"},))
+    return st.tuples(models(least=2)(limits), more).map(lambda pair: pair[0].with_fields(**pair[1]))
+
+
+@law(
+    "optimizer.regrouped",
+    source=f"{DOCS}, StateDictOptions: flatten_optimizer_state_dict; groups should have the same saved value",
+    control="mesh=2 x=4:S(0):float32:small a=2:R:float32:small rates=equal",
+    draw=regroupings,
+    draws=10,
+    features=lambda case: {"flat-state", *(("must-refuse", "rates-differ") if case.get("rates") == "differ" else ())},
+    **COMMON,
+)
+def regrouped(
+    tensors: Tensors,
+    others: Poisoned,
+    rates: Literal["equal", "differ"],
+    groups: Literal["together", "apart"] = "together",
+):
+    """A flat state loads into other groups where the options of their parameters agree, and is refused where they
+    differ."""
+    before, after = ("one", "each") if groups == "apart" else ("each", "one")
+    net = Net(tensors)
+    optimizer = adam([*net.parameters()], RATES if rates == "differ" else RATES[:1], before)
+    state = get_optimizer_state_dict(net, optimizer, options=options_of(["flat"]))
+    net = Net(others)
+    optimizer = adam([*net.parameters()], OTHER_RATES, after)
+    if rates == "differ":
+        return {
+            "regrouped": caught(lambda: set_optimizer_state_dict(net, optimizer, state, options=options_of(["flat"])))
+        }
+    set_optimizer_state_dict(net, optimizer, state, options=options_of(["flat"]))
+    return {"rates": [group["lr"] for group in optimizer.param_groups]}
+
+
+@regrouped.due
+def _(tensors, rates, groups):
+    return (
+        {"regrouped": Refused()}
+        if rates == "differ"
+        else {"rates": [RATES[0]] * (len(tensors) if groups == "apart" else 1)}
+    )

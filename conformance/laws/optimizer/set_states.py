@@ -1,0 +1,294 @@
+"""Laws on states that are given to a model and its optimizer: incomplete ones, those that must be refused, models
+without memory.
+
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` says in which form
+the state is given: ``plain`` (placed like the model), ``whole`` or ``broadcast``, and ``offload`` beside these,
+joined by commas. ``lacks`` names a tensor that the state has not, or ``extra``; with ``adds`` it has a name
+that the model has not; ``by=module`` gives only what is in ``inner``, by that module. ``what`` says what is
+wrong with a request that must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Either, Of, Refused, caught
+from shardlaw.conformance.law.fields import Rank, Word
+from shardlaw.conformance.laws.checkpoint.calls import poison
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, Having, How, Wrap, held_by, swept
+from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, changed, given
+from shardlaw.conformance.laws.optimizer.nets import (
+    EXTRA,
+    OTHER_EXTRA,
+    OTHER_RATES,
+    RATES,
+    Net,
+    adam,
+    frozen,
+    named,
+    options_of,
+    wrapped,
+)
+
+MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
+
+
+def given_state(
+    tensors: Mapping[str, Any],
+    how: Sequence[str],
+    having: Sequence[str],
+    rank: int,
+    lacks: str = "",
+    adds: bool = False,
+) -> dict[str, Any]:
+    """The state of a model that is given on this rank."""
+    if "broadcast" in how and rank > 0:
+        return {}
+    state = named(tensors, having, {"_extra_state": EXTRA} if "extra" in having else None)
+    more = {"stranger": torch.ones(2)} if adds else {}
+    return {path: value for path, value in state.items() if path not in lacking(tensors, having, lacks)} | more
+
+
+def lacking(tensors: Mapping[str, Any], having: Sequence[str], lacks: str) -> list[str]:
+    """The names in the state of a model for one of its tensors, or for its ``extra`` state."""
+    names = named({name: name for name in tensors}, having, {"_extra_state": "extra"})
+    return [path for path, name in names.items() if name == lacks]
+
+
+def features(case: Case) -> set[str]:
+    how, lacks = case.get("how", "plain").split(","), case.get("lacks", "")
+    found = {
+        "incomplete-state": lacks or "by" in case,
+        "incomplete-whole-state": lacks and "whole" in how,
+        "meta-parameters": "blank" in case,
+        "extra-state-missing": lacks == "extra",
+        "strange-name": "adds" in case,
+        "split-group": case.get("what", "") == "merged",
+        "must-refuse": "what" in case,
+    }
+    return features_of_both(case) | {feature for feature, holds in found.items() if holds}
+
+
+LENIENT = (
+    f"{MODEL} lacks=x adds=yes",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} b=2:-:int64 wrap=ddp lacks=b adds=yes",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=compile lacks=a how=broadcast adds=yes",
+    f"{MODEL} lacks=a how=broadcast with=extra,tied",
+    f"{MODEL} adds=yes how=whole with=tied,hidden",
+    f"{MODEL} adds=yes how=broadcast,offload",
+    f"{MODEL} lacks=a how=whole",
+    f"{MODEL} lacks=extra with=extra",
+    f"{MODEL} lacks=extra with=extra how=broadcast",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} b=3:-:{SMALL} c=2x2:-:{SMALL} by=module",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} by=module wrap=ddp with=extra",
+)
+
+
+@law(
+    "optimizer.lenient",
+    source=f"{DOCS}, StateDictOptions: strict; set_state_dict: missing_keys, unexpected_keys, keys that are modules",
+    control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small lacks=x adds=yes",
+    features=features,
+    **swept(*LENIENT),
+)
+def lenient(
+    tensors: Tensors,
+    dense: Whole,
+    others: Poisoned,
+    rank: Rank,
+    how: How = (),
+    with_: Having = (),
+    wrap: Wrap = "none",
+    lacks: Word = "",
+    adds: bool = False,
+    by: Literal["module"] | None = None,
+):
+    """Not strictly, a state is loaded as far as it goes: what it lacks stays as it was, what it has beyond is told
+    by name."""
+    net = Net(others, with_, other=True)
+    held, inner = net.held(), net.inner
+    model = wrapped(net, wrap)
+    options = options_of(how, strict=False)
+    state = given_state(dense if options.full_state_dict else tensors, how, with_, rank, lacks, adds)
+    if by:
+        state = {
+            inner: {path.removeprefix("inner."): value for path, value in state.items() if path.startswith("inner.")}
+        }
+    said = set_model_state_dict(model, state, options=options)
+    return {
+        "given": held,
+        "extra": getattr(inner, "extra", None),
+        "missing": sorted(said.missing_keys),
+        "unexpected": said.unexpected_keys,
+    }
+
+
+@lenient.due
+def _(tensors, how, with_, wrap, lacks, adds, by):
+    spared = lacking(tensors, with_, lacks)
+    spared += [path for path in named(tensors, with_) if by and not path.startswith("inner.")]
+    told = wrap == "none" and "broadcast" not in how
+    return {
+        "given": {
+            path: changed(value, poison) if path in spared else value for path, value in held_by(tensors, with_).items()
+        },
+        "extra": Of((OTHER_EXTRA if lacks == "extra" else EXTRA) if "extra" in with_ else None, "wrong-value"),
+        "missing": Of(sorted(spared)) if told else ...,
+        "unexpected": Of(["stranger"] if adds else []) if told else ...,
+    }
+
+
+BLANK = (
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=broadcast blank=all with=extra",
+    "mesh=3 x=2x3:S(0) a=7:S(0):float64 b=3:-:bfloat16 how=broadcast blank=all",
+    "mesh=2x2 x=5x4:S(0),S(1) a=6:R,S(0) how=broadcast blank=first",
+    f"mesh=2 x=5x2:S(1):{SMALL} a=4:-:{SMALL} how=whole blank=all with=frozen",
+    f"mesh=2 x=7:S(0):{SMALL} a=4:R:{SMALL} b=2:S(0) how=whole blank=first",
+)
+
+
+@law(
+    "optimizer.blank",
+    source=f"{DOCS}, StateDictOptions: broadcast_from_rank0, shard according to the local shards in the model",
+    control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=broadcast blank=all",
+    features=features,
+    **swept(*BLANK),
+)
+def blank(
+    tensors: Whole, others: Poisoned, rank: Rank, blank: Literal["all", "first"], how: How = (), with_: Having = ()
+):
+    """A model without memory gets it with the whole state that it is given, placed as it was without."""
+    net = Net(others, with_, other=True)
+    for path, parameter in [*net.named_parameters()][: 1 if blank == "first" else None]:
+        home, _, name = path.rpartition(".")
+        on_meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        net.get_submodule(home).register_parameter(name, on_meta)
+    set_model_state_dict(net, given_state(tensors, how, with_, rank), options=options_of(how))
+    return {
+        "without memory": [path for path, tensor in net.held().items() if tensor.is_meta],
+        "filled": {path: None if tensor.is_meta else tensor for path, tensor in net.held().items()},
+        "extra": getattr(net.inner, "extra", None),
+        "without gradients": [path for path, parameter in net.named_parameters() if not parameter.requires_grad],
+    }
+
+
+@blank.due
+def _(tensors, others, with_):
+    return {
+        "without memory": Of([]),
+        "filled": held_by(others, with_),
+        "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
+        "without gradients": Of([path for path in named(tensors) if "frozen" in with_ and path[-1] in frozen(tensors)]),
+    }
+
+
+REFUSES = (
+    f"{MODEL} what=broadcast-get",
+    f"{MODEL} what=broadcast-get-model",
+    f"{MODEL} what=broadcast-set",
+    f"{MODEL} what=no-optimizer",
+    f"{MODEL} what=empty-model",
+    f"{MODEL} what=empty-optimizer",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp what=lacks lacks=a",
+    f"{MODEL} what=lacks lacks=a how=broadcast wrap=none",
+    f"{MODEL} what=adds adds=yes",
+    f"{MODEL} what=texts",
+    f"{MODEL} what=groups with=hollow",
+    f"{MODEL} what=groups with=hollow saved=2",
+    f"{MODEL} what=adds adds=yes how=broadcast",
+    f"{MODEL} what=merged",
+)
+WHAT = Literal[
+    "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged",
+    "broadcast-get", "broadcast-get-model", "broadcast-set",
+]  # fmt: skip
+
+
+@law(
+    "optimizer.refuses",
+    source=f"{DOCS}, StateDictOptions: broadcast_from_rank0 needs full_state_dict; strict; get_state_dict",
+    control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small what=broadcast-get",
+    features=features,
+    **swept(*REFUSES),
+)
+def refuses(
+    tensors: Tensors,
+    dense: Whole,
+    others: Poisoned,
+    rank: Rank,
+    what: WHAT,
+    how: How = (),
+    with_: Having = (),
+    wrap: Wrap = "none",
+    lacks: Word = "",
+    adds: bool = False,
+    saved: int = 0,
+):
+    """Options that exclude each other, empty states, other names and other groups are refused by every rank; of
+    options, none is lost."""
+    net = Net(others, with_, other=True)
+    parameters = [*net.given().values()]
+    optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
+    model, options, alone = wrapped(net, wrap), options_of(how), StateDictOptions(broadcast_from_rank0=True)
+    state = given_state(dense if options.full_state_dict else tensors, how, with_, rank, lacks, adds)
+    attempts = {
+        "no-optimizer": lambda: get_optimizer_state_dict(model, []),
+        "empty-model": lambda: set_model_state_dict(model, {}),
+        "empty-optimizer": lambda: set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict={}),
+        "lacks": lambda: set_model_state_dict(model, state, options=options),
+        "adds": lambda: set_model_state_dict(model, state, options=options),
+        "texts": lambda: ask_for_texts(model, optimizer),
+        "groups": lambda: give_groups(model, optimizer, saved),
+        "merged": lambda: give_one_group(model, optimizer, [*named(tensors)]),
+        "broadcast-get": lambda: get_state_dict(model, optimizer, options=alone),
+        "broadcast-get-model": lambda: get_model_state_dict(model, options=alone),
+        "broadcast-set": lambda: set_model_state_dict(model, state, options=alone),
+    }
+    return {what: caught(attempts[what])}
+
+
+def ask_for_texts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Ask for a flat state of an optimizer that keeps texts."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["note"] = "text"
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def give_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) -> Any:
+    """Give the state of an optimizer with so many groups without parameters."""
+    state: Any = get_optimizer_state_dict(model, optimizer)
+    first = {**state["param_groups"][0], "params": []}
+    state["param_groups"] = [group for group in state["param_groups"] if group["params"]] + [first] * empty
+    return set_optimizer_state_dict(model, optimizer, state)
+
+
+def give_one_group(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:
+    """Give the state of an optimizer with one group of all parameters; returns the rates that follow from it."""
+    state: Any = get_optimizer_state_dict(model, optimizer)
+    state["param_groups"] = [{**state["param_groups"][0], "params": names, "lr": RATES[0]}]
+    set_optimizer_state_dict(model, optimizer, state)
+    return [group.get("lr") for group in optimizer.param_groups]
+
+
+@refuses.due
+def _(tensors, what):
+    if what == "merged":
+        return {what: Either(([RATES[0]] * len(given(tensors)), Refused((ValueError, RuntimeError, KeyError))))}
+    return {what: Refused()}

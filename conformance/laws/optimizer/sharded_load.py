@@ -1,0 +1,328 @@
+"""Laws on ``load_sharded_optimizer_state_dict`` and its planner: the state of an optimizer in chunks of rows, or
+in chunks of a part.
+
+Fields of a case: ``x`` is a tensor of the state, ``save`` how it is held when it is saved (as in
+:mod:`shardlaw.conformance.laws.sharded_tensor.checkpoints`), ``world`` the ranks that load, and ``part`` the box of
+it that they share. With ``axis``, the world is a mesh of two by two, and those ranks share the part that differ
+along that axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of, Refused, caught
+from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.calls import poison
+from shardlaw.conformance.laws.optimizer.fields import Chunks, Group, Held, Part, Reader, WorldMesh, Writer
+from shardlaw.conformance.laws.optimizer.shards import described, in_rows, nested, told_plainly
+from shardlaw.conformance.laws.plan.torch_plans import cut, metadata_of
+from shardlaw.conformance.laws.sharded_tensor import checkpoints
+from shardlaw.conformance.laws.sharded_tensor.draws import dtypes
+from shardlaw.conformance.laws.sharded_tensor.fields import Whole, due_of, features_of_spec
+from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.optimizer import part_items, shares, shifted
+from shardlaw.reference.checkpoint.sharded_leaf import format_boxes, parse_box
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.sharded_tensor import ChunkSpec
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.tilings import tilings
+
+DOCS = "torch.distributed.checkpoint.load_sharded_optimizer_state_dict"
+
+
+def features(case: Case) -> set[str]:
+    """Features of what the ranks hold when they have loaded."""
+    shape, world = case.tensor("x").shape, checkpoints.worlds(case)[1]
+    ranks = (0, 1 if case.get("axis") == "1" else 2) if "axis" in case else tuple(range(world))
+    found = features_of_spec(
+        parse_box(case.get("part"), len(shape)).size if "part" in case else shape, ChunkSpec(0, ranks), ranks
+    )
+    found = found | {"part"} if "part" in case else found - {"beyond-the-end"}
+    found |= {"group", "mesh-2d", "later-group"} if "axis" in case else set()
+    found |= {"int-keys"} if case.get("ids", "names") == "numbers" else set()
+    return found | ({"reworld"} if len({*checkpoints.worlds(case)}) > 1 else set())
+
+
+def slabs(shape: Shape) -> SearchStrategy[Box]:
+    """Parts of a tensor that span all of its dims but one."""
+
+    @st.composite
+    def slab(draw: st.DrawFn) -> Box:
+        dim = draw(st.integers(0, len(shape) - 1))
+        start = draw(st.integers(0, max(shape[dim] - 1, 0)))
+        size = draw(st.integers(min(1, shape[dim]), max(shape[dim] - start, 0)))
+        offset = tuple(start if at == dim else 0 for at in range(len(shape)))
+        return Box(offset, tuple(size if at == dim else extent for at, extent in enumerate(shape)))
+
+    return slab()
+
+
+def tensors(
+    *, saved: bool = False, part: bool = False, groups: bool = False, chunks: bool = False
+) -> Callable[[Limits], SearchStrategy[Case]]:
+    """A tensor: a ``part`` of it on each rank or on each of ``groups``; how it is ``saved``, or its ``chunks``
+    where it is said to be."""
+
+    def draw_of(limits: Limits) -> SearchStrategy[Case]:
+        sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size]
+
+        @st.composite
+        def case(draw: st.DrawFn) -> Case:
+            world = draw(st.sampled_from(sizes))
+            # fewer rows than ranks leave some rank without any: seldom in a part, where it is not to hide the rest
+            least = 0 if not part or draw(st.integers(0, 9)) == 9 else world
+            shape = draw(shapes(min_dims=1, min_size=min(least, 1), max_dims=3))
+            found: dict[str, Any] = {"world": world}
+            if groups and world == 4 and draw(st.integers(0, 1)):
+                found["axis"] = draw(st.sampled_from((0, 1)))
+            if part:
+                shape = (max(shape[0], least), *shape[1:])
+                box = draw(slabs(shape))
+                found["part"] = format_boxes([Box((0,) * len(shape), shape) if box.size[0] < least else box])
+            found["x"] = TensorSpec(shape, None, draw(dtypes(limits)))
+            if saved:
+                count = draw(st.sampled_from([size for size in (2, 3, 1) if size <= limits.world_size]))
+                _, found["save"] = draw(checkpoints.ends(shape, tuple(range(count)), beyond=1))
+                if count != world:
+                    found |= {"world__save": count, "world__load": world, "world": max(count, world)}
+                found["ids"] = draw(st.sampled_from((None, None, "numbers")))
+            if chunks:
+                found["chunks"] = format_boxes(draw(tilings(shape))[1])
+            return fields(**found, seed=draw(st.integers(0, 9)) or None)
+
+        return case()
+
+    return draw_of
+
+
+@law(
+    "optimizer.offsets",
+    source=f"{DOCS}; _ReaderWithOffset",
+    control="world=2 x=4x6 part=0:4,2:6 chunks=0:2,0:6;2:4,0:6",
+    draw=tensors(part=True, chunks=True),
+    draws=60,
+    needs=("object_collectives",),
+    features=features,
+)
+def offsets(x: Whole, part: Part, chunks: Chunks):
+    """For a part of a saved tensor, the planner reads what its boxes meet where they lie, and fills them where
+    they count from."""
+    state = {"s": in_rows(x[cut(*part)]), "p": x}
+    planner = compat.ReaderWithOffset({"s": part[0]})
+    metadata = metadata_of(dict.fromkeys(state, (x.shape, x.dtype, chunks)))
+    metadata.planner_data = {"s": ("s",), "p": ("p",)}
+    planner.set_up_planner(state, metadata, True)
+    items, back = {"s": [], "p": []}, set()  # type: ignore[var-annotated]
+    looked_up = [(planner.lookup_tensor(MetadataIndex("p", torch.Size([0] * x.ndim))), x)]
+    for item in [item for item in planner.create_local_plan().items if 0 not in item.lengths]:
+        there, saved, name = item.dest_index, item.storage_index, item.dest_index.fqn
+        place = (there.offset, saved.offset, item.storage_offsets, item.dest_offsets, item.lengths)
+        items[name].append(tuple(map(tuple, place)))
+        if name == "s":
+            back.add((tuple(there.offset), planner.translation[there].fqn, tuple(planner.translation[there].offset)))
+        looked_up.append((planner.lookup_tensor(there), x if name == "p" else state["s"].local_shards()[0].tensor))
+    return {
+        "items": {name: sorted(found) for name, found in items.items()},
+        "translation": sorted(back),
+        "one to one": len({*planner.translation.values()}) == len(planner.translation),
+        "looked up": [one.data_ptr() == other.data_ptr() and one.shape == other.shape for one, other in looked_up],
+    }
+
+
+@offsets.due
+def _(x, part, chunks, rank: Rank, world: WorldSize):
+    own, whole = shares(part, tuple(range(world)), rank), Box((0,) * x.ndim, tuple(x.shape))
+    there = [shifted(box, part.offset) for box in own]
+    items = {"s": (there, part_items(chunks, part, own)), "p": ([whole], part_items(chunks, whole, [whole]))}
+
+    def places(boxes, items):
+        return sorted(
+            (boxes[i.box].offset, chunks[i.chunk].offset, i.chunk_offset, i.box_offset, i.lengths) for i in items
+        )
+
+    return {
+        "items": {name: Of(places(*found)) for name, found in items.items()},
+        "translation": Of(sorted((box.offset, "s", before.offset) for box, before in zip(there, own, strict=True))),
+        "one to one": Of(True),
+        "looked up": Of([True] * (1 + sum(len(found) for _, found in items.values()))),
+    }
+
+
+@law(
+    "optimizer.layout",
+    source=f"{DOCS}; _get_state_dict_2d_layout: (offset, size) for the current rank",
+    control="world=2 x=4x6 part=0:4,2:6",
+    draw=tensors(part=True, groups=True),
+    draws=20,
+    needs=("object_collectives",),
+    features=features,
+)
+def layout(x: Whole, part: Part, mesh: WorldMesh, axis: Group | None = None):
+    """Of a model on two axes, the layout names for each parameter the part that this rank holds, and the group
+    that shares it; what is nested in another way has none."""
+    inner = in_rows(x[cut(*part)], axis)
+    outer = nested(inner, x.shape, part)
+    found, group = compat.state_dict_2d_layout({"plain": x, "sharded": inner, "nested": outer})
+    (shard,) = outer.local_shards()
+    outer.local_shards().append(shard)
+    several = caught(lambda: compat.state_dict_2d_layout({"w": outer}))
+    outer.local_shards().pop()
+    shard.tensor = around = DTensor.from_local(torch.zeros_like(x), mesh, [Replicate()], run_check=False)
+    inside = caught(lambda: compat.state_dict_2d_layout({"w": outer}))
+    compat.set_local_tensor(around, inner)
+    return {
+        "layout": {name: (offset and tuple(offset), tuple(size)) for name, (offset, size) in found.items()},
+        "group": dist.get_process_group_ranks(group),
+        "two parts on a rank": several,
+        "a DTensor inside": inside,
+        "a DTensor around": caught(lambda: compat.state_dict_2d_layout({"w": around})),
+    }
+
+
+@layout.due
+def _(x, part, world: WorldSize, axis):
+    return {
+        "layout": Of(
+            {"plain": (None, tuple(x.shape)), "sharded": (None, part.size), "nested": (part.offset, part.size)}
+        ),
+        "group": Of([*(axis or range(world))]),
+        "two parts on a rank": Refused(),
+        "a DTensor inside": Refused(),
+        "a DTensor around": Refused(),
+    }
+
+
+def save_optimizer(
+    x: Whole, save: Held, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
+):
+    """A model and rates are saved beside an optimizer with a tensor of the parameter's shape, one of one element,
+    and values."""
+    tensor = in_boxes(x, save, rank) if isinstance(save, list) else save
+    name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
+    kept = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
+    groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
+    optimizer = {"state": {name: kept, other: {"step": torch.full((1, 1), 3)}}, "param_groups": groups}
+    saved = {"model": {"layer.w": torch.zeros(2)}, "opt": optimizer, "schedule": {"rate": 0.5}}
+    with told_plainly():
+        dcp.save(saved, storage_writer=writer(folder))
+    return {}
+
+
+def load_optimizer(
+    x: Whole,
+    reader: Reader,
+    folder: Folder,
+    ids: Literal["names", "numbers"] = "names",
+    part: Part | None = None,
+    axis: Group | None = None,
+):
+    """It is loaded in chunks: of rows of each tensor, or of rows of the part that the ranks share."""
+    name, other = ("0", "1") if ids == "numbers" else ("layer.w", "b")
+    model = {name: nested(in_rows(x[cut(*part)], axis), x.shape, part)} if part else {}
+    with told_plainly():
+        found = dcp.load_sharded_optimizer_state_dict(model, "opt", reader(folder))
+    optimizer = found.get("opt", {})
+    state = optimizer.get("state", {})
+    kept, beside = state.get(name, {}), state.get(other, {})
+    return {
+        "entries": [[*found], sorted(optimizer), sorted(state), optimizer.get("param_groups")],
+        "step": kept.get("step"),
+        "one element": beside.get("step"),
+        "note": kept.get("note"),
+        "loaded": described(kept.get("exp_avg")),
+    }
+
+
+def due_of_load(x, rank: Rank, world: WorldSize, ids, part, axis):
+    name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
+    groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
+    full = x[part.slices()] if part else x
+    parts = ChunkSpec(0, tuple(axis or range(world))).parts(tuple(full.shape))
+    return {
+        "entries": Of([["opt"], ["param_groups", "state"], sorted(map(str, (name, other))), groups]),
+        "step": torch.tensor(4.0),
+        "one element": torch.full((1, 1), 3),
+        "note": "kept",
+        "loaded": x if x.numel() == 1 else due_of(full, parts, rank),
+    }
+
+
+def loaded(name: str, clause: str, source: str, control: str, draw: Callable[[Limits], SearchStrategy[Case]]) -> Law:
+    needs = ("checkpoint", "object_collectives")
+    made = law(
+        f"optimizer.{name}", clause=clause, source=f"{DOCS}{source}", control=control, draw=draw, draws=12,
+        needs=needs, stages=checkpoints.worlds, features=features,
+    )(save_optimizer)  # fmt: skip
+    made.due(lambda: {})
+    made.then(load_optimizer).due(due_of_load)
+    return made
+
+
+LAWS = (
+    loaded(
+        "loaded",
+        "An optimizer's state is loaded in chunks of rows over all ranks, tensors of one element and values whole.",
+        ": load a state_dict in conjunction with FSDP sharded optimizer state",
+        "world=2 x=4x3 save=S(0)@2",
+        tensors(saved=True),
+    ),
+    loaded(
+        "loaded-part",
+        "Where a rank has parts of parameters, the state is loaded as the same parts, in chunks over their group.",
+        "; the right slice of the optimizer state",
+        "world=2 x=4x6 part=0:4,2:6 save=S(0)@2",
+        tensors(saved=True, part=True, groups=True),
+    ),
+)
+
+
+@law(
+    "optimizer.nested",
+    source="torch.distributed.checkpoint docs, DefaultLoadPlanner: flatten_sharded_tensors",
+    control="world=2 x=4x6 part=0:4,2:6 save=S(0)@2",
+    draw=tensors(saved=True, part=True, groups=True),
+    draws=10,
+    needs=("checkpoint", "object_collectives"),
+    stages=checkpoints.worlds,
+    features=features,
+)
+def save_parameter(x: Whole, save: Held, rank: Rank, writer: Writer, folder: Folder):
+    """A parameter of which each rank holds a part, itself in chunks over a group, is loaded from whatever was saved
+    of it."""
+    with told_plainly():
+        dcp.save({"w": in_boxes(x, save, rank) if isinstance(save, list) else save}, storage_writer=writer(folder))
+    return {}
+
+
+save_parameter.due(lambda: {})
+
+
+@save_parameter.then
+def load_parameter(x: Whole, part: Part, reader: Reader, folder: Folder, axis: Group | None = None, ids: str = ""):
+    """It is loaded into the part of this rank."""
+    outer = nested(in_rows(poison(x[cut(*part)]), axis), x.shape, part)
+    with told_plainly():
+        dcp.load({"w": outer}, storage_reader=reader(folder))
+    return {"loaded": described(outer.local_shards()[0].tensor)}
+
+
+@save_parameter.due
+def _(x, part, rank: Rank, world: WorldSize, axis):
+    full = x[part.slices()]
+    return {"loaded": due_of(full, ChunkSpec(0, tuple(axis or range(world))).parts(tuple(full.shape)), rank)}

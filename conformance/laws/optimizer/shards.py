@@ -1,0 +1,68 @@
+"""Sharded tensors in rows, and parameters that are sharded twice: plain torch code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Turn a ``CheckpointException``, which is no ``Exception``, into the error of the first rank that failed."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = error.failures[min(error.failures)]
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from error
+
+
+def in_rows(tensor: torch.Tensor, group: Any = None) -> Any:
+    """A tensor that every rank has whole as a sharded one, in chunks of rows on the ranks of the group. All of
+    them must call it."""
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank()
+    count = -(-len(tensor) // len(ranks))
+    first = min(ranks.index(rank) * count, len(tensor))
+    rows = ([first, *[0] * (tensor.ndim - 1)], [min(count, len(tensor) - first), *tensor.shape[1:]])
+    return in_boxes(tensor, [rows], rank, group)
+
+
+def nested(inner: Any, shape: torch.Size, part: tuple[Sequence[int], Sequence[int]]) -> Any:
+    """A parameter of which this rank holds the box ``part``, which is a sharded tensor itself, as fully sharded
+    models on two axes have it."""
+    rank, device = dist.get_rank(), inner.local_shards()[0].tensor.device
+    own = compat.ShardMetadata([*part[0]], [*part[1]], on_rank(rank, device))
+    other = on_rank((rank + 1) % dist.get_world_size(), device)
+    around = [compat.ShardMetadata(offset, size, other) for offset, size in outside(shape, *part)]
+    described = compat.ShardedTensorMetadata([own, *around], shape, compat.TensorProperties(dtype=inner.dtype))
+    return compat.init_from_local_shards_and_metadata([compat.ShardOfTensor(inner, own)], described)
+
+
+def on_rank(rank: int, device: torch.device) -> str:
+    """The device of a rank as placements name it, where that of another one is known."""
+    return f"rank:{rank}/{device.type}" + (
+        "" if device.index is None else f":{rank % torch.accelerator.device_count()}"
+    )
+
+
+def outside(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """What lies before and behind a box that spans all dims but one."""
+    found = []
+    for dim, extent in enumerate(shape):
+        for start, end in ((0, offset[dim]), (offset[dim] + size[dim], extent)):
+            if start < end:
+                sizes = [*shape[:dim], end - start, *shape[dim + 1 :]]
+                found.append(([start if at == dim else 0 for at in range(len(shape))], sizes))
+    return found
+
+
+def described(tensor: Any) -> Any:
+    """What a sharded tensor says of itself and what this rank holds of it; any other tensor as it is."""
+    return told(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor

@@ -1,0 +1,347 @@
+"""The fields of the plan laws: leaves in boxes, tensors and states as every rank of a mesh holds them, what a
+checkpoint has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import literal
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.save_plan import Metadata, Plan, WriteItem, dedup, describe, plain, sharded
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, parse_boxes, plans_of
+from shardlaw.reference.checkpoint.state_dict import Slot, State, mapped, parse_state, slots
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError, parse_shape
+from shardlaw.reference.tensors import DTYPES, TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
+
+# A leaf of a case is a field of one letter, in the notation of shardlaw.reference.checkpoint.sharded_leaf.
+LEAVES = "abcdn"
+LEAF = "leaves SHAPE[:DTYPE]/BOX@RANKS;..., SHAPE/whole@RANKS or value@RANKS, and how many ranks there are"
+
+
+def leaves(case: Case) -> dict[str, ShardedLeaf]:
+    """The leaves of a case by name, in their order."""
+    return {name: ShardedLeaf.parse(text) for name, text in case.fields if len(name) == 1 and name in LEAVES}
+
+
+def ranks_of(*meshes: Mesh) -> int:
+    return max(rank + 1 for mesh in meshes for rank in mesh.ranks)
+
+
+# The same as plain values
+
+
+def box_values(box: Box) -> tuple[Any, Any]:
+    return box.offset, box.size
+
+
+def item_values(item: WriteItem) -> tuple[Any, ...]:
+    """A write item as the acts take it."""
+    if item.box is None:
+        return (item.name,)
+    return item.name, box_values(item.box), item.shape, DTYPES[item.dtype], item.replica
+
+
+def leaf_values(leaf: ShardedLeaf) -> Any:
+    """A leaf as metadata describes it: each different box with elements once."""
+    boxes = sorted(box_values(box) for box in leaf.boxes if box.volume)
+    return None if leaf.kind == "value" else (leaf.shape, DTYPES[leaf.dtype], boxes)
+
+
+class OfLeaves(Field):
+    """What a case says in fields of one letter."""
+
+    takes = LEAF
+    more: tuple[str, ...] = ("ranks",)
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return ("*", *self.more)
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return True
+
+
+class PlansField(OfLeaves):
+    """The local plan of every rank: the act gets lists of plain items, the due function the reference's plans."""
+
+    def read(self, case: Case, name: str) -> list[Plan]:
+        return plans_of(leaves(case), case.integer("ranks"))
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        return [[item_values(item) for item in plan] for plan in value]
+
+
+class LeavesField(OfLeaves):
+    """For due functions: what metadata must say of every leaf."""
+
+    def read(self, case: Case, name: str) -> dict[str, Any]:
+        return {name: leaf_values(leaf) for name, leaf in sorted(leaves(case).items())}
+
+
+class SavedLeavesField(OfLeaves):
+    """What a checkpoint has of the leaves, each under a name of its own, as plain values."""
+
+    def read(self, case: Case, name: str) -> Metadata:
+        plans = plans_of({f"{name}.leaf": leaf for name, leaf in leaves(case).items()}, case.integer("ranks"))
+        return describe(dedup(plans))
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        return {
+            name: None if known is None else (known.shape, DTYPES[known.dtype], [*map(box_values, known.chunks)])
+            for name, known in value.entries.items()
+        }
+
+
+class DestinationField(OfLeaves):
+    """What is loaded into: what was saved, by its shape, ``None`` for a value; but the culprit is as ``want`` says."""
+
+    takes = "culprit=NAME want=SHAPE, or want=value"
+    more = ("ranks", "culprit", "want")
+
+    def read(self, case: Case, name: str) -> dict[str, Any]:
+        found = {f"{name}.leaf": None if leaf.kind == "value" else leaf.shape for name, leaf in leaves(case).items()}
+        want = case.get("want")
+        return {**found, f"{case.get('culprit')}.leaf": None if want == "value" else parse_shape(want)}
+
+
+class BoxesField(Field):
+    """Boxes of a tensor of the case's ``shape``, each its offset and its size."""
+
+    takes = "boxes START:END,...;... within the field shape, or - for none"
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return name, "shape"
+
+    def read(self, case: Case, name: str) -> tuple[Box, ...]:
+        return parse_boxes(case.get(name), len(case.shape()))
+
+    def build(self, value: Sequence[Box], here: RankContext) -> Any:
+        return [*map(box_values, value)]
+
+
+class HintsField(Field):
+    """Numbers under which a chunk may be found first; ``-`` is none."""
+
+    takes = "numbers, or - for none, such as 1,-,0"
+
+    def parse(self, text: str) -> list[int | None]:
+        try:
+            return [None if hint == "-" else int(hint) for hint in text.split(",")]
+        except ValueError:
+            raise NotationError(f"{text!r} has others") from None
+
+
+# Tensors on meshes
+
+
+@dataclass(frozen=True)
+class MeshState:
+    """A state whose tensors lie on a mesh, or whole on every rank."""
+
+    state: State
+    specs: dict[str, TensorSpec]
+    mesh: Mesh
+
+    def layout(self, name: str) -> Layout | None:
+        """Where a tensor lies; ``None`` for one that every rank holds whole."""
+        spec = self.specs[name]
+        return None if spec.placements is None else Layout(spec.shape, self.mesh, spec.placements)
+
+    @property
+    def layouts(self) -> list[Layout]:
+        return [layout for name in self.specs if (layout := self.layout(name)) is not None]
+
+    def local_shape(self, name: str, rank: int) -> tuple[int, ...]:
+        layout, coord = self.layout(name), self.mesh.coord(rank)
+        if layout is None:
+            return self.specs[name].shape
+        return (0,) * len(layout.shape) if coord is None else layout.local_shape(coord)
+
+    def live(self, here: RankContext, rank: int) -> dict[str, Any]:
+        """The state as a rank holds it, of zeros."""
+        tensors = {name: self._tensor(here, name, rank) for name in self.specs}
+        made: dict[str, Any] = mapped(self.state, lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf)
+        return made
+
+    def _tensor(self, here: RankContext, name: str, rank: int) -> torch.Tensor:
+        spec, shape = self.specs[name], self.specs[name].shape
+        local = torch.zeros(self.local_shape(name, rank), dtype=spec.torch_dtype)
+        if spec.placements is None:
+            return local
+        live = compat.seated_mesh(here.device.type, literal.table(self.mesh), rank)
+        # an explicit shape without dims counts as none
+        how: dict[str, Any] = {"shape": torch.Size(shape), "stride": _stride(shape)} if shape else {}
+        return DTensor.from_local(local, live, here.placements(spec.placements), run_check=False, **how)
+
+    def function(self, name: str) -> str:
+        """A function that makes the state as a rank holds it, for a script."""
+        lines = [f"mesh = {compat.SEATED_MESH.format(literal.table(self.mesh))}"] if self.layouts else []
+        for tensor in dict.fromkeys(slots(self.state)):
+            spec = self.specs[tensor]
+            sizes = {rank: self.local_shape(tensor, rank) for rank in range(ranks_of(self.mesh))}
+            own = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
+            made = f"torch.zeros({own}, dtype={spec.torch_dtype})"
+            if spec.placements is not None:
+                how = f", shape=torch.Size({spec.shape}), stride={_stride(spec.shape)}" if spec.shape else ""
+                made = f"DTensor.from_local({made}, mesh, {literal.placements(spec.placements)}, run_check=False{how})"
+            lines.append(f"{tensor} = {made}")
+        tree = mapped(self.state, lambda leaf: _Name(leaf.name) if isinstance(leaf, Slot) else leaf)
+        return "\n    ".join([f"def {name}(seat):", *lines, f"return {literal.literal(tree)}"])
+
+
+@dataclass(frozen=True)
+class _Name:
+    name: str
+
+    def literal(self) -> str:
+        return self.name
+
+
+def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def specs_of(case: Case) -> dict[str, TensorSpec]:
+    return {name: case.tensor(name) for name in ("x", "a") if name in case}
+
+
+class StatesField(OfLeaves):
+    """The field ``state``, or every tensor under its name: a list of the states that the ranks hold."""
+
+    takes = "a state such as {x:x,n:1}, its tensors x and a, and their mesh"
+    more: tuple[str, ...] = ("mesh", "state")
+
+    def read(self, case: Case, name: str) -> MeshState:
+        specs = specs_of(case)
+        state = parse_state(case.get("state")) if "state" in case else {name: Slot(name) for name in specs}
+        return MeshState(state, specs, case.mesh())
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        return [value.live(here, rank) for rank in range(ranks_of(value.mesh))]
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        return Printed(f"[state(seat) for seat in range({ranks_of(value.mesh)})]", (), (value.function("state"),))
+
+
+class LoadedStatesField(StatesField):
+    """The tensor ``x`` as the ranks of the mesh of the load hold it: under the placements ``to``, or whole."""
+
+    takes = "placements such as S(0),R, or - for a plain tensor"
+    more = ("mesh.load", "mesh", "to")
+
+    def read(self, case: Case, name: str) -> MeshState:
+        spec = replace(case.tensor("x"), placements=None if case.get("to") == "-" else case.placements("to"))
+        return MeshState({"x": Slot("x")}, {"x": spec}, case.mesh("mesh.load") if "mesh.load" in case else case.mesh())
+
+
+class SavedTensorField(SavedLeavesField):
+    """What a checkpoint has of the tensor ``x``, saved by all ranks of the mesh."""
+
+    takes = "a tensor such as 5x6:S(0),R"
+    more = ("mesh",)
+
+    def read(self, case: Case, name: str) -> Metadata:
+        spec, mesh = case.tensor("x"), case.mesh()
+        if spec.placements is None:
+            return describe([plain("x", spec.shape, spec.dtype)])
+        layout = Layout(spec.shape, mesh, spec.placements)
+        return describe(dedup([sharded("x", layout, mesh.coord(rank), spec.dtype) for rank in range(ranks_of(mesh))]))
+
+
+class SavesField(StatesField):
+    """A series of saves, each a list of the states that the ranks hold: of state ``a``, or of state ``b``, in which
+    the thing that
+    ``change`` names is another."""
+
+    takes = "order=ab... change=WORD, and to.x where x is placed differently"
+    more = ("mesh", "order", "change", "to.x")
+
+    def read(self, case: Case, name: str) -> Any:
+        states = {which: self._state(case, which) for which in sorted({*case.get("order")})}
+        return case.get("order"), states
+
+    def _state(self, case: Case, which: str) -> MeshState:
+        specs, change = specs_of(case), case.get("change") if which == "b" else "same"
+        state: State = {**{name: Slot(name) for name in specs}, "n": 1}
+        x = specs["x"]
+        match change:
+            case "shape":
+                specs["x"] = replace(x, shape=tuple(size + 1 for size in x.shape))
+            case "dtype":
+                specs["x"] = replace(x, dtype="int32" if x.dtype != "int32" else "int64")
+            case "placed":
+                specs["x"] = replace(x, placements=case.placements("to.x"))
+            case "dropped":
+                del state["n"]
+            case "added":
+                state["m"] = 2
+            case "renamed":
+                state = {"w" if name == "x" else name: value for name, value in state.items()}
+            case "kind":
+                state["x"] = 3
+            case "value":
+                state["n"] = 2
+            case "paths":
+                state = {"p": {"q": state.pop("x")}, **state}
+        if case.get("change") == "paths" and which == "a":
+            state = {"p.q": state.pop("x"), **state}
+        return MeshState(state, specs, case.mesh())
+
+    def build(self, value: Any, here: RankContext) -> Any:
+        order, states = value
+        live = {which: super(SavesField, self).build(state, here) for which, state in states.items()}
+        return [live[which] for which in order]
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        order, states = value
+        seats = ranks_of(states[order[0]].mesh)
+        functions = tuple(state.function(which) for which, state in states.items())
+        return Printed(f"[[state(seat) for seat in range({seats})] for state in ({', '.join(order)},)]", (), functions)
+
+
+class TreeField(Field):
+    """A state of plain tensors of two elements: those of the first tensor are 1, those of the second 2."""
+
+    takes = "a state such as {x:x,n:[1,None]}"
+
+    def parse(self, text: str) -> State:
+        return parse_state(text)
+
+    def build(self, value: State, here: RankContext) -> Any:
+        return with_tensors(value, value)
+
+    def printed(self, value: State, name: str, world: int) -> Printed:
+        made = tuple(f"{slot} = torch.full((2,), {at}.0)" for at, slot in enumerate(slots(value), 1))
+        tree = mapped(value, lambda leaf: _Name(leaf.name) if isinstance(leaf, Slot) else leaf)
+        return Printed(literal.literal(tree), (), made)
+
+
+def with_tensors(tree: Any, state: State) -> Any:
+    """A part of a state with its tensors in their places."""
+    tensors = {slot: torch.full((2,), float(at)) for at, slot in enumerate(slots(state), 1)}
+    return mapped(tree, lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf)
+
+
+Plans = Annotated[list[Any], PlansField()]
+Leaves = Annotated[dict[str, Any], LeavesField()]
+SavedLeaves = Annotated[dict[str, Any], SavedLeavesField()]
+Destination = Annotated[dict[str, Any], DestinationField()]
+Boxes = Annotated[list[Any], BoxesField()]
+Hints = Annotated[list[Any], HintsField()]
+States = Annotated[list[Any], StatesField()]
+LoadedStates = Annotated[list[Any], LoadedStatesField()]
+SavedTensor = Annotated[dict[str, Any], SavedTensorField()]
+Saves = Annotated[list[Any], SavesField()]
+Tree = Annotated[dict[str, Any], TreeField()]

@@ -1,0 +1,361 @@
+"""The law on sharded tensors in checkpoints: saved as one kind of tensor by some ranks, loaded as any other kind by
+others.
+
+How a tensor is held at an end, in the fields ``save`` and ``load``: ``-`` plain on every rank; a sharding spec in the
+notation of
+:mod:`shardlaw.reference.sharded_tensor`; or placements and the mesh that they are for, such as ``S(0),R@2x2``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.tensor import DTensor
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import literal
+from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Global, Of
+from shardlaw.conformance.law.fields import Field, Folder, Printed, Rank, SurroundingField
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.plan.torch_plans import cut
+from shardlaw.conformance.laws.sharded_tensor.draws import dtypes, sharded_law
+from shardlaw.conformance.laws.sharded_tensor.fields import (
+    Group,
+    SaysField,
+    Whole,
+    box_values,
+    due_of,
+    features_of_spec,
+)
+from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
+from shardlaw.conformance.rank import storage
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.load_plan import read_items
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.sharded_tensor import EnumerableSpec, Part, Spec, of_rank, parse_spec
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import exact_meshes, placements, shapes
+from shardlaw.strategies.shard_specs import chunk_specs, enumerable_specs
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
+
+VALUES = {"numbers": [1, 2], "text": "saved"}
+OTHER_VALUES = {"numbers": [7], "text": "other"}
+NAME = "inner.t"
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a tensor of ``shape`` is held at one end: by a spec, under a layout, or plain on each of ``ranks``."""
+
+    shape: Shape
+    ranks: tuple[int, ...]
+    spec: Spec | None = None
+    layout: Layout | None = None
+
+    def boxes(self, rank: int) -> list[Box]:
+        """The boxes with elements that a rank holds."""
+        if self.spec is not None:
+            found = of_rank(self.parts, rank)
+        elif self.layout is not None:
+            coord = self.layout.mesh.coord(rank)
+            box = None if coord is None else self.layout.box(coord)
+            found = [] if box is None else [box]
+        else:
+            found = [Box((0,) * len(self.shape), self.shape)]
+        return [box for box in found if box.volume]
+
+    @property
+    def parts(self) -> list[Part]:
+        return self.spec.parts(self.shape) if self.spec is not None else []
+
+
+def held(case: Case, end: str) -> Held:
+    """How the case holds its tensor at ``save`` or ``load``."""
+    shape, text = case.tensor("x").shape, case.get(end)
+    world = worlds(case)[end == "load"]
+    group = case.get("group" if end == "save" else "group.load", "")
+    ranks = tuple(map(int, group.split(","))) if group else tuple(range(world))
+    if text == "-":
+        return Held(shape, ranks)
+    if text[0] in "SR_":
+        placed, _, mesh = text.partition("@")
+        return Held(shape, ranks, layout=Layout(shape, Mesh.parse(mesh), parse_placements(placed)))
+    return Held(shape, ranks, spec=parse_spec(text, len(shape)))
+
+
+def worlds(case: Case) -> tuple[int, ...]:
+    """How many ranks save, and how many load."""
+    return case.integer("world.save", case.world), case.integer("world.load", case.world)
+
+
+# The fields
+
+
+class EndField(Field):
+    """How the tensor is held at an end: this rank's boxes, or the mesh, the placements and the box of a DTensor;
+    nothing of a plain one."""
+
+    takes = "- for a plain tensor, a sharding spec, or placements and their mesh such as S(0),R@2x2"
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return name, "x", "group", "group.load", "world.save", "world.load"
+
+    def read(self, case: Case, name: str) -> Held:
+        return held(case, name)
+
+    def build(self, value: Held, here: RankContext) -> dict[str, Any]:
+        if value.layout is None:
+            return {} if value.spec is None else {"boxes": box_values(value.boxes(here.rank))}
+        mesh, places = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
+        return {"mesh": mesh, "placements": places, "boxes": box_values(value.boxes(here.rank))}
+
+    def printed(self, value: Held, name: str, world: int) -> Printed:
+        if value.layout is None and value.spec is None:
+            return Printed("{}")
+        table = literal.by_rank(f"{name.upper()}_BOXES", {rank: box_values(value.boxes(rank)) for rank in range(world)})
+        boxes = f'"boxes": {name.upper()}_BOXES[rank]'
+        if value.layout is None:
+            return Printed(f"{{{boxes}}}", tuple(table))
+        places = literal.placements(value.layout.placements)
+        return Printed(
+            f'{{"mesh": mesh, "placements": {places}, {boxes}}}',
+            tuple(table),
+            (f"mesh = {literal.mesh(value.layout.mesh)}",),
+        )
+
+
+class WriterField(Field):
+    """What makes writers for a folder, with as many threads as the case says."""
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return ("threads",)
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return True
+
+    def read(self, case: Case, name: str) -> dict[str, Any]:
+        return {"thread_count": case.integer("threads")} if "threads" in case else {}
+
+    def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
+        return functools.partial(storage.writer, here.target, **value)
+
+    def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
+        return Printed(f"lambda folder: dcp.FileSystemWriter(folder, **{dict(value)})")
+
+
+End = Annotated[dict[str, Any], EndField()]
+Writer = Annotated[Callable[[str], Any], WriterField()]
+Reader = Annotated[
+    Callable[[str], Any],
+    SurroundingField(lambda here: functools.partial(storage.reader, here.target), "dcp.FileSystemReader"),
+]
+Hooked = Annotated[bool, SaysField("hook", "yes")]
+
+
+# The cases
+
+
+def trip_features(case: Case) -> set[str]:
+    found = set()
+    saved, loaded = held(case, "save"), held(case, "load")
+    kinds = []
+    for at, end in enumerate((saved, loaded)):
+        if end.spec is not None:
+            found |= features_of_spec(end.shape, end.spec, end.ranks)
+            kinds.append("boxes" if isinstance(end.spec, EnumerableSpec) else "chunks")
+        else:
+            kinds.append("plain" if end.layout is None else "dtensor")
+        if ("group.load" if at else "group") in case:
+            found |= {"group", "submesh"}
+    if len({*kinds}) > 1:
+        found.add("kinds-crossed")
+    if "plain" in kinds:
+        found.add("plain-tensor")
+    if len({*worlds(case)}) > 1:
+        found.add("reworld")
+    if case.get("save") != case.get("load"):
+        found.add("reshard")
+    return found | ({"hook"} if "hook" in case else set())
+
+
+def ends(
+    shape: Shape, ranks: Sequence[int], *, beyond: int, mesh: Mesh | None = None
+) -> SearchStrategy[tuple[Shape, str]]:
+    """A shape and how it is held by these ranks: under a layout of ``mesh``, which names the same ranks, or of a line
+    of them."""
+    on = mesh or Mesh((len(ranks),), tuple(ranks))
+    layouts = placements(on, len(shape), kinds=("R", "S") if shape else ("R",))
+    kinds: list[SearchStrategy[tuple[Shape, str]]] = [
+        enumerable_specs(shape, ranks).map(lambda spec: (shape, str(spec))),
+        layouts.map(lambda placed: (shape, f"{','.join(map(str, placed))}@{on}")),
+        *[chunk_specs(shape, ranks, beyond=beyond).map(lambda drawn: (drawn[0], str(drawn[1])))] * 2,
+        st.just((shape, "-")),
+    ]
+    return st.one_of(kinds)
+
+
+def draw_trips(limits: Limits) -> SearchStrategy[Case]:
+    sizes = [size for size in (2, 2, 3, 1, 4) if size <= limits.world_size]
+
+    @st.composite
+    def end(draw: st.DrawFn, shape: Shape, in_group: bool, beyond: int) -> tuple[Shape, str, int, str | None]:
+        """How one end holds a tensor, the size of its world, and its group."""
+        if in_group:
+            ranks: tuple[int, ...] = draw(st.sampled_from(((1, 2), (0, 2), (0, 1))))
+            return *draw(ends(shape, ranks, beyond=beyond)), 3, ",".join(map(str, ranks))
+        count = draw(st.sampled_from(sizes))
+        mesh = draw(exact_meshes(count))
+        ascends = mesh.ranks == tuple(range(count))
+        return *draw(ends(shape, tuple(range(count)), beyond=beyond, mesh=mesh if ascends else None)), count, None
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        groups = draw(st.integers(0, 7)) == 7 and limits.world_size >= 3
+        shape, load, world_load, group_load = draw(end(draw(shapes(min_dims=1)), groups, 12))
+        # the spec of one end may ask for another extent, which is the one of both; that of the other end may not
+        _, save, world_save, group = draw(end(shape, groups, 1))
+        drawn: dict[str, Any] = {"world": max(world_save, world_load)}
+        if world_save != world_load:
+            drawn |= {"world__save": world_save, "world__load": world_load}
+        drawn |= {"group": group, "group__load": group_load, "x": TensorSpec(shape, None, draw(dtypes(limits)))}
+        drawn |= {"save": save, "load": load, "threads": draw(st.sampled_from((None, None, 2, 4)))}
+        if save[0] in "c0123456789" and load[0] in "c0123456789" and draw(st.integers(0, 2)) == 2:
+            drawn["hook"] = "yes"
+        return fields(**drawn, seed=draw(st.integers(0, 9)) or None)
+
+    return case()
+
+
+TRIPS = (
+    "world=2 x=10x20 save=chunk(0)@0,1 load=chunk(0)@0,1 hook=yes",
+    "world=2 x=10x20 save=chunk(0)@0,1 load=chunk(1)@0,1 hook=yes threads=2",
+    "world=3 world.save=2 world.load=3 x=5x6 save=- load=chunk(0)@0,1,2",
+    "world=2 x=5x6 save=chunk(0)@1,0 load=-",
+    "world=2 x=5x6:-:int64 save=- load=0:2,0:6@0;2:5,0:3@1;2:5,3:6@0",
+    "world=2 x=5x6:-:float64 save=0:2,0:6@1;2:5,0:3@1;2:5,3:6@1 load=-",
+    "world=4 world.save=4 world.load=2 x=7x3 save=chunk(0)@0,1,2,3 load=0:1,0:3@1;1:7,0:3@0",
+    "world=3 world.save=2 world.load=3 x=4x6 save=0:4,0:1@0;0:4,1:6@1 load=chunk(-1)@2,1,0",
+    "world=4 world.save=4 world.load=3 x=5x6 save=S(0),S(1)@2x2 load=chunk(1)@0,1,2",
+    "world=4 world.save=3 world.load=4 x=5x6 save=chunk(1)@0,1,2 load=S(1),R@2x2",
+    "world=2 x=6x2:-:bool save=S(0)@2 load=0:1,0:2@0;1:6,0:2@1",
+    "world=2 x=6x2:-:bfloat16 save=0:1,0:2@0;1:6,0:2@1 load=S(1)@2",
+    "world=3 group=1,2 group.load=0,2 x=5x2 save=chunk(0)@1,2 load=chunk(1)@0,2",
+    "world=4 x=5x3 save=chunk(0)@0,1,2,3 load=-",
+    "world=3 x=4x3 save=chunk(0)@0,1,2 load=chunk(0)@2,0,1",
+)
+
+
+# The law
+
+
+@sharded_law(
+    "sharded_tensor.trip",
+    source="torch.distributed.checkpoint docs: regular tensors, ShardedTensor and DTensor; load-time resharding",
+    control="world=2 x=4x3 save=chunk(0)@0,1 load=chunk(1)@0,1",
+    sweep=texts(*TRIPS),
+    sweeps=len(TRIPS),
+    draw=draw_trips,
+    draws=30,
+    needs=("checkpoint", "object_collectives"),
+    stages=worlds,
+    members=lambda case, stage: held(case, ("save", "load")[stage]).ranks,
+    weight=2.0,
+    features=trip_features,
+)
+def trip(x: Whole, save: End, hook: Hooked, rank: Rank, folder: Folder, writer: Writer, group: Group = None):
+    """Plain, by chunks, by boxes or as a DTensor: what one saves another loads, bit for bit, each rank reading its
+    part once."""
+    tensor = put(x, save, rank, group)
+    state = {**(module_of(tensor).state_dict() if hook else {NAME: tensor}), **VALUES}
+    plainly(dcp.save, state, storage_writer=writer(folder), process_group=group)
+    return {"names": [*state], "source": read(tensor)}
+
+
+def put(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
+    """A tensor as this rank holds it."""
+    if "mesh" in end:
+        local = [x[cut(*box)].contiguous() for box in end["boxes"]] or [x.new_empty((0,) * x.ndim)]
+        return DTensor.from_local(
+            local[0], end["mesh"], end["placements"], run_check=False, shape=x.shape, stride=x.stride()
+        )
+    return in_boxes(x, end["boxes"], rank, group) if end else x.clone()
+
+
+def read(tensor: Any) -> Any:
+    return told(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor
+
+
+def module_of(tensor: Any) -> Any:
+    """A module that hands a sharded tensor out through its hook."""
+    model = torch.nn.Module()
+    model.inner = torch.nn.Module()
+    model.inner.t = tensor
+    model._register_state_dict_hook(compat.sharded_tensor.state_dict_hook)
+    return model
+
+
+def plainly(call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Save or load; what is raised is an ``Exception``, which a ``CheckpointException`` is not."""
+    try:
+        call(*arguments, **options)
+    except CheckpointException as error:
+        cause = min(error.failures.items())[1][0]
+        raise RuntimeError(f"{error.args[0]}: {type(cause).__name__}: {cause}") from error
+
+
+def due_at(end: Held, full: torch.Tensor, rank: int) -> Any:
+    """What a rank must hold at an end."""
+    if end.spec is not None:
+        return due_of(full, end.parts, rank)
+    return full if end.layout is None else Global(full, end.layout)
+
+
+@trip.due
+def _(x, save, rank):
+    return {"names": Of([NAME, *VALUES]), "source": due_at(save, x, rank)}
+
+
+class Reads(DefaultLoadPlanner):
+    """Notes of what this rank is to read, where it begins in the saved box and how long it is."""
+
+    def finish_plan(self, new_plan: Any) -> Any:
+        plan = super().finish_plan(new_plan)
+        items = [item for item in plan.items if item.dest_index.fqn == NAME and item.storage_index.offset is not None]
+        found = [(item.storage_index.offset, item.storage_offsets, item.lengths) for item in items]
+        self.found = sorted(read for read in found if 0 not in read[2])
+        return plan
+
+
+@trip.then
+def _(x: Whole, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Reader, group__load: Group = None):
+    tensor = put((x == 0).to(x.dtype), load, rank, group__load)
+    model = module_of(tensor)
+    state = {**(model.state_dict() if hook else {NAME: tensor}), **OTHER_VALUES}
+    planner = Reads()
+    plainly(dcp.load, state, storage_reader=reader(folder), planner=planner, process_group=group__load)
+    values = {name: state[name] for name in VALUES}
+    return {"loaded": read(model.inner.t if hook else state[NAME]), "values": values, "reads": planner.found}
+
+
+@trip.due
+def _(x, load, rank, save: Annotated[Held, EndField()]):
+    boxes = list(dict.fromkeys(box for holder in save.ranks for box in save.boxes(holder)))
+    items = read_items(boxes, load.boxes(rank))
+    reads = sorted((boxes[item.chunk].offset, item.chunk_offset, item.lengths) for item in items)
+    return {"loaded": due_at(load, x, rank), "values": VALUES, "reads": Of(reads)}

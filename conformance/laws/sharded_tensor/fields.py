@@ -1,0 +1,254 @@
+"""The fields of the sharded tensor laws: a global tensor, who holds what of it, the group of ranks that share it.
+
+``x`` is the global tensor (a plain one: the spec says who holds what), ``spec`` a sharding spec in the notation of
+:mod:`shardlaw.reference.sharded_tensor`, ``world`` the number of ranks, and ``group`` the ranks that take part, where
+not all do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import literal
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Field, IntsField, PlainTensorField, Printed
+from shardlaw.reference.box import Box
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec, Part, Spec, of_rank, parse_spec
+from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
+
+SOURCE = "torch.distributed._shard docs"
+
+
+def members(case: Case, stage: int = 0) -> tuple[int, ...]:
+    """The ranks that take part."""
+    return tuple(map(int, case.get("group").split(","))) if "group" in case else tuple(range(case.world))
+
+
+def spec_of(case: Case, name: str = "spec") -> Spec:
+    """A sharding spec that the case names."""
+    return parse_spec(case.get(name), len(case.tensor("x").shape))
+
+
+def widened(full: torch.Tensor) -> torch.Tensor:
+    """The same tensor, with elements that a narrower dtype would round where its dtype has room for such."""
+    if full.dtype == torch.int64:
+        return full * 2**40 + full
+    return full + full * 2.0**-40 if full.dtype == torch.float64 else full
+
+
+class WideTensorField(PlainTensorField):
+    """A tensor that every rank holds whole; elements of wide dtypes need all of their bits."""
+
+    def read(self, case: Case, name: str) -> torch.Tensor:
+        return widened(super().read(case, name))
+
+
+class SizeField(Field):
+    """The shape of a tensor field."""
+
+    takes = "a tensor such as 5x6 or 4:-:int64"
+
+    def parse(self, text: str) -> Shape:
+        return TensorSpec.parse(text).shape
+
+    def build(self, value: Shape, here: RankContext) -> torch.Size:
+        return torch.Size(value)
+
+
+class SpecField(Field):
+    """A sharding spec of ``x``; with ``boxes`` that of the boxes with elements which the spec in the field ``spec``
+    names."""
+
+    takes = "a spec chunk(DIM)@RANK,... or START:END,...@RANK;..."
+
+    def __init__(self, *, boxes: bool = False) -> None:
+        self.boxes = boxes
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return "spec" if self.boxes else name, "x"
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return self.boxes or name in case
+
+    def read(self, case: Case, name: str) -> Spec:
+        if not self.boxes:
+            return spec_of(case, name)
+        parts = spec_of(case).parts(case.tensor("x").shape)
+        return EnumerableSpec(tuple((box, rank) for box, rank in parts if box.volume))
+
+    def build(self, value: Spec, here: RankContext) -> Any:
+        if isinstance(value, ChunkSpec):
+            return compat.ChunkShardingSpec(value.dim, [place_of(here, rank) for rank in value.ranks])
+        shards = [compat.ShardMetadata([*box.offset], [*box.size], place_of(here, rank)) for box, rank in value.boxes]
+        return compat.EnumerableShardingSpec(shards)
+
+    def printed(self, value: Spec, name: str, world: int) -> Printed:
+        def place(rank: int) -> str:
+            return f'"rank:{rank}/cpu"'
+
+        if isinstance(value, ChunkSpec):
+            made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
+            return Printed(made, imports=(compat.import_of("ChunkShardingSpec"),))
+        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.boxes]
+        made = f"EnumerableShardingSpec([{', '.join(shards)}])"
+        return Printed(made, imports=tuple(map(compat.import_of, ("EnumerableShardingSpec", "ShardMetadata"))))
+
+
+def place_of(here: RankContext, rank: int) -> str:
+    """A rank and its device, as placements name them."""
+    kind = here.target.device
+    numbered = torch.empty(0, device=kind).device.index is not None
+    return f"rank:{rank}/" + (f"{kind}:{rank % torch.get_device_module(kind).device_count()}" if numbered else kind)
+
+
+class OwnBoxesField(Field):
+    """The boxes that this rank holds by the spec, each its offset and its size; the due function gets those of all
+    ranks, with their ranks.
+
+    What an enumerable spec names is taken as it is, whether it tiles the tensor or not.
+    """
+
+    takes = SpecField.takes
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return "spec", "x"
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return "spec" in case
+
+    def read(self, case: Case, name: str) -> Sequence[Part]:
+        spec = spec_of(case)
+        return spec.boxes if isinstance(spec, EnumerableSpec) else spec.parts(case.tensor("x").shape)
+
+    def build(self, value: Sequence[Part], here: RankContext) -> Any:
+        return box_values(of_rank(value, here.rank))
+
+    def printed(self, value: Sequence[Part], name: str, world: int) -> Printed:
+        table = literal.by_rank("BOXES", {rank: box_values(of_rank(value, rank)) for rank in range(world)})
+        return Printed("BOXES[rank]", tuple(table))
+
+
+class PlacedBoxesField(OwnBoxesField):
+    """The boxes of the spec, each its offset, its size and its placement: those of all ranks."""
+
+    def build(self, value: Sequence[Part], here: RankContext) -> Any:
+        return [([*box.offset], [*box.size], place_of(here, rank)) for box, rank in value]
+
+    def printed(self, value: Sequence[Part], name: str, world: int) -> Printed:
+        return Printed(literal.literal([([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value]))
+
+
+class SaysField(Field):
+    """Whether a field says a word."""
+
+    def __init__(self, field: str, word: str) -> None:
+        self.field, self.word = field, word
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return (self.field,)
+
+    def is_given(self, case: Case, name: str) -> bool:
+        return True
+
+    def read(self, case: Case, name: str) -> bool:
+        return case.get(self.field, "") == self.word
+
+
+class GroupField(IntsField):
+    """The process group of some ranks, which all ranks make."""
+
+    def build(self, value: Sequence[int], here: RankContext) -> Any:
+        mesh = here.mesh(Mesh((len(value),), tuple(value)))
+        return mesh.get_group() if here.rank in value else None
+
+    def printed(self, value: Sequence[int], name: str, world: int) -> Printed:
+        return Printed("group", (), (f"group = dist.new_group({[*value]})",))
+
+
+Whole = Annotated[torch.Tensor, WideTensorField()]
+Size = Annotated[torch.Size, SizeField()]
+ShardingSpec = Annotated[Any, SpecField()]
+BoxesSpec = Annotated[Any, SpecField(boxes=True)]
+OwnBoxes = Annotated[list[Any], OwnBoxesField()]
+PlacedBoxes = Annotated[list[Any], PlacedBoxesField()]
+Group = Annotated[Any, GroupField()]
+
+
+# What is due
+
+
+def box_values(boxes: Sequence[Box]) -> list[Any]:
+    return [(box.offset, box.size) for box in boxes]
+
+
+def described(parts: Sequence[Part]) -> list[tuple[Shape, Shape, int]]:
+    """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
+    out."""
+    return sorted((box.offset, box.size, rank) for box, rank in parts if box.volume)
+
+
+def due_of(full: torch.Tensor, parts: Sequence[Part], rank: int) -> dict[str, Any]:
+    """What :func:`shardlaw.conformance.laws.sharded_tensor.shards.told` must say of a sharded tensor on a rank."""
+    own = sorted((box for box in of_rank(parts, rank) if box.volume), key=lambda box: box.offset)
+    return {
+        "size": Of([tuple(full.shape)] * 2),
+        "dtype": Of([full.dtype] * 2),
+        "metadata": Of(described(parts)),
+        "places": Of(box_values(own), "wrong-layout"),
+        "shards": [full[box.slices()].contiguous() for box in own],
+    }
+
+
+# Features
+
+
+def features_of_parts(shape: Shape, parts: Sequence[Part], ranks: Sequence[int]) -> set[str]:
+    """What the boxes of a tensor depart in."""
+    counts = [len([box for box in of_rank(parts, rank) if box.volume]) for rank in ranks]
+    sizes = {tuple(box.size for box in of_rank(parts, rank)) for rank in ranks}
+    found = {"uneven"} if len(sizes) > 1 else set()
+    if 0 not in shape and 0 in counts:
+        found.add("empty-shard")
+    if max(counts, default=0) > 1:
+        found.add("several-shards")
+    if any(not of_rank(parts, rank) for rank in ranks):
+        found.add("shardless")
+    return found
+
+
+def features_of_spec(shape: Shape, spec: Spec, ranks: Sequence[int]) -> set[str]:
+    """What a spec departs in; nothing for one that has no such tensor."""
+    if spec.errors(shape):
+        return set()
+    found = features_of_parts(shape, spec.parts(shape), ranks)
+    if not isinstance(spec, ChunkSpec):
+        return found | {"explicit-shards"}
+    extent, count = shape[spec.dim], len(spec.ranks)
+    if -(-extent // count) * (count - 1) > extent:
+        found.add("beyond-the-end")
+    if list(spec.ranks) != sorted(spec.ranks):
+        found.add("permuted")
+    return found | ({"negative-shard"} if spec.dim < 0 else set())
+
+
+def features(*names: str) -> Callable[[Case], set[str]]:
+    """The features of a law whose cases name their specs in these fields."""
+
+    def of(case: Case) -> set[str]:
+        found = {"group", "submesh"} if "group" in case else set()
+        shape = case.tensor("x").shape
+        return found.union(
+            *(features_of_spec(shape, spec_of(case, name), members(case)) for name in names if name in case)
+        )
+
+    return of

@@ -1,0 +1,124 @@
+"""Laws on sharding specs alone: the boxes that they name for a shape, and the boxes that they refuse. One process asks
+for all ranks."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
+from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, PlacedBoxes, ShardingSpec, Size, described, spec_of
+from shardlaw.conformance.laws.sharded_tensor.shards import boxes_of
+from shardlaw.reference.box import intersect, tiling_errors
+from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.shard_specs import chunk_specs
+from shardlaw.strategies.tilings import damaged, tilings
+
+RANKS = 4
+LONG = (11, 17, 31, 64, 97, 1000, 1023, 4096, 1000003)
+
+
+def metadata_of(spec: Any, size: torch.Size) -> Any:
+    """What a spec says of a plain float32 tensor."""
+    how = {
+        "layout": torch.strided,
+        "requires_grad": False,
+        "memory_format": torch.contiguous_format,
+        "pin_memory": False,
+    }
+    return spec.build_metadata(size, compat.TensorProperties(dtype=torch.float32, **how))
+
+
+def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        shape = draw(st.one_of(shapes(min_dims=1), shapes(min_dims=1, max_dims=2, max_size=LONG[-1], sizes=LONG)))
+        ranks = tuple(range(draw(st.integers(1, 9))))
+        shape, spec = draw(chunk_specs(shape, ranks, every=False, beyond=2))
+        return fields(world=1, x=TensorSpec(shape), spec=ChunkSpec(spec.dim, spec.ranks))
+
+    return case()
+
+
+@sharded_law(
+    "sharded_tensor.chunks",
+    source=f"{SOURCE}, ChunkShardingSpec.build_metadata",
+    control="world=1 x=5x2 spec=chunk(0)@0,1,2",
+    draw=draw_chunks,
+    draws=60,
+    needs=(),
+    features=None,
+)
+def chunks(x: Size, spec: ShardingSpec):
+    """A chunk spec names, for every placement, the size and rank of its chunk, as torch.chunk cuts any number of
+    rows."""
+    metadata = metadata_of(spec, x)
+    shards = [(tuple(s.shard_offsets), tuple(s.shard_sizes), s.placement.rank()) for s in metadata.shards_metadata]
+    return {
+        "shards": [(None if 0 in size else offset, size, rank) for offset, size, rank in shards],
+        "size": metadata.size,
+    }
+
+
+@chunks.due
+def _(x, spec):
+    shards = [(box.offset if box.volume else None, box.size, rank) for box, rank in spec.parts(x)]
+    return of_metadata({"shards": shards, "size": x})
+
+
+def draw_validated(limits: Limits) -> SearchStrategy[Case]:
+    kinds = ("gap", "overlap", "shifted", "grown", "duplicated", "outside")
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        if draw(st.integers(0, 3)) == 3:
+            (shape, boxes), damage = draw(tilings(shapes(min_dims=1, min_size=1), max_boxes=7)), None
+        else:
+            shape, boxes, damage = draw(damaged(shapes(min_dims=1, min_size=1), kinds=kinds, max_boxes=6))
+        spec = EnumerableSpec(tuple((box, at % RANKS) for at, box in enumerate(boxes)))
+        return fields(world=1, x=TensorSpec(shape), spec=str(spec) or None, damage=damage)
+
+    return case().filter(lambda case: "spec" in case)
+
+
+def validates_features(case: Case) -> set[str]:
+    found = {"explicit-shards"}
+    if spec_of(case).errors(case.tensor("x").shape):
+        found |= {"must-refuse", "untiled"}
+    return found | ({f"damaged:{case.get('damage')}"} if "damage" in case else set())
+
+
+@sharded_law(
+    "sharded_tensor.validates",
+    source=(
+        f"{SOURCE}, EnumerableShardingSpec: none of the shards should overlap; build_metadata checks size and coverage"
+    ),
+    control="world=1 x=4x3 spec=0:1,0:3@0;0:4,0:3@1 damage=overlap",
+    draw=draw_validated,
+    draws=100,
+    needs=(),
+    features=validates_features,
+)
+def validates(x: Size, boxes: PlacedBoxes):
+    """Boxes are accepted as a spec of a tensor exactly where they tile it."""
+    spec = caught(compat.EnumerableShardingSpec, [compat.ShardMetadata(*box) for box in boxes])
+    metadata = spec if isinstance(spec, Exception) else caught(metadata_of, spec, x)
+    return {"spec": spec, "shards": metadata if isinstance(metadata, Exception) else boxes_of(metadata)}
+
+
+@validates.due
+def _(x, boxes, damage: str | None = None):
+    overlap = any(intersect(one, other) for (one, _), (other, _) in combinations(boxes, 2))
+    wrong = tiling_errors(x, [box for box, _ in boxes])
+    return {"spec": Refused() if overlap else ..., "shards": Refused() if wrong else Of(described(boxes))}

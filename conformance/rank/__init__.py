@@ -1,0 +1,1 @@
+"""All that a law sees of the rank that it runs on."""

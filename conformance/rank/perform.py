@@ -1,0 +1,86 @@
+"""A law as a rank tries it: read the case, ask what is due, build the arguments, act, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import due
+from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.program.fields import ProgramField
+from shardlaw.conformance.law.program.parse import Watcher, watched_by
+from shardlaw.conformance.law.verdict import HarnessError
+from shardlaw.conformance.rank.context import Rejected
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.rank.context import RankContext
+
+RESULT = "result"
+
+
+def try_case(law: Law, case: Case, here: RankContext) -> None:
+    """Try a law on this rank, and record in ``here`` what deviates. What the act raises comes out of it."""
+    if not law.acts:
+        assert law.check is not None
+        with _traced(here):
+            law.check(case, here)
+        return
+    act = law.acts[here.stage]
+    watched = any(isinstance(parameter.type, ProgramField) for parameter in act.due_parameters.values())
+    members = law.members_of(case, here.stage)
+    if members is not None and here.rank not in members:
+        act.arguments(case, here)  # making meshes and groups takes all ranks
+        return
+    try:
+        with watched_by(RankWatcher(case, here)) if watched else nullcontext():
+            wanted = by_key(act.due_on(case, here.rank, here.world))
+    except due.Meaningless as error:
+        raise Rejected(str(error)) from None
+    except Exception as error:
+        raise HarnessError(f"{law.id}: what is due cannot be said: {type(error).__name__}: {error}") from error
+    try:
+        arguments = act.arguments(case, here)
+        with act.around(case), _traced(here):
+            got = by_key(act.function(**arguments))
+    except compat.TorchMovedError as moved:  # on all ranks alike: this torch does not have what the law is about
+        raise Rejected(str(moved)) from None
+    compare(here, got, wanted)
+
+
+def _traced(here: RankContext) -> AbstractContextManager[None]:
+    return here.tracer.listening() if here.tracer is not None else nullcontext()
+
+
+class RankWatcher(Watcher):
+    """Counts what a program does on plain tensors as features of its case: the layouts that it asks for and, on one rank, which is
+    enough, the aten overloads that it calls."""
+
+    def __init__(self, case: Case, here: RankContext) -> None:
+        self._case, self._here = case, here
+
+    def watching(self) -> AbstractContextManager[Any]:
+        reached = self._here.reached
+        return compat.each_overload(lambda func, *given: reached(f"op:{func}")) if self._here.rank == 0 else nullcontext()
+
+    def redistributed(self, tensor: Any, placements: str) -> None:
+        for feature in of_layout(tuple(tensor.shape), self._case.get("mesh"), placements):
+            self._here.reached(feature)
+
+
+def by_key(value: Any) -> Mapping[str, Any]:
+    """What an act or a due function returns, by key."""
+    return value if isinstance(value, Mapping) else {RESULT: value}
+
+
+def compare(here: RankContext, got: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare key by key; a key that one of the two lacks is a deviation of it."""
+    for key, want in wanted.items():
+        if here.require(key in got, "wrong-metadata", key, f"there is no {key}", want, ""):
+            due.judge(here, key, got[key], want)
+    for key in got:
+        if key not in wanted:
+            here.deviates("wrong-metadata", key, f"there is a {key}, of which nothing is due", "", got[key])

@@ -1,0 +1,308 @@
+"""Two reports side by side, as data.
+
+Findings belong together by id, then by the text of their case; expected ones also by the entry that accounts for them, whose example may
+be another case each time. The second report is the one that is judged: the comparison ends with 1 where it says anything worse.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
+
+SCHEMA = 1
+SPEAKS = ("held", "expected", "stale", "deviates")
+
+
+class Side(msgspec.Struct, kw_only=True):
+    """One of the two reports, in short."""
+
+    path: str
+    target: str
+    torch: str
+    profile: str
+    seed: int
+    started: str
+    cases: int
+    exit: int | None
+
+
+class FoundLine(msgspec.Struct, kw_only=True):
+    """A finding of one report."""
+
+    id: str
+    law: str
+    kind: str
+    status: str
+    message: str
+    text: str
+    note: str
+
+
+class ChangedFinding(msgspec.Struct, kw_only=True):
+    """A finding of both reports; ``changed`` names what differs."""
+
+    first: FoundLine
+    second: FoundLine
+    changed: list[str]
+
+
+class ChangedLaw(msgspec.Struct, kw_only=True):
+    """A law whose outcome is another; ``reason`` says why the second report says nothing of it."""
+
+    id: str
+    first: str
+    second: str
+    reason: str | None = None
+
+
+class ChangedCase(msgspec.Struct, kw_only=True):
+    """A case with another verdict: ``held``, ``refused``, ``rejected`` or the kind of its deviation."""
+
+    text: str
+    first: str
+    second: str
+
+
+class Findings(msgspec.Struct, kw_only=True):
+    new: list[FoundLine]
+    gone: list[FoundLine]
+    changed: list[ChangedFinding]
+
+
+class Laws(msgspec.Struct, kw_only=True):
+    changed: list[ChangedLaw]
+    only_first: list[str]
+    only_second: list[str]
+
+
+class Features(msgspec.Struct, kw_only=True):
+    """``lost`` were reached by the first run alone, ``gained`` by the second."""
+
+    lost: list[str]
+    gained: list[str]
+
+
+class ChangedRefusal(msgspec.Struct, kw_only=True):
+    """A refusal that only one of the two reports has: of which law, in which words (without numbers and names), of how many cases."""
+
+    law: str
+    text: str
+    cases: int
+
+
+class Refusals(msgspec.Struct, kw_only=True):
+    """``new``: what the second report refuses and the first did not; ``gone``: what is refused no longer. Of laws that both judged."""
+
+    new: list[ChangedRefusal]
+    gone: list[ChangedRefusal]
+
+
+class Cases(msgspec.Struct, kw_only=True):
+    """The cases that were judged, as far as both reports list them."""
+
+    both: int
+    only_first: list[str]
+    only_second: list[str]
+    changed: list[ChangedCase]
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """Two reports side by side. ``differs`` holds, by its name, what the runs themselves have not in common; ``worse`` says in words why
+    ``exit`` is 1. ``cases`` is null where a report lists none."""
+
+    schema: int = SCHEMA
+    first: Side
+    second: Side
+    differs: dict[str, list[Any]]
+    findings: Findings
+    laws: Laws
+    refusals: Refusals
+    features: Features
+    cases: Cases | None
+    worse: list[str]
+    exit: int
+
+
+def compared(first: Path, second: Path) -> Comparison:
+    """The comparison of two reports, each a folder or its ``report.json``. Raises :class:`UsageError`."""
+    old, new = read_report(first), read_report(second)
+    findings = _findings(old, new)
+    laws = _laws(old, new)
+    cases = _cases(_verdicts(first), _verdicts(second))
+    worse = _worse(old, new, findings, laws, cases)
+    reached = set(old.features), set(new.features)
+    return Comparison(
+        first=_side(first, old),
+        second=_side(second, new),
+        differs=_differs(old, new),
+        findings=findings,
+        laws=laws,
+        refusals=Refusals(new=_refused(new, old), gone=_refused(old, new)),
+        features=Features(lost=sorted(reached[0] - reached[1]), gained=sorted(reached[1] - reached[0])),
+        cases=cases,
+        worse=worse,
+        exit=1 if worse else 0,
+    )
+
+
+def _side(path: Path, report: RunReport) -> Side:
+    return Side(
+        path=str(path),
+        target=report.target.name,
+        torch=report.target.torch,
+        profile=report.profile,
+        seed=report.seed,
+        started=report.started,
+        cases=report.totals.cases,
+        exit=report.exit,
+    )
+
+
+def _differs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
+    """What the two runs were given that is not the same."""
+
+    def given(report: RunReport) -> dict[str, Any]:
+        target = report.target
+        named = {name: getattr(target, name) for name in ("torch", "device", "backend", "storage", "cannot", "python")}
+        return {
+            "target": target.name,
+            **named,
+            "world size": target.world_size,
+            "seed": report.seed,
+            "profile": report.profile,
+            "shard": report.shard,
+            "harness": report.harness,
+            "stopped by": report.stopped_by,
+        }
+
+    before, after = given(old), given(new)
+    return {name: [before[name], after[name]] for name in before if before[name] != after[name]}
+
+
+def _findings(old: RunReport, new: RunReport) -> Findings:
+    pairs, gone, came = _paired(old.findings, new.findings)
+    changed = []
+    for before, after in pairs:
+        names = [name for name in _compared_names(before, after) if getattr(before, name) != getattr(after, name)]
+        if names:
+            changed.append(ChangedFinding(first=_line(before), second=_line(after), changed=names))
+    return Findings(new=[_line(found) for found in came], gone=[_line(found) for found in gone], changed=changed)
+
+
+def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
+    # of a known fault any case is an example, and its words are those of that case
+    known = before.status == after.status == "expected" and before.text != after.text
+    return ("kind", "status") if known else ("kind", "status", "message")
+
+
+def _line(found: FindingLine) -> FoundLine:
+    return FoundLine(
+        id=found.id, law=found.law, kind=found.kind, status=found.status, message=found.message, text=found.text, note=found.note
+    )
+
+
+def _paired(
+    old: Sequence[FindingLine], new: Sequence[FindingLine]
+) -> tuple[list[tuple[FindingLine, FindingLine]], list[FindingLine], list[FindingLine]]:
+    """The findings that belong together, those of the first report alone, and those of the second alone."""
+    gone, came = list(old), list(new)
+    pairs: list[tuple[FindingLine, FindingLine]] = []
+    keys: tuple[Callable[[FindingLine], object], ...] = (
+        lambda found: (found.id, found.text),
+        lambda found: found.id,
+        lambda found: (found.text, found.kind),
+        lambda found: found.text,
+        lambda found: (Path(found.entry).name, found.note, found.kind) if found.status == "expected" and found.entry else None,
+        lambda found: (found.law, found.note, found.kind) if found.status == "expected" else None,
+    )
+    for key in keys:
+        waiting: dict[object, list[FindingLine]] = {}
+        for found in gone:
+            waiting.setdefault(key(found), []).append(found)
+        for after in list(came):
+            name = key(after)
+            if name is not None and waiting.get(name):
+                before = waiting[name].pop(0)
+                pairs.append((before, after))
+                gone.remove(before)
+                came.remove(after)
+    return pairs, gone, came
+
+
+def _laws(old: RunReport, new: RunReport) -> Laws:
+    before, after = {law.id: law for law in old.laws}, {law.id: law for law in new.laws}
+    changed = [
+        ChangedLaw(id=name, first=law.outcome, second=after[name].outcome, reason=after[name].reason)
+        for name, law in before.items()
+        if name in after and after[name].outcome != law.outcome
+    ]
+    return Laws(
+        changed=changed,
+        only_first=[name for name in before if name not in after],
+        only_second=[name for name in after if name not in before],
+    )
+
+
+def _refused(one: RunReport, other: RunReport) -> list[ChangedRefusal]:
+    """The refusals of one report that the other does not have, of laws that both judged."""
+    judged = {law.id: law.refusals for law in other.laws if law.cases}
+    return [
+        ChangedRefusal(law=law.id, text=text, cases=count)
+        for law in one.laws
+        if law.id in judged
+        for text, count in law.refusals.items()
+        if text not in judged[law.id]
+    ]
+
+
+def _worse(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases: Cases | None) -> list[str]:
+    """In words what is worse in the second report: nothing that it expects, and nothing that its target says it cannot do."""
+    cannot = set(new.target.cannot) - set(old.target.cannot)
+    came = [found for found in findings.new if found.status == "new"]
+    turned = [pair for pair in findings.changed if pair.second.status == "new" and ("kind" in pair.changed or "status" in pair.changed)]
+    known = {found.law for found in came} | {pair.second.law for pair in turned}
+    deviating = [law for law in laws.changed if law.second == "deviates" and law.id not in known]
+    silent = [law for law in laws.changed if law.second == "untested" and not (cannot and "cannot do" in (law.reason or ""))]
+    refused = [case for case in cases.changed if case.second == "refused"] if cases else []
+    worse = [
+        _count(len(came), "new finding"),
+        _count(len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
+        _count(len(deviating), "law that deviates now", "laws that deviate now"),
+        _count(len(refused), "case that is refused now", "cases that are refused now"),
+        _count(len(silent), "law that says nothing any more", "laws that say nothing any more"),
+    ]
+    if old.complete and not new.complete:
+        worse.append("the second run was not finished")
+    return [words for words in worse if words]
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return "" if not number else f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def _verdicts(path: Path) -> dict[str, str] | None:
+    """By the text of each judged case what was said of it; ``None`` where there is no list."""
+    folder = path if os.path.isdir(path) else path.parent
+    try:
+        lines = (folder / "cases.txt").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    words = (line.split(" ", 2) for line in lines)
+    return {parts[2]: parts[0] for parts in words if len(parts) == 3}
+
+
+def _cases(first: dict[str, str] | None, second: dict[str, str] | None) -> Cases | None:
+    if first is None or second is None:
+        return None
+    return Cases(
+        both=sum(text in second for text in first),
+        only_first=[text for text in first if text not in second],
+        only_second=[text for text in second if text not in first],
+        changed=[ChangedCase(text=text, first=said, second=second[text]) for text, said in first.items() if second.get(text, said) != said],
+    )

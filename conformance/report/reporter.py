@@ -1,0 +1,52 @@
+"""Who listens to a run: the writer of its report and the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.report.terminal import Terminal
+from shardlaw.conformance.report.writer import ReportWriter
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.state import Finding, LawResult, RunState
+
+
+class Reporter:
+    """Writes the report of a run into ``folder`` and shows it on the terminal. Raises :class:`UsageError` where it cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = ReportWriter(folder)
+        self._terminal: Terminal | None = None
+
+    def begin(self, run: RunState) -> None:
+        self._terminal = Terminal(len(run.laws))
+
+    @property
+    def terminal(self) -> Terminal:
+        assert self._terminal is not None, "the run has not begun"
+        return self._terminal
+
+    def law(self, law_id: str) -> None:
+        self.terminal.law(law_id)
+
+    def case(self, verdict: Verdict, drawn: bool) -> None:
+        self._writer.case(verdict, drawn)
+        self.terminal.case()
+
+    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+        self.terminal.shrinking(law_id, verdict)
+
+    def finding(self, found: Finding, run: RunState) -> None:
+        self._writer.finding(found, run)
+        self.terminal.finding(found)
+
+    def done(self, result: LawResult) -> None:
+        self.terminal.done(result)
+
+    def update(self, run: RunState, exit_code: int | None = None) -> None:
+        self._writer.update(run, exit_code)
+
+    def summary(self, run: RunState, exit_code: int) -> None:
+        self.terminal.summary(run, exit_code, self._writer.last)

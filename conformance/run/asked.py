@@ -1,0 +1,57 @@
+"""A law and a case that somebody asks for by name and text, checked before anything starts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.case import Case
+from shardlaw.reference.layout import LayoutError
+from shardlaw.reference.mesh import Mesh, MeshError
+from shardlaw.reference.notation import NotationError
+from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
+
+LARGEST_WORLD = 64
+MEANINGLESS = frozenset({"NotationError", "LayoutError", "MeshError"})
+
+
+def law_of(law_id: str, where: str = "") -> Law:
+    """The law of this id or alias. Raises :class:`UsageError`, which names the nearest."""
+    from shardlaw.conformance.laws import catalogue, find
+
+    try:
+        return find(law_id)
+    except KeyError:
+        raise UsageError(f"{where}no law is called {law_id!r} ({one_of(law_id, catalogue())})") from None
+
+
+def check_case(law: Law, case: Case) -> None:
+    """Refuse a case whose fields its law does not take or that cannot be read, or whose meshes its world is too small for. Raises
+    :class:`UsageError`, which names the field."""
+    from shardlaw.conformance.law.act import validate
+    from shardlaw.conformance.law.due import Meaningless
+
+    try:
+        for name, text in case.fields:
+            if name == "mesh" or name.startswith("mesh."):
+                mesh = Mesh.parse(text)
+                if "world" in case and max(mesh.ranks) >= case.world:
+                    raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
+            elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
+                TensorSpec.parse(text)
+        if not 1 <= case.world <= LARGEST_WORLD:
+            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {LARGEST_WORLD}")
+        _ = case.seed
+        validate(law, case)
+        for act in law.acts:
+            act.due_on(case, 0, case.world)
+    except Meaningless as error:
+        raise UsageError(f"case {case.text!r} asks for nothing: {error}") from None
+    except (LayoutError, MeshError) as error:
+        raise UsageError(f"case {case.text!r}: {error}") from None
+    except NotationError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,97 @@
+"""From a deviating verdict to a finding: confirmed in a fresh world, shrunk, with the history that it needs.
+
+A fault that a fresh world shows from its case alone is shrunk and confirmed again. One that it does not show gets the cases
+that its world had served before, cut down to those that matter. What does not repeat either way is unconfirmed: listed,
+never reported as a finding.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.rank.trace import where
+from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
+from shardlaw.conformance.run.state import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardlaw.conformance.world import Pool
+
+HISTORY_SECONDS = 10.0
+NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
+LISTED = "a case of the law's own list, not shrunk"
+
+
+@dataclass
+class Confirmer:
+    """Turns the first verdict of a new signature into a finding, or into nothing when it does not repeat."""
+
+    plan: Plan
+    pool: Pool
+    memory: dict[Case, Verdict]
+    shrink_seconds: float
+    known: Callable[[Verdict], bool]
+
+    def confirm(self, first: Verdict, drawn: bool) -> Finding | None:
+        """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history."""
+        law = self.plan.law
+        again = self.pool.fresh(law, first.case)
+        if again.signature != first.signature:
+            return self._with_history(first)
+        shrinker = Shrinker(self.plan, self.pool, self.memory, self.shrink_seconds, self.known)
+        shrunk = shrinker.shrink(first, drawn)
+        last = self.pool.fresh(law, shrunk.case) if shrunk.case != first.case else again
+        if last.signature != first.signature:
+            last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
+        seen = 2 if last is not again else 1
+        found = Finding.of(law, last, first.case)
+        listed = not drawn and law.narrow is None
+        note = "" if shrunk.minimal else LISTED if listed else NOT_MINIMAL
+        found = self._traced(found)
+        return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
+
+    def _traced(self, found: Finding) -> Finding:
+        """The finding with where in torch it happens, by a trace of its case in a fresh world; nothing of one that the tracer ends, or
+        hides."""
+        if found.kind in ("hang", "crash"):
+            return found
+        verdict = self.pool.fresh(self.plan.law, found.case, traced=True)
+        if verdict.signature != found.signature:
+            return found
+        first = next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), verdict.ranks[0])
+        place = where(list(first.trace), first.raised.stack if first.raised else "")
+        return replace(found, where=place, trace=first.trace)
+
+    def _with_history(self, first: Verdict) -> Finding | None:
+        law, tries = self.plan.law, 0
+
+        def verdict_after(history: tuple[Case, ...]) -> Verdict:
+            nonlocal tries
+            tries += 1
+            return self.pool.fresh(law, first.case.with_after(history))
+
+        if not first.history:
+            return None
+        shown = verdict_after(first.history)
+        if shown.signature != first.signature:
+            return None
+
+        def shows(history: tuple[Case, ...]) -> bool:
+            nonlocal shown
+            verdict = verdict_after(history)
+            if verdict.signature != first.signature:
+                return False
+            shown = verdict
+            return True
+
+        deadline = time.monotonic() + min(HISTORY_SECONDS, max(self.shrink_seconds, 1.0))
+        reduce_history(first.history, shows, deadline)
+        found = Finding.of(law, shown, first.case)
+        note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
+        found = self._traced(found)
+        return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)

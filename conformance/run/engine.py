@@ -1,0 +1,214 @@
+"""A run: the laws that were asked for, tried one after the other on one target, with everything that is found written down.
+
+pytest is the runner: each of its items calls :meth:`Run.law`. A listener is told how the run goes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.run.request import PROFILES, RunRequest
+from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.run.law_run import LawRun
+    from shardlaw.conformance.world import Pool
+    from shardlaw.conformance.world.manager import Launch
+
+SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
+
+
+class Run(RunState):
+    """One run, from its request to its exit code. Made by :meth:`start`; :meth:`finish` and :meth:`close` end it."""
+
+    @classmethod
+    def start(
+        cls, request: RunRequest, listen: Callable[[Path], Listener], launch: Launch | None = None, ranks_here: int | None = None
+    ) -> Run:
+        """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`. ``listen`` makes what
+        listens, for a folder of reports. Where ``launch`` starts the ranks, on many hosts, ``ranks_here`` of the largest world are on this
+        machine."""
+        from shardlaw.conformance.target.config import find_target
+
+        # it counts the devices of this machine
+        target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
+        listener = listen(request.report)
+        from shardlaw.conformance.world import Pool, WorldError
+        from shardlaw.conformance.world.launch import ForkserverLauncher
+
+        try:
+            pool = Pool(target, worlds=request.worlds, launch=launch or ForkserverLauncher)
+        except WorldError as error:
+            raise UsageError(str(error)) from None
+        try:
+            run = cls(request, target, listener, pool)
+            run.write()
+        except OSError as error:
+            pool.close()
+            raise UsageError(f"--report {request.report}: cannot be written: {error.strerror}") from None
+        except BaseException:
+            pool.close()
+            raise
+        return run
+
+    def __init__(self, request: RunRequest, target: Target, listener: Listener, pool: Pool) -> None:
+        import torch
+
+        from shardlaw.conformance.law.law import Limits
+        from shardlaw.conformance.law.selection import select
+        from shardlaw.conformance.laws import catalogue
+        from shardlaw.conformance.run import expectations
+
+        laws = select(list(catalogue().values()), request.laws, request.ops)
+        files = [] if request.no_expect else expectations.layers(target, request.expect)
+        expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
+        known = _known(request.known, {law.id for law in laws})
+        super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
+        self.pool = pool
+        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
+        self.listener = listener
+        listener.begin(self)
+        self._ahead: LawRun | None = None
+        self._turned = self.clock
+        self._last_write = self._write_seconds = 0.0
+
+    # One law
+
+    def law(self, law: Law, following: Law | None = None) -> LawResult:
+        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its last
+        verdicts are on their way the ranks get the cases of the law ``following`` it, whose turn the next call is."""
+        result = self.results[law.id]
+        law_run, self._ahead = self._ahead, None
+        if law_run is None or law_run.law is not law or self.stopped_by:
+            law_run = self._law_run(law)
+        if law_run is not None:
+            self.listener.law(law.id)
+            try:
+                law_run.open()
+                law_run.feed()
+                if following is not None and self.request.budget is None:  # nobody spends what is left of a budget before their turn
+                    self._ahead = self._law_run(following)
+                    if self._ahead is not None:
+                        self._ahead.feed()
+                law_run.finish()
+            except Exception as error:
+                # a run that broke is not finished: the laws after this one are untested, and what was found stands
+                from shardlaw.conformance.world.launch import LostError
+
+                self.failure = error
+                self.stopped_by, result.reason = "an error of the harness", "the run broke here"
+                if isinstance(error, LostError):
+                    self.stopped_by, result.reason = "a lost host", f"the run broke here: {error}"
+            finally:
+                law_run.note_expected()
+            result.seconds = time.monotonic() - self._turned
+        self._turned = time.monotonic()
+        self.listener.done(result)
+        self._write_now_and_then()
+        return result
+
+    def _law_run(self, law: Law) -> LawRun | None:
+        """The part of a law; none where it cannot be tried, and its result says why."""
+        from shardlaw.conformance.run.law_run import LawRun
+        from shardlaw.conformance.run.search import Plan
+
+        result = self.results[law.id]
+        result.reason = self._why_untested(law)
+        if result.reason is not None:
+            return None
+        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard)
+        seconds = self._share(law) if self.request.budget else float("inf")
+        return LawRun(self, self.pool, self.listener, self.add, plan, seconds)
+
+    def _why_untested(self, law: Law) -> str | None:
+        missing = sorted(set(law.needs) & self.limits.cannot)
+        if missing:
+            return f"the target declares that it cannot do {', '.join(missing)}"
+        if PROFILES.index(law.profile) > PROFILES.index(self.request.profile):
+            return f"tried from profile {law.profile} on"
+        if law.smallest > self.request.world_size:
+            return f"needs {law.smallest} ranks, the largest world has {self.request.world_size}"
+        if self.stopped_by and not (self.stopped_by == "budget" and self._left() > 0):  # a law that was cut short ends no other
+            return f"the run was ended before it, by {self.stopped_by}"
+        return None
+
+    def add(self, found: Finding) -> None:
+        """Take a finding into the report."""
+        self.findings.append(found)
+        self.listener.finding(found, self)
+        if found.status == "new":
+            self.write()
+        else:
+            self._write_now_and_then()
+
+    # Budget
+
+    def _left(self) -> float:
+        """Seconds of the budget that are left."""
+        assert self.request.budget is not None
+        return max(0.0, self.request.budget - (time.monotonic() - self.clock))
+
+    def _share(self, law: Law) -> float:
+        """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
+        at = self.laws.index(law)
+        return self._left() * law.weight / sum(later.weight for later in self.laws[at:])
+
+    # The end
+
+    def probe(self) -> None:
+        """Try on two ranks what the target declares that it cannot do."""
+        from shardlaw.conformance.target.probe import stale
+
+        self.stale = stale(self.pool, self.target) if self.judged and self.failure is None else []
+
+    def exit_code(self) -> int:
+        """1 for a new finding (or, with ``--strict``, a stale expectation), 3 for an error of the harness, 2 when no case was judged, else
+        0."""
+        advisory = {law.id for law in self.laws if law.tier == "advisory"}
+        if any(found.status == "new" and found.law not in advisory for found in self.findings):
+            return 1
+        if not self.judged:
+            return 3 if self.errors else 2
+        stale = any(self.expectations.stale(law.id) for law in self.laws)
+        if self.request.strict and (stale or self.too_wide()):
+            return 1
+        return 3 if self.errors else 0
+
+    def write(self, exit_code: int | None = None) -> None:
+        """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
+        began = time.monotonic()
+        if exit_code is not None:
+            for result in self.results.values():
+                if result.outcome in ("held", "stale"):
+                    result.outcome = "stale" if self.expectations.stale(result.law.id) else "held"
+        self.listener.update(self, exit_code)
+        self._last_write = time.monotonic()
+        self._write_seconds = self._last_write - began
+
+    def _write_now_and_then(self) -> None:
+        """At most once a second, and for a twentieth of the time."""
+        if time.monotonic() - self._last_write > max(1.0, 20 * self._write_seconds):
+            self.write()
+
+    def close(self) -> None:
+        """End every process of the run."""
+        self.pool.close()
+
+
+def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
+    """The cases of stored findings, by law: they are tried before anything is drawn."""
+    from shardlaw.conformance.run.finding_file import read_folder
+
+    found: dict[str, list[Case]] = {}
+    for case in read_folder(folder) if folder is not None else ():
+        if case.law in laws:
+            found.setdefault(case.law, []).append(case)
+    return found

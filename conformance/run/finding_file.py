@@ -1,0 +1,146 @@
+"""A finding as a file: ``findings/<id>.json``, written when it is found, read by ``replay``, ``repro`` and ``--known``.
+
+The file names its schema; it holds the case in JSON and as one line of text, and what every rank expected, got and printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shardlaw import __version__
+from shardlaw.conformance.errors import UsageError
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.law.verdict import Answer
+    from shardlaw.conformance.run.state import Finding
+
+SCHEMA = 1
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file as a whole: a reader sees the old one or the new one. Raises ``OSError``."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, "utf-8")
+    return part.replace(path)
+
+
+def to_json(value: Any) -> str:
+    """JSON for people: two spaces of indent, a line for each key."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n"
+
+
+def told(answer: Answer) -> dict[str, Any]:
+    """What one rank said, as the file holds it."""
+    first = answer.deviations[0] if answer.deviations else None
+    raised = answer.raised
+    return {
+        "rank": answer.rank,
+        "outcome": answer.outcome,
+        "expected": first.expected if first else "",
+        "got": first.got if first else f"{raised.error}: {raised.text}" if raised else answer.reason,
+        "message": first.message if first else "",
+        "stack": (raised.stack if raised else "") or answer.stack,
+        "output": answer.output,
+    }
+
+
+def described(target: Target, torch_version: str) -> dict[str, Any]:
+    """A target as the files of a report name it."""
+    return {
+        "name": target.name,
+        "device": target.device,
+        "backend": target.backend,
+        "storage": target.storage,
+        "torch": torch_version,
+    }
+
+
+def finding_path(folder: Path, finding_id: str) -> Path:
+    return folder / f"{finding_id}.json"
+
+
+def write_finding(
+    folder: Path, finding: Finding, target: Target, seed: int, *, reproducer: str | None = None, note: str | None = None, script: str = ""
+) -> Path:
+    """Write ``<id>.json`` into ``folder``, which is made where it is missing; returns its path. ``note`` stands for the finding's own."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        "schema": SCHEMA,
+        "harness": __version__,
+        "id": finding.id,
+        "law": finding.law,
+        "kind": finding.kind,
+        "check": finding.check,
+        "signature": finding.signature,
+        "status": finding.status,
+        "message": finding.message,
+        "text": finding.case.text,
+        "features": sorted(finding.features),
+        "case": finding.case.to_json(),
+        "raw_case": finding.raw_case.to_json(),
+        "ranks": [told(answer) for answer in finding.verdict.ranks],
+        "target": described(target, torch.__version__),
+        "seed": seed,
+        "shrink_steps": finding.shrink_calls,
+        "minimal": finding.minimal,
+        "confirmed": list(finding.confirmed),
+        "note": finding.note if note is None else note,
+        "reproducer": reproducer,
+        "script": script,
+        "where": finding.where,
+        "trace": list(finding.trace),
+    }
+    return write_text(finding_path(folder, finding.id), to_json(data))
+
+
+def read_finding(path: Path) -> dict[str, Any]:
+    """The content of a finding's file, ``case`` and ``raw_case`` as :class:`Case`. Raises :class:`UsageError` for any other file."""
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.reference.notation import NotationError
+
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UsageError(f"{path}: no finding: not JSON") from None
+    if not isinstance(data, dict) or not {"schema", "id", "law", "case"} <= data.keys():
+        raise UsageError(f"{path}: no finding: want a file from the folder findings/ of a report")
+    if data["schema"] != SCHEMA:
+        raise UsageError(f"{path}: finding schema {data['schema']!r}, this version reads {SCHEMA}")
+    try:
+        data["case"] = Case.from_json(data["case"])
+        data["raw_case"] = Case.from_json(data["raw_case"]) if "raw_case" in data else data["case"]
+    except NotationError as error:
+        raise UsageError(f"{path}: {error}") from None
+    for key in ("id", "law", "kind", "check", "signature", "status", "message"):
+        if not isinstance(data.setdefault(key, ""), str):
+            raise UsageError(f"{path}: no finding: {key} is no text")
+    if not isinstance(data.setdefault("target", {}), dict):
+        raise UsageError(f"{path}: no finding: target is no table")
+    return data
+
+
+def finding_files(folder: Path) -> list[Path]:
+    """The files of findings in a folder, or in the ``findings`` of a report's folder, by name."""
+    inner = folder / "findings"
+    return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if re.fullmatch(r"[0-9a-f]{8}", path.stem))
+
+
+def read_folder(folder: Path) -> Iterator[Case]:
+    """The cases of all findings in a folder, which may have none yet. Raises :class:`UsageError` for files that are none."""
+    files = finding_files(folder)
+    if not files and next(folder.glob("*.json"), None) and not (folder / "findings").is_dir():
+        raise UsageError(f"{folder}: no findings in this folder: want the folder of a report, or its folder findings/")
+    for path in files:
+        yield read_finding(path)["case"]

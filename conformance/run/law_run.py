@@ -1,0 +1,211 @@
+"""One law's part of a run: its cases go to the ranks, its verdicts come in, and what is new among them is shrunk and confirmed."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.compat import TorchMovedError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.program.names import NoFunctionError
+from shardlaw.conformance.law.verdict import struck
+from shardlaw.conformance.run.confirm import Confirmer
+from shardlaw.conformance.run.search import Enough
+from shardlaw.conformance.run.state import Finding, HarnessFault
+from shardlaw.conformance.world import WorldError, signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.expectations import Entry
+    from shardlaw.conformance.run.search import Plan
+    from shardlaw.conformance.run.state import LawResult, Listener, RunState
+    from shardlaw.conformance.world import Pool
+
+FINDINGS_A_LAW = 6
+SHRINK_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A verdict, and how its case came about: its features, whether it was drawn, and where it stands in the plan."""
+
+    verdict: Verdict
+    features: frozenset[str]
+    drawn: bool
+    number: int
+
+
+class LawRun:
+    """The cases of one law from their plan to the findings, fed within so many ``seconds``. :meth:`feed` may run while another law
+    has its turn: the verdicts that come in before :meth:`open` are kept until then. ``add`` takes a finding into the report."""
+
+    def __init__(self, run: RunState, pool: Pool, listener: Listener, add: Callable[[Finding], None], plan: Plan, seconds: float) -> None:
+        self.law = plan.law
+        self.result: LawResult = run.results[plan.law.id]
+        self._run = run
+        self._pool = pool
+        self._listener = listener
+        self._add = add
+        self._plan = plan
+        self._seconds = seconds
+        self._fed = False
+        self._owed = 0
+        self._early: list[_Seen] | None = []
+        self._error: Exception | None = None
+        self._stop = False
+        self._memory: dict[Case, Verdict] = {}
+        # what deviated, by signature or by the entry that accounts for it: of each the case that comes first in the plan, whichever
+        # was judged first: no timing changes that
+        self._new: dict[str, _Seen] = {}
+        self._expected: dict[Entry, _Seen] = {}
+
+    # The cases
+
+    def feed(self) -> None:
+        """Hand the cases of the plan to the ranks, for at most its seconds; once. What goes wrong is raised by :meth:`finish`."""
+        if self._fed:
+            return
+        self._fed = True
+        run = self._run
+        deadline = time.monotonic() + self._seconds
+
+        def take(case: Case, drawn: bool) -> None:
+            signals.check()
+            if self._stop or time.monotonic() > deadline:
+                raise Enough
+            self._hand_over(case, drawn, self._plan.number)
+
+        try:
+            self._pool.wait_ready()
+            for case in run.known.get(self.law.id, [])[run.request.shard[0] - 1 :: run.request.shard[1]]:
+                self._hand_over(case, False, 0)
+            self._plan.feed(take)
+        except Enough:
+            if not self._stop:
+                run.stopped_by = run.stopped_by or ("budget" if run.request.budget else None)
+        except (TorchMovedError, NoFunctionError) as error:  # an enumerator that asks torch, a control of what another torch has
+            self.result.reason = str(error)
+        except Exception as error:
+            self._error = error
+        self.result.swept, self.result.combinations = self._plan.swept, self._plan.combinations
+
+    def _hand_over(self, case: Case, drawn: bool, number: int) -> None:
+        features = features_of(case, self.law)
+        if self._run.expectations.avoid(self.law.id, features) is not None:
+            self.result.skipped_expected += 1
+            return
+
+        def done(verdict: Verdict) -> None:
+            self._owed -= 1
+            self._take_in(_Seen(verdict, features, drawn, number))
+
+        self._owed += 1
+        self._pool.feed(self.law, case, done)
+
+    # The verdicts
+
+    def open(self) -> None:
+        """The law's turn has come: take in what came before it."""
+        early, self._early = self._early or [], None
+        for seen in early:
+            self._take_in(seen)
+
+    def _take_in(self, seen: _Seen) -> None:
+        if self._early is not None:
+            self._early.append(seen)
+            return
+        run, result, verdict = self._run, self.result, seen.verdict
+        self._memory[verdict.case] = verdict
+        self._listener.case(verdict, seen.drawn)
+        if verdict.status == "error":
+            self._broken(verdict.message, f"{verdict.case.text}\n{verdict.message}\n{verdict.error}")
+            return
+        if verdict.status == "rejected":
+            result.rejected += 1
+            result.rejection = verdict.message
+            return
+        result.cases += 1
+        result.checks += self.law.checks(verdict.case) if self.law.checks else 1
+        run.judged += 1
+        run.drawn += seen.drawn
+        run.distinct.add(verdict.case)
+        reached = seen.features | set(verdict.features)
+        run.features.update(reached)
+        result.features.update(reached)
+        run.expectations.judged(self.law.id, reached)
+        if verdict.status == "refused":
+            result.refused += 1
+            result.refusals[struck(verdict.error)] += 1
+        elif verdict.status == "deviates":
+            entry = run.expectations.match(self.law.id, verdict.kind or "", reached, verdict.error)
+            if entry is not None:
+                result.expected += 1
+                if entry not in self._expected or seen.number < self._expected[entry].number:
+                    self._expected[entry] = seen
+            elif verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:
+                self._new[verdict.signature] = seen
+                self._stop = self._stop or run.request.exitfirst
+
+    # What they come to
+
+    def finish(self) -> None:
+        """Wait for every verdict, note what was expected, shrink and confirm what is new, and say how the law fared."""
+        if isinstance(self._error, WorldError):
+            raise self._error
+        if self._error is not None:
+            text = "".join(traceback.format_exception(self._error))
+            self._broken(f"its cases cannot be made: {type(self._error).__name__}: {self._error}", text)
+        self._pool.wait(lambda: not self._owed)
+        if self.result.cases and self.result.refused == self.result.cases:
+            self._try_control()
+        self.note_expected()
+        self._confirm()
+        self.result.conclude(any(found.law == self.law.id and found.status == "new" for found in self._run.findings))
+
+    def _try_control(self) -> None:
+        """Of a law of which every case was refused: its control must hold, and where it is refused too, support was lost."""
+        control = Case.parse(self.law.control)
+        (verdict,) = self._pool.judge(self.law, [control])
+        self._take_in(_Seen(verdict, features_of(control, self.law), False, self._plan.number + 1))
+
+    def _broken(self, message: str, text: str) -> None:
+        """Note an error of the harness; the first of a law stands for all."""
+        if not any(error.law == self.law.id for error in self._run.errors):
+            self._run.errors.append(HarnessFault(self.law.id, message, text))
+        self.result.reason = f"an error of the harness: {message}"
+
+    def note_expected(self) -> None:
+        """An expected finding stands once for its entry, with the first case of the first law that met it, unshrunk."""
+        noted = {found.entry for found in self._run.findings}
+        for entry, seen in sorted(self._expected.items(), key=lambda item: item[1].number):
+            if entry.where not in noted:
+                found = Finding.of(self.law, seen.verdict, seen.verdict.case, "expected")
+                self._add(replace(found, id=entry.finding or found.id, note=entry.reason, number=seen.number, entry=entry.where))
+
+    def _is_known(self, verdict: Verdict) -> bool:
+        return self._run.expectations.match_verdict(self.law, verdict) is not None
+
+    def _confirm(self) -> None:
+        run = self._run
+        for seen in sorted(self._new.values(), key=lambda new: new.number)[:FINDINGS_A_LAW]:
+            began = time.monotonic()
+            self._listener.shrinking(self.law.id, seen.verdict)
+            confirmer = Confirmer(self._plan, self._pool, self._memory, min(SHRINK_SECONDS, run.shrinking), self._is_known)
+            found = confirmer.confirm(seen.verdict, seen.drawn)
+            run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
+            if found is None:
+                run.unconfirmed.append(seen.verdict)
+                continue
+            self._add(replace(found, number=seen.number))
+            self.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
+            if run.request.exitfirst:
+                run.stopped_by = "-x"
+                break
+        left_over = len(self._new) - FINDINGS_A_LAW
+        if left_over > 0:
+            self.result.lines.append(f"and {left_over} further signatures, not shrunk")

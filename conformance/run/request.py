@@ -1,0 +1,83 @@
+"""What a run was asked for: plain data, checked, before anything starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardlaw.conformance.errors import UsageError, one_of
+
+PROFILES = ("smoke", "ci", "nightly")
+DEFAULT_REPORT = Path("shardlaw-report")
+DEFAULT_WORLD = 4  # ranks
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
+
+    ``storage`` and ``timeout`` stand for what the target says where they are ``None``. ``shard`` is ``(i, n)`` with ``1 <= i <= n``.
+    ``worlds`` is how many worlds of one size may live side by side. Raises :class:`UsageError` for values that mean nothing.
+    """
+
+    laws: tuple[str, ...] = ()
+    target: str = "gloo"
+    storage: str | None = None
+    world_size: int = DEFAULT_WORLD
+    profile: str = "smoke"
+    budget: float | None = None
+    ops: tuple[str, ...] = ()
+    seed: int = 0
+    expect: tuple[Path, ...] = ()
+    no_expect: bool = False
+    strict: bool = False
+    known: Path | None = None
+    report: Path = DEFAULT_REPORT
+    shard: tuple[int, int] = (1, 1)
+    worlds: int = 1
+    timeout: float | None = None
+    exitfirst: bool = False
+    list: bool = False
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise UsageError(f"--profile {self.profile}: no such profile ({one_of(self.profile, PROFILES)})")
+        if self.world_size < 1:
+            raise UsageError(f"--world-size {self.world_size}: want 1 or more ranks")
+        if self.worlds < 1:
+            raise UsageError(f"-n {self.worlds}: want 1 or more worlds")
+        if self.seed < 0:
+            raise UsageError(f"--seed {self.seed}: want a whole number, 0 or more")
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds")
+        if not 1 <= self.shard[0] <= self.shard[1]:
+            raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
+        if self.no_expect and self.expect:
+            raise UsageError("--expect and --no-expect: want one of them")
+        for path in self.expect:
+            if not path.is_file():
+                raise UsageError(f"--expect {path}: no such file")
+        if self.known is not None and not self.known.is_dir():
+            raise UsageError(f"--known {self.known}: no such folder")
+
+
+def parse_duration(text: str) -> float:
+    """``"90s"``, ``"2m"``, ``"1m30s"``, ``"1.5h"`` or a bare number of seconds → seconds. Raises :class:`UsageError`."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
+    whole = "".join(number + unit for number, unit in parts)
+    units = [unit for _, unit in parts]
+    seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    in_order = units == sorted(set(units), key="hms".find) and (len(units) == 1 or "" not in units)
+    if whole != text or not in_order or seconds <= 0:
+        raise UsageError(f"--budget {text}: want a time such as 90s, 2m or 1m30s")
+    return seconds
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"2/4"`` → ``(2, 4)``. Raises :class:`UsageError`."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard {text}: want I/N with 1 <= I <= N, such as 2/4")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,255 @@
+"""The search: Hypothesis draws cases under a fixed seed, worlds judge them in batches, and each new signature is shrunk apart.
+
+Hypothesis never sees a failure that was not asked for. In the first pass nothing fails: cases are drawn, fed to the pool and
+remembered with their verdicts. Then, for one signature at a time, the same seed is replayed from memory and only that signature
+fails, so that only shrink candidates reach a world. What the enumerator found is shrunk in the same way, over the law's
+``narrow`` strategy: cases no larger than the one found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from shardlaw.conformance.world import Pool
+
+SHRINK_SECONDS = 10.0
+NARROW_DRAWS = 80
+NARROW_BATCH = 10
+SCALE = {"smoke": 1, "ci": 8, "nightly": 60}
+
+
+class Enough(BaseException):
+    """Ends a drawing early. No ``Exception``: Hypothesis would take one for a failing example."""
+
+
+def seed_of(seed: int, law_id: str) -> int:
+    """The seed of one law's draws: a function of the run's seed and the law alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {law_id}".encode()).digest()[:6], "big")
+
+
+def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[Case], None], *, shrink: bool = False) -> None:
+    """Give ``take`` up to ``count`` cases of ``strategy``: the same ones, in the same order, for the same arguments.
+
+    Whatever ``take`` raises comes out as it is; with ``shrink`` an ``Exception`` of it is shrunk first.
+    """
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, Verbosity
+
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    raised: list[Exception] = []
+
+    @hypothesis.settings(
+        max_examples=count,
+        phases=phases,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    @hypothesis.seed(seed)
+    @hypothesis.given(strategy)
+    def drawn(case: Case) -> None:
+        try:
+            take(case)
+        except Exception as error:
+            if shrink:
+                raise
+            raised.append(error)  # Hypothesis would try the case again, and call what does not repeat flaky
+            raise Enough from None
+
+    try:
+        drawn()
+    except Enough:
+        if raised:
+            raise raised[0] from None
+        raise
+
+
+@dataclass
+class Plan:
+    """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them.
+
+    ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon, ``swept`` those of them that the enumerator gave, of
+    how many ``combinations`` (0 where it does not say).
+    """
+
+    law: Law
+    limits: Limits
+    seed: int
+    sweeps: int
+    draws: int
+    shard: tuple[int, int] = (1, 1)
+    swept: int = field(default=0, init=False)
+    combinations: int = field(default=0, init=False)
+    number: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1)) -> Plan:
+        scale = SCALE[profile]
+        return cls(law, limits, seed_of(seed, law.id), law.sweeps * scale, law.draws * scale, shard)
+
+    def feed(self, take: Callable[[Case, bool], None]) -> None:
+        """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
+        self.number = 0
+        seen: set[Case] = set()
+
+        def offer(case: Case, drawn: bool) -> None:
+            self.number += 1
+            if case in seen:
+                return
+            seen.add(case)  # those of other shards too: a case that is drawn twice belongs to one of them
+            if self._mine(self.number) and case.world <= self.limits.world_size:
+                take(case, drawn)
+
+        if self.law.sweep is not None and self.sweeps:
+            cases = self.law.sweep(self.limits)
+            for case in itertools.islice(cases, self.sweeps):
+                self.swept += 1
+                offer(case, False)
+            self.combinations = getattr(cases, "combinations", 0)
+        if self.law.draw is not None and self.draws:
+            draw(self.law.draw(self.limits), self.seed, self.draws, lambda case: offer(case, True))
+
+    def _mine(self, number: int) -> bool:
+        """Whether the shard has the case of this number. Dealt by a hash: what an enumerator repeats at every so many cases must not fall
+        to one shard, nor the first case of every law."""
+        part, parts = self.shard
+        return parts == 1 or zlib.crc32(f"{self.law.id} {number}".encode()) % parts == part - 1
+
+
+@dataclass
+class Shrunk:
+    """The smallest case found that shows a signature. ``minimal`` says whether the search for a smaller one was finished."""
+
+    case: Case
+    verdict: Verdict
+    minimal: bool
+    calls: int
+
+
+class _Shown(Exception):
+    """The case at hand shows the signature that is being shrunk."""
+
+
+@dataclass
+class Shrinker:
+    """Shrinks one signature of one law, with the verdicts that the first pass remembered.
+
+    A verdict that is ``known`` (expected) does not show the signature: a new fault must not shrink into an old one.
+    """
+
+    plan: Plan
+    pool: Pool
+    memory: dict[Case, Verdict]
+    seconds: float = SHRINK_SECONDS
+    known: Callable[[Verdict], bool] = lambda verdict: False
+    calls: int = field(default=0, init=False)
+
+    def shrink(self, first: Verdict, drawn: bool) -> Shrunk:
+        """The smallest case with the signature of ``first``, which the drawing (or else the enumerator) came upon."""
+        law = self.plan.law
+        start = Shrunk(first.case, first, False, 0)
+        self._deadline = time.monotonic() + self.seconds
+        if drawn and law.draw is not None:
+            return self._replay(law.draw(self.plan.limits), self.plan.draws, first.signature) or start
+        if law.narrow is None:
+            return start
+        strategy = law.narrow(first.case)
+        near: list[Case] = []
+        draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
+        unseen = [case for case in dict.fromkeys(near) if case not in self.memory]
+        while unseen and time.monotonic() < self._deadline:
+            self._judge(unseen[:NARROW_BATCH])
+            del unseen[:NARROW_BATCH]
+        if unseen or not any(self._shows(self.memory[case], first.signature) for case in near):
+            return self._smallest(near, first) or start
+        return self._replay(strategy, NARROW_DRAWS, first.signature) or start
+
+    def _smallest(self, near: Sequence[Case], first: Verdict) -> Shrunk | None:
+        """The shortest of the cases judged near the first one that shows its signature, where there is one."""
+        shown = [case for case in near if case in self.memory and self._shows(self.memory[case], first.signature)]
+        best = min(shown, key=lambda case: (case.world, len(case.text), case.text), default=None)
+        return None if best is None else Shrunk(best, self.memory[best], False, self.calls)
+
+    def _shows(self, verdict: Verdict, signature: str) -> bool:
+        return verdict.signature == signature and not self.known(verdict)
+
+    def _judge(self, cases: Sequence[Case]) -> None:
+        self.calls += len(cases)
+        for case, verdict in zip(cases, self.pool.judge(self.plan.law, list(cases)), strict=True):
+            self.memory[case] = verdict
+
+    def _replay(self, strategy: SearchStrategy[Case], count: int, signature: str) -> Shrunk | None:
+        best: Verdict | None = None
+
+        def show(case: Case) -> None:
+            nonlocal best
+            if case not in self.memory:
+                if time.monotonic() > self._deadline:
+                    raise Enough
+                if case.world > self.plan.limits.world_size:
+                    return
+                self._judge([case])
+            verdict = self.memory[case]
+            if self._shows(verdict, signature):
+                best = verdict
+                raise _Shown
+
+        from hypothesis.errors import Flaky
+
+        minimal = True
+        try:
+            draw(strategy, self.plan.seed, count, show, shrink=True)
+        except _Shown:
+            pass
+        except Enough:
+            minimal = False
+        except Flaky:  # a verdict that did not repeat
+            minimal = False
+        return None if best is None else Shrunk(best.case, best, minimal, self.calls)
+
+
+def reduce_history(history: Sequence[Case], shows: Callable[[tuple[Case, ...]], bool], deadline: float) -> tuple[Case, ...]:
+    """The cases of ``history`` that are needed for ``shows`` to hold, by delta debugging; the last ones tried first."""
+    kept, parts = tuple(history), 2
+    while len(kept) >= 1 and time.monotonic() < deadline:
+        size = max(1, -(-len(kept) // parts))
+        pieces = [kept[at : at + size] for at in range(0, len(kept), size)]
+        smaller = _first(pieces, kept, shows, deadline)
+        if smaller is not None:
+            kept, parts = smaller, max(2, min(parts, len(smaller)))
+        elif size == 1:
+            break
+        else:
+            parts = min(len(kept), parts * 2)
+    return kept
+
+
+def _first(
+    pieces: list[tuple[Case, ...]], kept: tuple[Case, ...], shows: Callable[[tuple[Case, ...]], bool], deadline: float
+) -> tuple[Case, ...] | None:
+    candidates: list[tuple[Case, ...]] = list(reversed(pieces))
+    if len(pieces) > 2:
+        candidates += [tuple(case for other in pieces if other is not piece for case in other) for piece in reversed(pieces)]
+    for candidate in candidates:
+        if time.monotonic() > deadline:
+            return None
+        if len(candidate) < len(kept) and shows(candidate):
+            return candidate
+    return None

@@ -1,0 +1,182 @@
+"""What a run knows of itself while it goes on: plain data, which the engine fills and reports read."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
+from shardlaw.conformance.run.request import RunRequest
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.run.expectations import Expectations, TooWide
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A deviation that repeats. ``case`` is the smallest one found, ``raw_case`` the first one met; ``confirmed`` is k of n
+    fresh worlds that showed it. ``number`` says which of the law's cases was met first, ``entry`` where an expected one is written.
+    ``where`` is the place in torch to look at first, ``trace`` the calls that led there."""
+
+    id: str
+    law: str
+    kind: str
+    check: str
+    signature: str
+    status: Literal["new", "expected"]
+    message: str
+    case: Case
+    raw_case: Case
+    features: tuple[str, ...]
+    verdict: Verdict
+    minimal: bool = False
+    shrink_calls: int = 0
+    confirmed: tuple[int, int] = (0, 0)
+    note: str = ""
+    number: int = 0
+    entry: str = ""
+    where: str = ""
+    trace: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> tuple[str, ...]:
+        """What findings of one cause have in common: the place in torch (without what a rule was asked), or else the law; and how they
+        depart. A wrong value, layout or description of one rule is one cause."""
+        place = ",".join(self.where.split(",")[:2])
+        kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
+        return (place or self.law.partition("[")[0], kind, struck(self.verdict.error) if kind == "raised" else "")
+
+    @classmethod
+    def of(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:
+        """The finding that ``verdict`` makes."""
+        features = tuple(sorted(features_of(verdict.case, law) | set(verdict.features)))
+        return cls(
+            id=finding_id(verdict.signature, features),
+            law=law.id,
+            kind=verdict.kind or "",
+            check=verdict.check,
+            signature=verdict.signature,
+            status=status,
+            message=verdict.message,
+            case=verdict.case,
+            raw_case=raw_case,
+            features=features,
+            verdict=verdict,
+        )
+
+
+@dataclass(frozen=True)
+class HarnessFault:
+    """An error of the harness, or of a law's own text, while a law was tried: it is no finding. ``text`` is its traceback."""
+
+    law: str
+    message: str
+    text: str
+
+
+@dataclass
+class LawResult:
+    """What a run says of one law. ``refusals`` counts the refused cases by the text of the refusal, without numbers and names; ``expected``
+    the deviating cases that an expectation accounts for."""
+
+    law: Law
+    outcome: str = "untested"
+    cases: int = 0
+    checks: int = 0
+    rejected: int = 0
+    refused: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    expected: int = 0
+    skipped_expected: int = 0
+    swept: int = 0
+    combinations: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+    rejection: str = ""
+    features: Counter[str] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+
+    def conclude(self, new: bool) -> None:
+        """Say how the law fared, once every case has been judged: by its own cases alone. ``new``: whether it has a new finding."""
+        if new:
+            self.outcome = "deviates"
+        elif self.reason is not None:
+            self.outcome = "untested"
+        elif not self.cases:
+            self.reason = "every case is an expected hang or crash" if self.skipped_expected else "no case was judged"
+            self.reason += f": {self.rejection}" if self.rejection else ""
+        elif self.expected:
+            self.outcome = "expected"
+        elif self.refused == self.cases:
+            self.reason = "unsupported: every case is refused, on every rank alike"
+        else:
+            self.outcome = "held"
+
+
+@dataclass(eq=False)
+class RunState:
+    """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
+    many seconds are left for shrinking."""
+
+    request: RunRequest
+    target: Target
+    laws: list[Law]
+    expectations: Expectations
+    known: dict[str, list[Case]]
+    shrinking: float
+    results: dict[str, LawResult] = field(init=False)
+    findings: list[Finding] = field(default_factory=list)
+    unconfirmed: list[Verdict] = field(default_factory=list)
+    errors: list[HarnessFault] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    features: Counter[str] = field(default_factory=Counter)
+    judged: int = 0
+    drawn: int = 0
+    distinct: set[Case] = field(default_factory=set)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.monotonic)
+    stopped_by: str | None = None
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.results = {law.id: LawResult(law) for law in self.laws}
+
+    def too_wide(self) -> list[TooWide]:
+        """The expectations to refuse. One shard of a run does not say: the share of its few cases is not that of the whole, which a
+        merge works out."""
+        return self.expectations.too_wide() if self.request.shard == (1, 1) else []
+
+
+class Listener(Protocol):
+    """Hears how a run goes: what writes it down, and what shows it to people."""
+
+    def begin(self, run: RunState) -> None:
+        """The request is understood, and the laws are chosen."""
+
+    def law(self, law_id: str) -> None:
+        """A law's turn has come."""
+
+    def case(self, verdict: Verdict, drawn: bool) -> None:
+        """One more case was judged."""
+
+    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+        """A deviation is being shrunk and confirmed."""
+
+    def finding(self, found: Finding, run: RunState) -> None:
+        """Something was found."""
+
+    def done(self, result: LawResult) -> None:
+        """A law is finished."""
+
+    def update(self, run: RunState, exit_code: int | None = None) -> object:
+        """The run as it stands; with an exit code, as it ended. Raises ``OSError`` where that cannot be written."""
+
+    def summary(self, run: RunState, exit_code: int) -> None:
+        """The end."""

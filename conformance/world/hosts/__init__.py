@@ -1,0 +1,1 @@
+"""Worlds over many hosts, which torchrun has started."""

@@ -1,0 +1,150 @@
+"""From the answers of all ranks to one verdict. The kinds are tried in a fixed order; the first that applies is it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.refusal import is_refusal
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import KINDS, Answer, Deposit, Deviation, HarnessError, Kind, Verdict
+from shardlaw.conformance.rank.context import close, show
+from shardlaw.reference.layout import Layout
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import parse_shape
+from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.simulate import assemble_replicas
+
+
+def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Verdict:
+    """The verdict on ``case``; ``answers`` holds one for every rank of the world, in order of rank."""
+    features = tuple(sorted({feature for answer in answers for feature in answer.features}))
+
+    def deviates(kind: Kind, check: str, message: str, error: str = "") -> Verdict:
+        return Verdict(case, "deviates", kind, check, message, error, tuple(answers), features)
+
+    outcomes = {answer.outcome for answer in answers}
+    broken = next((answer.raised for answer in answers if answer.raised and answer.raised.error == HarnessError.__name__), None)
+    if broken is not None:
+        return Verdict(case, "error", message=broken.text, error=broken.stack, ranks=tuple(answers))
+    if "crashed" in outcomes:
+        dead = next(answer for answer in answers if answer.outcome == "crashed")
+        return deviates("crash", "process", f"rank {dead.rank} ended by itself: {dead.reason}", dead.reason)
+    if outcomes == {"silent"}:
+        return deviates("hang", "process", "no rank answered within the limit")
+    if "silent" in outcomes:
+        said = next(answer for answer in answers if answer.outcome != "silent")
+        waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
+        message = f"rank {said.rank} {_outcome(said)} while ranks {waiting} still waited"
+        return deviates("divergence", "process", message, _error(said))
+    if len(outcomes) > 1 and outcomes & {"raised", "rejected"}:
+        message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
+        raised = next((answer for answer in answers if answer.outcome == "raised"), answers[0])
+        return deviates("divergence", "outcome", message, _error(raised))
+    if outcomes == {"rejected"}:
+        return Verdict(case, "rejected", message=answers[0].reason, features=features)
+    if outcomes == {"raised"}:
+        errors = {answer.raised.error for answer in answers if answer.raised}
+        first = answers[0].raised
+        assert first is not None
+        if len(errors) > 1:
+            message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
+            return deviates("divergence", "error", message, _error(answers[0]))
+        if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
+            if case.text == law.control:
+                message = f"the law's control, which must hold, is refused by every rank: {first.error}: {first.text}"
+                return deviates("raised", "refused-now", message, _error(answers[0]))
+            return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(answers[0]), features=features)
+        return deviates("raised", "error", f"every rank raised {first.error}: {first.text}", _error(answers[0]))
+    worst = _worst(answers)
+    if worst is not None:
+        rank, deviation = worst
+        # of a wrong refusal, what follows the words for what was attempted is the error
+        error = re.split(": (?:must be )?refused,? ", deviation.message, maxsplit=1)[-1] if deviation.kind == "wrong-error" else ""
+        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", error)
+    for column in _by_check(answers):
+        found = _judge_deposits(column, target)
+        if found is not None:
+            first_wrong, deviation = found
+            message = deviation.message if first_wrong is None else f"rank {first_wrong}: {deviation.message}"
+            ranks = tuple(_with_contributions(answers, column, deviation))
+            return Verdict(case, "deviates", deviation.kind, deviation.check, message, "", ranks, features)
+    return Verdict(case, "held", features=features)
+
+
+def may_refuse(law: Law, case: Case, text: str) -> bool:
+    """Whether a case may be refused in these words."""
+    return law.refusal(case, text) if callable(law.refusal) else law.refusal == "allowed"
+
+
+def _outcome(answer: Answer) -> str:
+    if answer.raised is not None:
+        return f"raised {answer.raised.error}: {answer.raised.text.strip().splitlines()[0] if answer.raised.text.strip() else '(no text)'}"
+    return {"held": "answered", "deviates": "answered", "rejected": "rejected the case", "silent": "waited"}.get(
+        answer.outcome, answer.outcome
+    )
+
+
+def _error(answer: Answer) -> str:
+    return f"{answer.raised.error}: {answer.raised.text}" if answer.raised else ""
+
+
+def _worst(answers: Sequence[Answer]) -> tuple[int, Deviation] | None:
+    found = [(answer.rank, deviation) for answer in answers for deviation in answer.deviations[:1]]
+    return min(found, key=lambda item: (KINDS.index(item[1].kind), item[0]), default=None)
+
+
+def _by_check(answers: Sequence[Answer]) -> list[dict[int, Deposit]]:
+    """What the ranks deposited, by rank, for each check; of several deposits of one check the first ones together, then the second ones."""
+    columns: dict[tuple[str, int], dict[int, Deposit]] = {}
+    for answer in answers:
+        seen: Counter[str] = Counter()
+        for deposit in answer.deposits:
+            columns.setdefault((deposit.check, seen[deposit.check]), {})[answer.rank] = deposit
+            seen[deposit.check] += 1
+    return list(columns.values())
+
+
+def _judge_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[int | None, Deviation] | None:
+    """The contributions that all ranks hold of one tensor, reduced and compared with what they must denote: the first rank that holds
+    something else (none where they contradict one another), and how."""
+    first = next(iter(deposits.values()))
+    claims = {(deposit.shape, deposit.mesh, deposit.placements) for deposit in deposits.values()}
+    if len(claims) > 1:
+        said = sorted(" ".join(claim) for claim in claims)
+        return None, Deviation("divergence", first.check, f"ranks claim different layouts: {said}")
+    layout = Layout(parse_shape(first.shape), Mesh.parse(first.mesh), parse_placements(first.placements))
+    want = next((deposit.want for deposit in deposits.values() if deposit.want is not None), None)
+    if want is None:
+        return None
+    silent = sorted(set(layout.mesh.ranks) - set(deposits))
+    if silent:
+        message = f"ranks {silent} hold nothing to compare of {first.check}, the others do"
+        return silent[0], Deviation("divergence", first.check, message)
+    world = {coord: deposits[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}
+    tolerance = None if first.exact else target.tolerance
+    for coord, got in assemble_replicas(world, layout).items():
+        if not close(got, want, tolerance):
+            message = f"the contributions under {first.placements} reduce to other elements than they must"
+            if not layout.has_partial():
+                message = "holds other elements than the ranks that must hold the same"
+            return layout.mesh.rank_at(coord), Deviation("wrong-value", first.check, message, show(want), show(got))
+    return None
+
+
+def _with_contributions(answers: Sequence[Answer], column: Mapping[int, Deposit], found: Deviation) -> list[Answer]:
+    """The answers, each with what its rank contributed to the deviation that the driver found."""
+    return [
+        replace(
+            answer,
+            outcome="deviates",
+            deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {show(column[answer.rank].local)}"),),
+        )
+        if answer.rank in column
+        else answer
+        for answer in answers
+    ]

@@ -1,0 +1,100 @@
+"""Shardlaw as a library: :func:`check`, :class:`Worlds` and what they speak of, below.
+
+Importing the package loads none of it; each name is fetched when it is first asked for. ``docs/library.md`` shows how to use them.
+Beside them stand :mod:`shardlaw.reference`, the executable specification, and :mod:`shardlaw.strategies`, what can be asked of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.api import DeviationError, Outcome, Ranks, Worlds, check, close, explain
+    from shardlaw.conformance.errors import UsageError
+    from shardlaw.conformance.law.act import fields, law, texts
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.due import Alike, AtMost, Claimed, Either, Global, Meaningless, Near, Of, Refused, caught
+    from shardlaw.conformance.law.fields import (
+        Between,
+        Device,
+        Folder,
+        LocalTensor,
+        NamedMesh,
+        Placements,
+        Rank,
+        Seed,
+        Shape,
+        WorldSize,
+    )
+    from shardlaw.conformance.law.law import Law, Limits
+    from shardlaw.conformance.law.script import Script, Stage
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.law.verdict import Answer, Verdict
+    from shardlaw.conformance.rank.context import RankContext
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alike",
+    "Answer",
+    "AtMost",
+    "Between",
+    "Case",
+    "Claimed",
+    "DeviationError",
+    "Device",
+    "Either",
+    "Folder",
+    "Global",
+    "Law",
+    "Limits",
+    "LocalTensor",
+    "Meaningless",
+    "NamedMesh",
+    "Near",
+    "Of",
+    "Outcome",
+    "Placements",
+    "Rank",
+    "RankContext",
+    "Ranks",
+    "Refused",
+    "Script",
+    "Seed",
+    "Shape",
+    "Stage",
+    "Target",
+    "UsageError",
+    "Verdict",
+    "WorldSize",
+    "Worlds",
+    "caught",
+    "check",
+    "close",
+    "explain",
+    "fields",
+    "law",
+    "texts",
+]
+
+_ROOMS = {
+    "api": ("DeviationError", "Outcome", "Ranks", "Worlds", "check", "close", "explain"),
+    "errors": ("UsageError",),
+    "law.act": ("fields", "law", "texts"),
+    "law.case": ("Case",),
+    "law.due": ("Alike", "AtMost", "Claimed", "Either", "Global", "Meaningless", "Near", "Of", "Refused", "caught"),
+    "law.fields": ("Between", "Device", "Folder", "LocalTensor", "NamedMesh", "Placements", "Rank", "Seed", "Shape", "WorldSize"),
+    "law.law": ("Law", "Limits"),
+    "law.script": ("Script", "Stage"),
+    "law.target": ("Target",),
+    "law.verdict": ("Answer", "Verdict"),
+    "rank.context": ("RankContext",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(importlib.import_module(f"shardlaw.conformance.{room}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

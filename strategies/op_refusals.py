@@ -1,0 +1,152 @@
+"""Calls that an op must refuse: of tensors that have no meaning together, and calls that no tensor allows."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.ops import Sample
+
+PAIRED = [
+    "add(a,b)",
+    "mul(b,a)",
+    "mm(a,b)",
+    "cat([a,b])",
+    "stack([b,a])",
+    "where(gt(a,0),a,b)",
+    "maximum(a,b)",
+    "eq(a,b)",
+    "equal(a,b)",
+    "a.add_(b)",
+    "a.copy_(b)",
+    "lerp(a,b,0.5)",
+    "nn.functional.linear(a,b)",
+    "_foreach_add([a],[b])",
+    "addmm(b,a,a)",
+    "gather(a,0,argsort(b,0))",
+    "scatter(a,0,argsort(a,0),b)",
+]
+# of these, the ones that a plain vector could be broadcast in
+BROADCAST = ["add(a,b)", "mul(b,a)", "where(gt(a,0),a,b)", "maximum(a,b)", "eq(a,b)", "a.add_(b)", "lerp(a,b,0.5)"]
+# calls on a 4x6 tensor a and a 6x4 tensor b that no tensor allows
+SENSELESS = [
+    "add(a,b)",
+    "mm(a,a)",
+    "cat([a,b],0)",
+    "stack([a,b])",
+    "sum(a,2)",
+    "sum(a,-3)",
+    "mean(a,(0,0))",
+    "amax(a,5)",
+    "nn.functional.softmax(a,2)",
+    "cumsum(a,2)",
+    "sort(a,3)",
+    "view(a,(5,5))",
+    "reshape(a,(7,))",
+    "permute(a,(0,0))",
+    "permute(a,(0,))",
+    "transpose(a,0,2)",
+    "unsqueeze(a,4)",
+    "expand(a,(5,6))",
+    "select(a,0,4)",
+    "select(a,2,0)",
+    "narrow(a,0,3,2)",
+    "getitem(a,(0,0,0))",
+    "split(a,(1,2),0)",
+    "topk(a,7)",
+    "bmm(a,b)",
+    "a.add_(b)",
+    "a.copy_(b)",
+    "flip(a,(2,))",
+    "roll(a,1,2)",
+    "where(gt(a,0),a,b)",
+    "nn.functional.layer_norm(a,(5,))",
+    "addmm(a,b,a)",
+    "dot(a,b)",
+    "matmul(a,a)",
+]
+TWO_MESHES = [
+    ("2", "2@1,0"),
+    ("2", "3"),
+    ("3", "2"),
+    ("2", "1"),
+    ("2", "2@0,2"),
+    ("4", "2x2"),
+    ("2x2", "2x2@0,2,1,3"),
+    ("2x2", "2"),
+]
+
+
+def _meshes(world_size: int) -> list[Mesh]:
+    return [mesh for mesh in map(Mesh.parse, ("2", "3", "2x2")) if mesh.size <= world_size]
+
+
+def _placed(mesh: Mesh, ndim: int) -> SearchStrategy[Placements]:
+    return st.tuples(*(st.sampled_from([Replicate(), *map(Shard, range(ndim))]) for _ in mesh.shape))
+
+
+def mixed_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+    """A sharded tensor and a plain one, one of them ``a`` and the other ``b``."""
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Sample:
+        mesh = draw(st.sampled_from(_meshes(world_size)))
+        if draw(st.integers(0, 3)) == 3:
+            a, b = TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4,), None)
+            return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(BROADCAST)))
+        steps = draw(st.sampled_from(PAIRED))
+        specs = [TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4, 4), None)]
+        a, b = specs if draw(st.booleans()) else reversed(specs)
+        return Sample(mesh, (("a", a), ("b", b)), steps)
+
+    return drawn()
+
+
+def samples_on_two_meshes(*, world_size: int = 4) -> SearchStrategy[tuple[Sample, Mesh]]:
+    """Two tensors, and the mesh on which ``b`` lies."""
+    parsed = [(Mesh.parse(mesh), Mesh.parse(other)) for mesh, other in TWO_MESHES]
+    fitting = [pair for pair in parsed if all(max(mesh.ranks) < world_size for mesh in pair)]
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> tuple[Sample, Mesh]:
+        mesh, other = draw(st.sampled_from(fitting))
+        a, b = TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4, 4), draw(_placed(other, 2)))
+        return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(PAIRED))), other
+
+    return drawn()
+
+
+def senseless_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+    """Sharded tensors and a call that the plain op refuses."""
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Sample:
+        mesh = draw(st.sampled_from(_meshes(world_size)))
+        steps = draw(st.sampled_from(SENSELESS))
+        a = TensorSpec((4, 6), draw(_placed(mesh, 2)))
+        both = re.search(r"\bb\b", steps)
+        return Sample(mesh, (("a", a), *([("b", TensorSpec((6, 4), draw(_placed(mesh, 2))))] if both else [])), steps)
+
+    return drawn()
+
+
+def unbind_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+    """A tensor to be taken apart along a sharded dim."""
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Sample:
+        mesh = draw(st.sampled_from(_meshes(world_size)))
+        shape = draw(st.sampled_from([(2, 3), (3, 2), (4, 2, 3)]))
+        dim = draw(st.integers(0, len(shape) - 1))
+        at = draw(st.integers(0, mesh.ndim - 1))
+        either: list[Placement] = [Replicate(), Shard(dim)]
+        placed = tuple(either[1] if i == at else draw(st.sampled_from(either)) for i in range(mesh.ndim))
+        spoken = draw(st.sampled_from([dim, dim - len(shape)]))
+        return Sample(mesh, (("a", TensorSpec(shape, placed)),), f"unbind(a,{spoken})")
+
+    return drawn()
