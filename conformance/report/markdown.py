@@ -112,9 +112,8 @@ def some(names: list[str], count: int, what: str) -> str:
 
 
 def _finding(at: int, found: FindingLine, folder: Path) -> list[str]:
-    lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}", f"   `{found.text}`", f"   {_flat(found.message)}"]
-    if found.where:
-        lines.append(f"   where to look: {_flat(found.where)}")
+    place = f", where to look: {_flat(found.where)}" if found.where else ""
+    lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}{place}", f"   `{found.text}`", f"   {_flat(found.message)}"]
     if found.reproducer:
         lines.append(f"   `python {folder / found.reproducer}` exits 1 while it is there")
     if found.note:

@@ -277,6 +277,8 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
     raised = about.kind in ("raised", "divergence") and about.error
+    # a rank that lost another one, which raised first, shows nothing
+    raises = f"1 if type(error).__name__ == {about.error!r} and 'closed by peer' not in str(error) else 2"
     template = TEMPLATE.substitute(
         CASES=cases,
         SECONDS=LIMIT_SECONDS,
@@ -285,7 +287,7 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         BACKEND=join.backend,
         RIGHT="True" if raised else "agrees(want, got)",
         # of a case that nobody has tried any error is what it is about
-        RAISED=f"(1 if type(error).__name__ == {about.error!r} else 2)" if raised else "2" if about.kind else "1",
+        RAISED=raises if raised else "2" if about.kind else "1",
         FAULT=FAULTS.get(about.kind, "1 in ends"),
         STAGES=stages,
     )

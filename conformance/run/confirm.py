@@ -63,7 +63,9 @@ class Confirmer:
         verdict = self.pool.fresh(self.plan.law, found.case, traced=True)
         if verdict.signature != found.signature:
             return found
-        first = next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), verdict.ranks[0])
+        first = next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), None)
+        if first is None:
+            return found
         place = where(list(first.trace), first.raised.stack if first.raised else "")
         return replace(found, where=place, trace=first.trace)
 

@@ -16,7 +16,7 @@ from shardlaw.conformance.rank.context import close, show
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import parse_shape
-from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.placement import Partial, parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
 
@@ -125,6 +125,10 @@ def _judge_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[in
     if silent:
         message = f"ranks {silent} hold nothing to compare of {first.check}, the others do"
         return silent[0], Deviation("divergence", first.check, message)
+    unordered = [str(placement) for placement in layout.placements if placement in (Partial("max"), Partial("min"))]
+    if unordered and want.is_complex():
+        message = f"claims {unordered[0]} of complex numbers, which have no order"
+        return None, Deviation("wrong-layout", first.check, message)
     world = {coord: deposits[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}
     tolerance = None if first.exact else target.tolerance
     for coord, got in assemble_replicas(world, layout).items():
