@@ -214,20 +214,16 @@ class Worlds:
     def _call(self, law: Law, function: Function, given: object, case: Case, *, fresh: bool = False) -> Outcome:
         """Have every rank of a world call ``function``. ``case`` stands for the call in the verdict."""
         __tracebackhide__ = True
-        size = max(case.world, law.smallest)
-        verdict, values = self._once(law, function, given, case, fresh)
-        if not fresh and _is_of_time(verdict):
-            verdict, values = self._once(law, function, given, case, True)
-        return Outcome(replace(verdict, case=case, history=()), {rank: values[rank] for rank in sorted(values) if rank < size})
+        outcome = self._once(law, function, given, case, fresh)
+        return self._once(law, function, given, case, True) if not fresh and _is_of_time(outcome.verdict) else outcome
 
-    def _once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> tuple[Verdict, dict[int, Any]]:
+    def _once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> Outcome:
         number, size = next(self._numbers), max(case.world, law.smallest)
         pool = self._pool(size)
         try:
-            posting = posted(Path(pool.folder), number, function, given)
-            with posting as room:
+            with posted(Path(pool.folder), number, function, given) as room:
                 verdict = self._ask(law, Case.of(CALL, world=case.world, call=number), fresh)
-                return verdict, returned(room, size)
+                return Outcome(replace(verdict, case=case, history=()), returned(room, size))
         except TypeError as error:
             raise UsageError(f"{function}: {error}") from None
 

@@ -183,6 +183,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask which ops are sharded by their decomposition",
         ("torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",),
     ),
+    "CHECKPOINT_PREFIX": (
+        "know a parameter in a wrapper by its own name",
+        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:_CHECKPOINT_PREFIX",),
+    ),
+    "register_state_dict_hook": ("have a module hand out sharded tensors", ("torch.nn:Module._register_state_dict_hook",)),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
     # laws of random numbers
     "set_offset_before_op": (
@@ -221,6 +226,11 @@ def seated_mesh(device: str, table: Any, rank: int) -> Any:
 def timeout_of(group: Any, device: Any) -> Any:
     """How long the backend of a process group waits."""
     return group._get_backend(device).options._timeout
+
+
+def handled_by_hand() -> Any:
+    """The overloads that DTensor runs by a function of its own; a context puts another table in its place."""
+    return name("op_dispatcher")._custom_op_handlers
 
 
 def forget_kept_plans() -> None:
@@ -320,6 +330,11 @@ def set_local_tensor(dtensor: Any, local: Any) -> None:
     dtensor._local_tensor = local
 
 
+def base_of(tensor: Any) -> Any:
+    """The tensor that a view is of, or the tensor itself where it is no view."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def import_of(key: str) -> str:
     """The statement with which a script imports a name of :data:`NAMES` that stands at the top of its module."""
     source, _, path = place_of(key).partition(":")
@@ -328,3 +343,26 @@ def import_of(key: str) -> str:
 
 # how a script makes a mesh as the rank ``seat`` sees it: see :func:`seated_mesh`
 SEATED_MESH = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
+# what a script calls a strided shard, once it has the import of it: see :func:`import_of`
+STRIDED_SHARD = "_StridedShard"
+
+# What a trace listens to: files of torch by how they begin (of each the functions that count, or all), and names of its functions
+
+PLANS_AN_OP = "propagate_op_sharding_non_cached"
+RULES = "torch/distributed/tensor/_ops/"
+NO_RULES = ("utils.py", "single_dim_strategy.py", "strategy_validation.py")
+# where shards are cut, gathered and reduced
+MOVES = ("torch/distributed/tensor/placement_types.py", "torch/distributed/tensor/_redistribute.py")
+STEPS: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(MOVES),
+    "torch/distributed/tensor/_api.py": None,
+    "torch/distributed/tensor/_random.py": None,
+    "torch/distributed/tensor/_utils.py": ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset"),
+    "torch/distributed/device_mesh.py": None,
+    "torch/distributed/checkpoint/": None,
+    "torch/distributed/tensor/parallel/": None,
+    "torch/distributed/_shard/": None,
+    "torch/distributed/fsdp/": None,
+    "torch/distributed/_composable/": None,
+    "torch/distributed/tensor/_sharding_prop.py": (),
+}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law import due
 from shardlaw.conformance.law.literal import by_rank
 from shardlaw.conformance.law.script import Script, ScriptError, Stage
@@ -25,7 +26,6 @@ RESULT = "result"
 NAMED = {
     "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
     "torch.distributed.tensor": ("DTensor", "Partial", "Replicate", "Shard"),
-    "torch.distributed.tensor.placement_types": ("_StridedShard",),
 }
 ROUNDING = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
@@ -107,10 +107,14 @@ def _wanted(act: Act, case: Case, rank: int, world: int) -> Any:
 
 
 def _named(text: str) -> Iterator[str]:
+    def uses(name: str) -> bool:
+        return bool(re.search(rf"(?<![\w.]){name}\b", text))
+
     for module, names in NAMED.items():
-        used = [name for name in names if re.search(rf"(?<![\w.]){name}\b", text)]
-        if used:
+        if used := [*filter(uses, names)]:
             yield f"from {module} import {', '.join(used)}"
+    if uses(compat.STRIDED_SHARD):
+        yield compat.import_of("StridedShard")
 
 
 def _compared(want: Any) -> Iterator[str]:

@@ -272,7 +272,9 @@ def judge(here: RankContext, check: str, got: Any, want: Any, place: str = "") -
     place = place or check
     if want is ...:  # nothing is due
         return
-    if isinstance(want, Due):
+    if isinstance(got, BaseException) and not isinstance(want, (Refused, Either)):
+        here.require(False, "raised", check, f"{place}: raised {type(got).__name__}: {got}")
+    elif isinstance(want, Due):
         want.judge(here, check, got, place)
     elif isinstance(want, torch.Tensor):
         if _is_plain(here, got, check, place):

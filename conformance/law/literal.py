@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardlaw.conformance import compat
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placement, Placements, Shard, StridedShard
 
@@ -81,7 +82,7 @@ def placement(of: Placement) -> str:
         case Shard(dim):
             return f"Shard({dim})"
         case StridedShard(dim, factor):
-            return f"_StridedShard({dim}, split_factor={factor})"
+            return f"{compat.STRIDED_SHARD}({dim}, split_factor={factor})"
         case Partial(op):
             return f'Partial("{op}")'
     return "Replicate()"

@@ -14,39 +14,21 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from shardlaw.conformance import compat
+
 MOST_STEPS = 400
 ROOT = os.path.join("torch", "distributed", "")
-# what a trace listens to: files of torch and names of its functions
-PLANS_AN_OP = "propagate_op_sharding_non_cached"
-_RULES = "torch/distributed/tensor/_ops/"
-_NO_RULES = ("utils.py", "single_dim_strategy.py", "strategy_validation.py")
-_STEPS = {
-    "torch/distributed/tensor/placement_types.py": None,
-    "torch/distributed/tensor/_redistribute.py": None,
-    "torch/distributed/tensor/_api.py": None,
-    "torch/distributed/tensor/_random.py": None,
-    "torch/distributed/tensor/_utils.py": ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset"),
-    "torch/distributed/device_mesh.py": None,
-    "torch/distributed/checkpoint/": None,
-    "torch/distributed/tensor/parallel/": None,
-    "torch/distributed/_shard/": None,
-    "torch/distributed/fsdp/": None,
-    "torch/distributed/_composable/": None,
-    "torch/distributed/tensor/_sharding_prop.py": (),
-}
-# where shards are cut, gathered and reduced
-MOVES = ("torch/distributed/tensor/placement_types.py", "torch/distributed/tensor/_redistribute.py")
 _HELPERS = ("__init__", "__eq__", "__hash__", "__repr__", "__str__", "__post_init__", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>")
 
 
 def is_rule(file: str, function: str) -> bool:
     """Whether a function that is called while an op is planned is the rule of an op."""
-    return file.startswith(_RULES) and not file.endswith(_NO_RULES) and function not in _HELPERS
+    return file.startswith(compat.RULES) and not file.endswith(compat.NO_RULES) and function not in _HELPERS
 
 
 def is_step(file: str, function: str) -> bool:
     """Whether a call of a function says what torch does with a sharded tensor or a checkpoint."""
-    for place, functions in _STEPS.items():
+    for place, functions in compat.STEPS.items():
         if file.startswith(place):
             return function not in _HELPERS and not function.startswith("is_") and (functions is None or function in functions)
     return False
@@ -80,7 +62,7 @@ class Tracer:
             _, op, rules = self._ops.pop()
             self._note(f"op {op}: {rules[0] if rules else 'no rule'}{_decided(argument)}")
         elif event == "call":
-            if code.co_name == PLANS_AN_OP:
+            if code.co_name == compat.PLANS_AN_OP:
                 schema = frame.f_locals.get("op_schema")
                 self._ops.append((frame, f"{getattr(schema, 'op', '?')}({_inputs(schema)})", []))
             elif self._ops:
@@ -123,5 +105,5 @@ def where(steps: list[str], raised: str = "") -> str:
         place, _, function = frames[-1].partition(" in ")
         return f"{function}, {place[place.find(ROOT) :]}"
     ops = [step.partition(": ")[2] for step in steps if step.startswith("op ")]
-    moves = [step for step in steps if any(place in step for place in MOVES)]
+    moves = [step for step in steps if any(place in step for place in compat.MOVES)]
     return next((found[-1] for found in (ops, moves, steps) if found), "")

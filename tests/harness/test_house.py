@@ -2,12 +2,15 @@
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
@@ -16,11 +19,16 @@ from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
 from shardlaw.conformance.laws import MODULES, laws_of
 
 ROOT = Path(__file__).parents[2]
+COMPAT = ROOT / "conformance" / "compat.py"
 PACKAGES = ("reference", "strategies", "conformance")
 SHADOWS = {"torch", "random", "math"}
 ROOT_FILES = 8
 TARGETS = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?|gloo|nccl|mpi|filesystem|FileSystem(Writer|Reader)|Fsspec\w+")
+REACHING = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
+# what is private elsewhere than in torch
+NOT_OF_TORCH = {"_target": "of threading.Thread, which does not say otherwise what it runs"}
 LAWS = [law for module in MODULES for law in laws_of(f"shardlaw.conformance.laws.{module}")]
+SOURCES = {law.source for law in LAWS}
 
 
 def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
@@ -88,15 +96,115 @@ def test_every_package_of_the_tree_is_installed() -> None:
     assert listed == sorted(["shardlaw", *(".".join(("shardlaw", *parts)) for parts in folders)])
 
 
+def bound(tree: ast.Module) -> set[str]:
+    """What a module defines: functions, classes, variables, and attributes of its own objects."""
+    stored = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return {
+        *(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)),
+        *(node.id for node in stored if isinstance(node, ast.Name)),
+        *(node.attr for node in stored if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")),
+    }
+
+
+def of_the_standard_library(tree: ast.Module) -> set[str]:
+    """The names under which a module has parts of the standard library."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            homes = [(alias, getattr(node, "module", None) or alias.name) for alias in node.names]
+            found |= {alias.asname or alias.name for alias, home in homes if home.partition(".")[0] in sys.stdlib_module_names}
+    return found
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Private names of others that a module imports, reaches as an attribute or gives as an argument, or that a text in it does: one that
+    may go into a script. No such text are docstrings, nor what laws cite."""
+    own, standard = bound(tree), of_the_standard_library(tree)
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for name in torch_names(tree):
+        if re.match(r"torch(\.\w+)*\._[a-zA-Z]", name):
+            yield name
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if is_private(name) and name not in own:
+                if ast.unparse(node).partition(".")[0] not in standard:
+                    yield ast.unparse(node)
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args) if called in REACHING:
+                words = [arg.value for arg in args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+                yield from (word for word in words if is_private(word) and word not in own | {*NOT_OF_TORCH})
+            case ast.keyword(arg=str(name)) if is_private(name):
+                yield f"{name}="
+            case ast.Constant(value=str(text)) if id(node) not in notes and not is_cited(text):
+                yield from private_in_text(text)
+
+
+def is_private(name: str) -> bool:
+    return bool(re.match("_[a-zA-Z]", name))
+
+
+def private_in_text(text: str) -> Iterator[str]:
+    """What a text reaches or imports that is private, and what it names that compat has."""
+    reached = re.finditer(r"(\w*)\._[a-zA-Z]\w*", text)
+    yield from (found[0] for found in reached if found[1] not in sys.stdlib_module_names)
+    yield from re.findall(r"\bimport\b.*?\b_[a-zA-Z]\w*", text)
+    yield from known_to_compat() & {*re.findall(r"\b_[a-zA-Z]\w*", text)}
+
+
+@cache
+def known_to_compat() -> set[str]:
+    return {*re.findall(r"\b_[a-zA-Z]\w*", COMPAT.read_text("utf-8"))}
+
+
+def is_cited(text: str) -> bool:
+    """Whether a text is of a source that a law cites: its beginning, or some words of it."""
+    return any(source.startswith(text) or (" " in text and text in source) for source in SOURCES)
+
+
 def test_private_names_of_torch_are_touched_in_one_module_only() -> None:
-    touched = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path, tree in modules(*PACKAGES)
-        if path.name != "compat.py"
-        for name in torch_names(tree)
-        if re.match(r"torch(\.\w+)*\._[a-zA-Z]", name) or name.startswith("torch.testing._internal")
-    ]
-    assert touched == []
+    every = [(path, tree) for path, tree in modules("public", *PACKAGES) if path != COMPAT]
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, tree in every for name in private_names(tree)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch.distributed import _functional_collectives as collectives",
+        "from torch.testing._internal import common_utils",
+        "mesh._flatten('flat')",
+        "self._spec",
+        "torch._C._len_torch_function_stack()",
+        "x.redistribute()._local_tensor = y",
+        "getattr(mesh, '_flatten_mapping')",
+        "DeviceMesh('cpu', table, _rank=seat)",
+        "line = f'{view} = {mesh}._flatten()'",
+        "line = 'from torch.distributed.tensor.placement_types import Shard, _StridedShard'",
+        "line = '_StridedShard(0, split_factor=2)'",
+        "file = 'torch/distributed/tensor/_redistribute.py'",
+    ],
+)
+def test_a_private_name_is_seen(line: str) -> None:
+    assert [*private_names(ast.parse(line))] != []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os\nos._exit(2)",
+        "line = 'os._exit(2)'",
+        "self._mine = 1\nother._mine",
+        "x.__torch_dispatch__",
+        "case = 'x=8:_S(0,2) steps=_foreach_add([a],2)'",
+        "def act():\n    'The same as mesh._flatten.'",
+        f"source = {LAWS[0].source!r}",
+    ],
+)
+def test_what_is_no_private_name_of_torch_is_let_alone(line: str) -> None:
+    assert [*private_names(ast.parse(line))] == []
+
+
+def test_every_file_that_a_trace_listens_to_is_there() -> None:
+    home = Path(torch.__file__).parents[1]
+    assert [place for place in (*compat.STEPS, compat.RULES) if not (home / place).exists()] == []
 
 
 @pytest.mark.parametrize("key", sorted(compat.NAMES))
@@ -117,7 +225,7 @@ def test_no_law_names_a_device_a_backend_or_a_storage() -> None:
 
 
 def test_rooms_stay_small() -> None:
-    long = {str(path): lines for path, _ in modules(*PACKAGES) if (lines := len(path.read_text().splitlines())) > 430}
+    long = {str(path): lines for path, _ in modules("public", *PACKAGES, "tests") if (lines := len(path.read_text().splitlines())) > 400}
     assert long == {}
 
 

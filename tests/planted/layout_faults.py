@@ -1,18 +1,142 @@
-"""Faults of layouts and gradients beyond those of :mod:`tests.planted.placement_faults`."""
+"""Faults of layouts."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Replicate, Shard, _api, _redistribute, _utils, distribute_tensor
+from torch.distributed.checkpoint import planner_helpers
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _api, _utils, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.planted.hook import breaks, instead
+
+
+@breaks("layout.distribute")
+def shard_tensor_floor() -> None:
+    @instead(Shard, "_custom_chunk")
+    def fault(true: Any, tensor: Any, num_chunks: int, dim: int) -> Any:
+        run, rest = divmod(tensor.shape[dim], num_chunks)
+        return list(tensor.split([run] * (num_chunks - 1) + [run + rest], dim))
+
+
+@breaks("layout.scatter")
+def scatter_skips_unpadding() -> None:
+    @instead(Shard, "_maybe_unpad_tensor_with_sizes")
+    def fault(true: Any, dim: int, local: Any, *rest: Any) -> Any:
+        return local
+
+
+@breaks("layout.source")
+def broadcast_from_first() -> None:
+    @instead(Replicate, "_make_replicate_tensor")
+    def fault(true: Any, tensor: Any, mesh: Any, mesh_dim: int, src_data_rank: Any = 0) -> Any:
+        return true(tensor, mesh, mesh_dim, 0 if src_data_rank else src_data_rank)
+
+
+@breaks("layout.input-kept")
+def scatter_zeroes_input() -> None:
+    @instead(Shard, "_shard_tensor")
+    def fault(true: Any, self: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+        local = true(self, tensor, *args, **options).clone()
+        tensor.zero_()
+        return local
+
+
+@breaks("layout.offsets")
+def nested_offset_is_local() -> None:
+    @instead(_utils, "_get_shard_size_and_offsets")
+    def fault(true: Any, *args: Any) -> Any:
+        return true(*args[:4], None, *args[5:])
+
+
+@breaks("layout.chunks")
+def chunk_of_whole_tensor() -> None:
+    @instead(planner_helpers, "_create_chunk_from_dtensor")
+    def fault(true: Any, tensor: Any) -> Any:
+        return dataclasses.replace(true(tensor), sizes=tensor.shape, offsets=torch.Size([0] * tensor.ndim))
+
+
+@breaks("layout.full")
+def gather_along_first_dim() -> None:
+    @instead(funcol, "all_gather_single")
+    def fault(true: Any, tensor: Any, gather_dim: int, group: Any, tag: str = "") -> Any:
+        return true(tensor, 0, group, tag)
+
+
+@breaks("layout.negative-dims")
+def negative_dims_count_from_one() -> None:
+    def moved(placements: Any) -> Any:
+        return [Shard(min(p.dim + 1, 0)) if isinstance(p, Shard) and p.dim < 0 else p for p in placements]
+
+    @instead(DTensor, "from_local")
+    def of_locals(true: Any, local: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        return true(local, mesh, placements and moved(placements), **options)
+
+    @instead(DTensor, "redistribute")
+    def redistributed(true: Any, self: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        return true(self, mesh, placements and moved(placements), **options)
+
+
+@breaks("layout.from-local")
+def from_local_copies() -> None:
+    @instead(DTensor, "from_local")
+    def fault(true: Any, local: Any, *args: Any, **options: Any) -> Any:
+        return true(local.clone(), *args, **options)
+
+
+@breaks("layout.infer")
+def infer_ignores_second_mesh_dim() -> None:
+    @instead(_api, "compute_global_tensor_info")
+    def fault(true: Any, tensor: Any, mesh: Any, placements: Any) -> Any:
+        return true(tensor, mesh, (*placements[:1], *[Replicate()] * (len(placements) - 1)))
+
+
+@breaks("layout.run-check")
+def run_check_broadcasts_along_first_dim() -> None:
+    @instead(_api, "mesh_broadcast")
+    def fault(true: Any, tensor: Any, mesh: Any, mesh_dim: int = 0, **options: Any) -> Any:
+        return true(tensor, mesh, mesh_dim=0, **options)
+
+
+@breaks("layout.factory", "layout.factory-kinds")
+def factory_ignores_second_mesh_dim() -> None:
+    @instead(_api, "compute_local_shape_and_global_offset")
+    def fault(true: Any, shape: Any, mesh: Any, placements: Any, **options: Any) -> Any:
+        return true(shape, mesh, placements[:1], **options)
+
+
+@breaks("layout.refusals", "redistribute.mixed-refusals")
+def mixed_partials_accepted() -> None:
+    @instead(_api, "assert_no_mixed_partial_types")
+    def fault(true: Any, placements: Any) -> None:
+        return None
+
+
+@breaks("layout.context")
+def context_shards_by_default() -> None:
+    @instead(DTensor, "from_local")
+    def fault(true: Any, local: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        return true(local, mesh, placements or [Shard(0)], **options)
+
+
+@breaks("layout.placement-equality")
+def strided_equality_ignores_factor() -> None:
+    _StridedShard.__eq__ = lambda self, other: isinstance(other, _StridedShard) and self.dim == other.dim  # type: ignore[method-assign]
+    _StridedShard.__hash__ = lambda self: hash(self.dim)  # type: ignore[method-assign]
+
+
+@breaks("layout.partition", "redistribute.linear")
+def partition_keeps_whole_value() -> None:
+    @instead(Partial, "_partition_value")
+    def fault(true: Any, self: Any, tensor: Any, mesh: Any, mesh_dim: int) -> Any:
+        return tensor
+
 
 # Wrappers
 
@@ -50,38 +174,6 @@ def wrapper_does_anything() -> None:
             return args[0]
 
     LocalShardsWrapper.__torch_dispatch__ = classmethod(fault)  # type: ignore[assignment]
-
-
-# Gradients
-
-
-@breaks("gradient.from-local")
-def entrance_ignores_declared_gradient() -> None:
-    @instead(_api._FromTorchTensor, "forward")
-    def fault(true: Any, ctx: Any, *args: Any) -> Any:
-        return true(ctx, *args[:-1], None)
-
-
-@breaks("gradient.arriving")
-def contributions_arrive_as_replicas() -> None:
-    @instead(_redistribute.Redistribute, "backward")
-    def fault(true: Any, ctx: Any, grad: Any) -> Any:
-        claimed = [Replicate() if p.is_partial() else p for p in grad.placements]
-        return true(ctx, DTensor.from_local(grad.to_local(), grad.device_mesh, claimed, shape=grad.shape, stride=grad.stride()))
-
-
-@breaks("gradient.dtype")
-def gradient_keeps_traveling_dtype() -> None:
-    @instead(DTensor, "redistribute")
-    def fault(true: Any, self: Any, *args: Any, backward_dtype: Any = None, **options: Any) -> Any:
-        return true(self, *args, backward_dtype=torch.bfloat16, **options)
-
-
-@breaks("gradient.second-ways")
-def exit_is_differentiable_once() -> None:
-    @instead(_api._ToTorchTensor, "backward")
-    def fault(true: Any, ctx: Any, grad: Any) -> Any:
-        return true(ctx, None if grad is None else grad.detach())
 
 
 # Layouts out of the ordinary

@@ -68,11 +68,38 @@ def local_indices_returned() -> None:
     "op.forward[nn.functional.conv2d.options]",
     "op.forward[nn.functional.conv1d.layouts]",
     "op.forward[nn.functional.conv2d.layouts]",
+    "op.forward[nn.functional.conv3d]",
+    "op.forward[nn.functional.conv_transpose1d]",
+    "op.forward[nn.functional.conv_transpose2d]",
+    "op.forward[nn.functional.conv_transpose3d]",
 )
 def convolutions_shifted() -> None:
     @instead(_tp_conv, "tp_convolution")
     def fault(true: Any, *args: Any) -> Any:
         return true(*args) + 1
+
+
+@breaks("op.forward[scatter.longer]", "op.forward[scatter.shorter]")
+def results_claimed_pending() -> None:
+    """Every result claims to be a contribution to a sum."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        for spec in _each_spec(found.output_spec):
+            spec.placements = tuple(Partial() for _ in spec.placements)
+        return found
+
+
+@breaks("op.forward[foreach.in-place]")
+def changed_operands_shifted() -> None:
+    """What an op leaves in the operands that it changes is one too large."""
+
+    @instead(OpDispatcher, "_dispatch_fast_path_python_tail")
+    def fault(true: Any, self: Any, op: Any, args: Any, *more: Any) -> Any:
+        for operand in args[0]:
+            operand.to_local().add_(1)
+        return true(self, op, args, *more)
 
 
 @breaks("op.forward[item]")

@@ -1,7 +1,8 @@
-"""Faults of redistributions and pending reductions beyond those of :mod:`tests.planted.placement_faults`."""
+"""Faults of redistributions and pending reductions."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,6 +12,129 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redist
 from torch.distributed.tensor import placement_types as types
 
 from tests.planted.hook import breaks, instead
+
+
+@breaks("redistribute.local")
+def new_shard_dim_keeps_padding() -> None:
+    @instead(Shard, "_unpad_for_new_shard_dim")
+    def fault(true: Any, logical: Any, local: Any, *rest: Any) -> Any:
+        return local
+
+
+@breaks("redistribute.path", "gradient.leaf")
+def replicate_to_shard_takes_first() -> None:
+    @instead(Shard, "_replicate_to_shard")
+    def fault(true: Any, *args: Any) -> Any:
+        return true(*args[:-1], 0)
+
+
+@breaks("redistribute.back")
+def gather_in_reverse() -> None:
+    @instead(funcol, "all_gather_single")
+    def fault(true: Any, tensor: Any, gather_dim: int, group: Any, tag: str = "") -> Any:
+        whole = funcol.wait_tensor(true(tensor, gather_dim, group, tag))
+        size = tensor.shape[gather_dim]
+        return torch.cat(whole.split(size, gather_dim)[::-1], gather_dim) if size else whole
+
+
+@breaks("redistribute.same")
+def same_placements_communicate() -> None:
+    @instead(DTensor, "redistribute")
+    def fault(true: Any, self: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        if tuple(placements or ()) == self.placements and self.device_mesh.get_coordinate() is not None:
+            funcol.wait_tensor(funcol.all_reduce(torch.zeros(1), "max", (self.device_mesh, 0)))
+        return true(self, mesh, placements, **options)
+
+
+@breaks("redistribute.full", "module.by-hand")
+def full_tensor_of_first_mesh_dim() -> None:
+    @instead(DTensor, "full_tensor")
+    def fault(true: Any, self: Any, **options: Any) -> Any:
+        return self.redistribute(placements=[Replicate(), *self.placements[1:]]).to_local()
+
+
+@breaks("redistribute.async")
+def async_returns_source() -> None:
+    @instead(_redistribute, "redistribute_local_tensor")
+    def fault(true: Any, local: Any, *args: Any, async_op: bool = False, **options: Any) -> Any:
+        return local if async_op else true(local, *args, **options)
+
+
+@breaks("redistribute.quiet")
+def chunking_communicates() -> None:
+    @instead(Shard, "_replicate_to_shard")
+    def fault(true: Any, self: Any, local: Any, mesh: Any, mesh_dim: int, *rest: Any) -> Any:
+        funcol.wait_tensor(funcol.all_reduce(local, "max", (mesh, mesh_dim)))
+        return true(self, local, mesh, mesh_dim, *rest)
+
+
+@breaks("redistribute.budget")
+def reduce_scatter_reduces_twice() -> None:
+    @instead(Partial, "_reduce_shard_value")
+    def fault(true: Any, self: Any, tensor: Any, mesh: Any, mesh_dim: int, *rest: Any) -> Any:
+        funcol.wait_tensor(self._reduce_value(tensor, mesh, mesh_dim))
+        return true(self, tensor, mesh, mesh_dim, *rest)
+
+
+@breaks("redistribute.refusals")
+def accepts_new_partial() -> None:
+    @instead(DTensor, "redistribute")
+    def fault(true: Any, self: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        kept = placements and [Replicate() if p.is_partial() else p for p in placements]
+        return true(self, mesh, kept, **options)
+
+
+@breaks("redistribute.reduce")
+def all_reduce_sums() -> None:
+    @instead(Partial, "_reduce_value")
+    def fault(true: Any, self: Any, *args: Any) -> Any:
+        return true(Partial("sum"), *args)
+
+
+@breaks("redistribute.reduce-scatter")
+def reduce_scatter_sums() -> None:
+    @instead(Partial, "_reduce_shard_value")
+    def fault(true: Any, self: Any, *args: Any) -> Any:
+        return true(Partial("sum"), *args)
+
+
+@breaks("redistribute.keep-partial")
+def gather_reduces_too() -> None:
+    @instead(DTensor, "redistribute")
+    def fault(true: Any, self: Any, mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        if placements is None or not any(p.is_partial() for p in placements):
+            return true(self, mesh, placements, **options)
+        whole = true(self, mesh, [Replicate() if p.is_partial() else p for p in placements], **options)
+        return DTensor.from_local(whole.to_local(), self.device_mesh, placements, shape=self.shape, stride=self.stride())
+
+
+@breaks("redistribute.merged")
+def merged_average_is_sum() -> None:
+    @instead(_redistribute, "_optimize_transform_infos")
+    def fault(true: Any, *args: Any) -> Any:
+        infos = true(*args)
+        return [dataclasses.replace(info, avg_scale=None) if getattr(info, "avg_scale", None) else info for info in infos]
+
+
+@breaks("redistribute.bystander")
+def flattening_drops_a_step() -> None:
+    @instead(_redistribute, "_optimize_transform_infos")
+    def fault(true: Any, infos: Any, mesh: Any, *rest: Any) -> Any:
+        return true(infos[:-1] if mesh._get_root_mesh()._flatten_mapping else infos, mesh, *rest)
+
+
+@breaks("redistribute.planner")
+def graph_planner_drops_a_step() -> None:
+    @instead(_redistribute.DTensorRedistributePlanner, "generate_graph_based_transform_infos")
+    def fault(true: Any, *args: Any) -> Any:
+        return true(*args)[:-1]
+
+
+@breaks("redistribute.forward-dtype")
+def forward_dtype_is_ignored() -> None:
+    @instead(DTensor, "redistribute")
+    def fault(true: Any, self: Any, *args: Any, forward_dtype: Any = None, **options: Any) -> Any:
+        return true(self, *args, **options)
 
 
 @breaks("redistribute.pairs")

@@ -1,4 +1,4 @@
-"""Faults of distributed checkpointing, planted one at a time in the rank processes: each law of the round trip chapter meets its own.
+"""Faults of what a checkpoint holds and of how it is saved and loaded, planted one at a time in the rank processes.
 
 Every function plants one fault when it is called, before the process group starts.
 """
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import (
     _dedup_save_plans,
     _nested_dict,
@@ -22,7 +21,6 @@ from torch.distributed.checkpoint import (
     planner_helpers,
     resharding,
     staging,
-    state_dict,
     state_dict_loader,
     utils,
 )
@@ -30,7 +28,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-from tests.planted.hook import breaks, instead
+from tests.planted.hook import breaks
 
 
 @breaks("roundtrip.example", "roundtrip.dtensor")
@@ -157,65 +155,6 @@ def partial_load_clears() -> None:
     default_planner.create_default_local_load_plan = fault
 
 
-@breaks("roundtrip.refuses[missing]")
-def missing_dtensor_accepted() -> None:
-    """A DTensor that the checkpoint has not is passed over in silence."""
-    true = default_planner.create_default_local_load_plan
-
-    def fault(state: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
-        known = metadata.state_dict_metadata
-        return true({name: value for name, value in state.items() if name in known or not isinstance(value, DTensor)}, metadata, strict)
-
-    default_planner.create_default_local_load_plan = fault
-
-
-@breaks("roundtrip.refuses[size]")
-def size_check_by_dims() -> None:
-    """A tensor of another size is accepted as long as it has as many dims."""
-    true = default_planner.create_default_local_load_plan
-
-    def fault(state: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
-        entries = dict(metadata.state_dict_metadata)
-        for name, value in state.items():
-            entry = entries.get(name)
-            if isinstance(value, torch.Tensor) and hasattr(entry, "chunks") and len(entry.size) == value.dim():
-                entries[name] = dataclasses.replace(entry, size=value.size())
-        return true(state, dataclasses.replace(metadata, state_dict_metadata=entries), strict)
-
-    default_planner.create_default_local_load_plan = fault
-
-
-@breaks("roundtrip.refuses[kind]")
-def kind_check_skipped() -> None:
-    """A tensor in the checkpoint is passed over where the destination holds another value."""
-    true = default_planner._create_read_items
-
-    def fault(name: str, entry: Any, value: Any) -> Any:
-        if hasattr(entry, "chunks") and not isinstance(value, torch.Tensor):
-            return []
-        return true(name, entry, value)
-
-    default_planner._create_read_items = fault
-
-
-@breaks("roundtrip.refuses[save]")
-def duplicate_names_accepted() -> None:
-    """Of two leaves with one path the last one is kept."""
-
-    def fault(state: dict[str, Any]) -> Any:
-        flat: dict[str, Any] = {}
-        paths: dict[str, Any] = {}
-
-        def keep(path: Any, value: Any) -> None:
-            name = ".".join(map(str, path))
-            flat[name], paths[name] = value, path
-
-        _traverse.traverse_state_dict(state, keep)
-        return flat, paths
-
-    default_planner.flatten_state_dict = fault
-
-
 @breaks("roundtrip.files")
 def threads_drop_values() -> None:
     """With several writer threads only the last values that are no tensors are written."""
@@ -317,62 +256,6 @@ def shards_a_row_short() -> None:
     planner_helpers._chunk_for_shard = fault
 
 
-@breaks("roundtrip.refuses[hole]")
-def holes_accepted() -> None:
-    """The global plan is not held against the size of its tensors."""
-    default_planner._validate_global_plan = lambda plan, metadata: []
-
-
-@breaks("optimizer.whole-model", "optimizer.whole", "roundtrip.model-whole")
-def first_slice_for_all() -> None:
-    """What comes from rank 0 is cut at the beginning on every rank."""
-    true = _state_dict_utils.compute_local_shape_and_global_offset
-
-    def fault(*args: Any) -> Any:
-        shape, offset = true(*args)
-        return shape, (0,) * len(offset)
-
-    _state_dict_utils.compute_local_shape_and_global_offset = fault
-
-
-@breaks("roundtrip.model")
-def model_loaded_without_its_inner_part() -> None:
-    """Of the state of a model only what has no dot in its name is loaded."""
-    true = state_dict._load_model_state_dict
-
-    def fault(model: Any, state: dict[str, Any], info: Any) -> Any:
-        held = state_dict._get_model_state_dict(model, info)
-        return true(model, {**state, **{name: value for name, value in held.items() if "." in name and name in state}}, info)
-
-    state_dict._load_model_state_dict = fault
-
-
-@breaks("roundtrip.model-part")
-def prefixes_always_kept() -> None:
-    """The state of a module inside has the names of the model, whatever was asked for."""
-    true = state_dict._get_model_state_dict
-
-    def fault(model: Any, info: Any) -> Any:
-        return true(model, dataclasses.replace(info, keep_submodule_prefixes=True))
-
-    state_dict._get_model_state_dict = fault
-
-
-@breaks("roundtrip.optimizer")
-def rates_in_reverse() -> None:
-    """An optimizer that is asked for its state before its first step gets the rates of its groups back in reverse."""
-    true = state_dict._init_optim_state
-
-    def fault(optimizer: torch.optim.Optimizer) -> None:
-        empty = not optimizer.state
-        true(optimizer)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, rates[::-1] if empty else rates, strict=True):
-            group["lr"] = rate
-
-    state_dict._init_optim_state = fault
-
-
 @breaks("roundtrip.group")
 def coordinator_of_the_world() -> None:
     """What is planned comes from the last rank of the world, whoever leads."""
@@ -401,21 +284,6 @@ def metadata_of_rank_zero() -> None:
 def tree_flattened_for_good() -> None:
     """A tree that is rebuilt from its metadata keeps its leaves at the top."""
     default_planner.set_element = lambda root, path, value: root.__setitem__(".".join(map(str, path)), value)
-
-
-@breaks("roundtrip.optimizer-whole")
-def optimizer_from_rank_zero_cut_at_the_beginning() -> None:
-    """What comes from rank 0 is cut at the beginning on every rank."""
-    first_slice_for_all()
-
-
-@breaks("roundtrip.refuses[overwrite]")
-def always_overwrites() -> None:
-    """A writer never minds what is there."""
-
-    @instead(dcp.FileSystemWriter, "__init__")
-    def fault(true: Any, self: Any, *args: Any, **options: Any) -> None:
-        true(self, *args, **{**options, "overwrite": True})
 
 
 @breaks("roundtrip.reads")

@@ -139,7 +139,7 @@ def test_a_gap_that_is_not_declared_is_a_finding(user: User) -> None:
     done = user.shardlaw("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "20s")
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {"collective.all-to-all": "deviates", "collective.gather": "held"}
-    assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence", "wrong-metadata"}
+    assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence"}
     assert "gappy: no all_to_all" in done.stdout
 
 

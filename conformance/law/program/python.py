@@ -20,7 +20,7 @@ from shardlaw.reference.tensors import DTYPES
 ATTRIBUTES = ("T", "mT", "real", "imag")
 CONSTANTS = ("inf", "nan")
 # what the code names beside the tensors of its case
-GLOBALS = ("torch", "slice", "Partial", "Replicate", "Shard", "_StridedShard", "redistribute", "operands")
+GLOBALS = ("torch", "slice", "Partial", "Replicate", "Shard", compat.STRIDED_SHARD, "redistribute", "operands")
 
 
 class Function:
@@ -53,8 +53,8 @@ class Function:
         """The function itself; ``more`` is what it may call beside torch."""
         text = "\n".join(self.lines)
         known = {"torch": torch, "Partial": Partial, "Replicate": Replicate, "Shard": Shard, **more}
-        if "_StridedShard" in text:
-            known["_StridedShard"] = compat.name("StridedShard")
+        if compat.STRIDED_SHARD in text:
+            known[compat.STRIDED_SHARD] = compat.name("StridedShard")
         exec(compile(text, "<steps>", "exec"), known)
         return known["steps"]  # type: ignore[no-any-return]
 

@@ -255,7 +255,7 @@ def recomputing(model: nn.Module, way: str) -> Callable[[Any], Any]:
 
 def unwrapped(named: dict[str, Any]) -> dict[str, Any]:
     """By the names that the parameters had before anything was wrapped."""
-    return {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in named.items()}
+    return {name.replace(compat.CHECKPOINT_PREFIX, ""): value for name, value in named.items()}
 
 
 def recomputed(

@@ -152,9 +152,9 @@ def op_of(name: str, variants: Sequence[Variant]) -> Op:
 def claimed(overload: Any) -> bool:
     """Whether DTensor says that it knows what to do with an overload of aten, one way or another."""
     propagator = compat.name("op_dispatcher").sharding_propagator
-    known = (propagator.op_strategy_funcs, propagator.op_single_dim_strategy_funcs, propagator.op_to_rules)
-    handled = compat.name("op_dispatcher")._custom_op_handlers
-    return any(overload in table for table in (*known, handled)) or bool(compat.name("has_decomposition")(overload))
+    planned = (propagator.op_strategy_funcs, propagator.op_single_dim_strategy_funcs, propagator.op_to_rules)
+    known = any(overload in table for table in (*planned, compat.handled_by_hand()))
+    return known or bool(compat.name("has_decomposition")(overload))
 
 
 def _samples(info: Any) -> Iterator[tuple[str, Any]]:

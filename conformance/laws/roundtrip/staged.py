@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import finish, load
@@ -50,9 +51,8 @@ VALUES: dict[str, Callable[[], Any]] = {
 def spoil(value: Any) -> None:
     """Change a value in place, as far as it can be changed."""
     if isinstance(value, torch.Tensor):
-        base = value if value._base is None else value._base
         with torch.no_grad():
-            base.zero_()
+            compat.base_of(value).zero_()
     elif isinstance(value, tuple):
         for entry in value:
             spoil(entry)

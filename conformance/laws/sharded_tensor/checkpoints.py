@@ -306,7 +306,7 @@ def module_of(tensor: Any) -> Any:
     model = torch.nn.Module()
     model.inner = torch.nn.Module()
     model.inner.t = tensor
-    model._register_state_dict_hook(compat.sharded_tensor.state_dict_hook)
+    compat.register_state_dict_hook(model, compat.sharded_tensor.state_dict_hook)
     return model
 
 
