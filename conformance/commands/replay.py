@@ -12,6 +12,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
+from shardlaw.conformance.world.judge import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def _stored(path: Path) -> Wanted:
     check_case(law, case)
     expected = (data.get("note") or "as its report says") if data["status"] == "expected" else ""
     where, storage = str(data["target"].get("name") or "gloo"), str(data["target"].get("storage") or "")
+    if data["check"] == REFUSED_NOW:  # this release was found to refuse what earlier ones did
+        law = law.unrefused()
     return Wanted(case, law, data["id"], data["signature"], expected, where, storage)
 
 

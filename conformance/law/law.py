@@ -8,6 +8,7 @@ nothing and does not raise for a deviation: it goes on, so that no rank leaves t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
             "sharded_tensor", "optimizer", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
-Refusal = Literal["never", "allowed"] | Callable[[Case, str], bool]
+Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
 
 
@@ -45,7 +46,8 @@ class Law:
     run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes. ``narrow``: a strategy of cases no larger
     than a given one, to shrink what the sweep found. ``profile``: the smallest that tries it. ``control``: the text of a case that
     must hold. ``refusal``: whether all ranks may refuse a
-    case alike, or a function of the case and of what is said that tells.
+    case alike, or a function of the case and of what is said that tells; ``lost``: earlier releases of torch refuse none, so that a
+    refusal is support that was lost.
     ``stages``: world sizes, one after the other, for a law whose case runs in several worlds (``here.stage`` tells which).
     ``features``: features of a case beyond those that :mod:`shardlaw.conformance.law.features.features` reads from its fields.
     ``acts``: what :func:`shardlaw.conformance.law.act.law` makes of functions of plain torch code; ``members``: whether ranks outside the
@@ -109,6 +111,12 @@ class Law:
         if callable(self.members):
             return self.members(case, stage)
         return case.meshes[0].ranks if self.members and case.meshes else None
+
+    def unrefused(self) -> Law:
+        """The same law on a torch that has to refuse no case of it."""
+        same = copy(self)  # what makes its cases is as it was, so that one seed gives the same
+        object.__setattr__(same, "refusal", "lost")
+        return same
 
     @property
     def chapter(self) -> str:

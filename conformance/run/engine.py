@@ -66,12 +66,14 @@ class Run(RunState):
         from shardlaw.conformance.law.selection import select
         from shardlaw.conformance.laws import catalogue
         from shardlaw.conformance.run import expectations
+        from shardlaw.conformance.run.supported import supported
 
         laws = select(list(catalogue().values()), request.laws, request.ops)
         files = [] if request.no_expect else expectations.layers(target, request.expect)
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
         known = _known(request.known, {law.id for law in laws})
         super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
+        self.supported = supported(torch.__version__)
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.listener = listener

@@ -15,6 +15,7 @@ from shardlaw.conformance.law.verdict import struck
 from shardlaw.conformance.run.confirm import Confirmer
 from shardlaw.conformance.run.search import Enough
 from shardlaw.conformance.run.state import Finding, HarnessFault
+from shardlaw.conformance.run.supported import ENOUGH_REFUSED
 from shardlaw.conformance.world import WorldError, signals
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class LawRun:
         self._early: list[_Seen] | None = []
         self._error: Exception | None = None
         self._stop = False
+        self._refused: _Seen | None = None
         self._memory: dict[Case, Verdict] = {}
         # what deviated, by signature or by the entry that accounts for it: of each the case that comes first in the plan, whichever
         # was judged first: no timing changes that
@@ -141,6 +143,8 @@ class LawRun:
         if verdict.status == "refused":
             result.refused += 1
             result.refusals[struck(verdict.error)] += 1
+            if self._refused is None or seen.number < self._refused.number:
+                self._refused = seen
         elif verdict.status == "deviates":
             entry = run.expectations.match(self.law.id, verdict.kind or "", reached, verdict.error)
             if entry is not None:
@@ -161,8 +165,11 @@ class LawRun:
             text = "".join(traceback.format_exception(self._error))
             self._broken(f"its cases cannot be made: {type(self._error).__name__}: {self._error}", text)
         self._pool.wait(lambda: not self._owed)
+        run = self._run
         if self.result.cases and self.result.refused == self.result.cases:
             self._try_control()
+        elif self.result.refused >= ENOUGH_REFUSED and self.law.id in run.supported:
+            self._try_what_is_lost()
         self.note_expected()
         self._confirm()
         self.result.conclude(any(found.law == self.law.id and found.status == "new" for found in self._run.findings))
@@ -172,6 +179,13 @@ class LawRun:
         control = Case.parse(self.law.control)
         (verdict,) = self._pool.judge(self.law, [control])
         self._take_in(_Seen(verdict, features_of(control, self.law), False, self._plan.number + 1))
+
+    def _try_what_is_lost(self) -> None:
+        """Of a law that earlier releases support wholly, the first refused case: from here on its refusals are deviations."""
+        assert self._refused is not None
+        self.law = self._plan.law = self.law.unrefused()
+        (verdict,) = self._pool.judge(self.law, [self._refused.verdict.case])
+        self._take_in(replace(self._refused, verdict=verdict))
 
     def _broken(self, message: str, text: str) -> None:
         """Note an error of the harness; the first of a law stands for all."""

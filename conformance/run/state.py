@@ -123,7 +123,7 @@ class LawResult:
 @dataclass(eq=False)
 class RunState:
     """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
-    many seconds are left for shrinking."""
+    many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case."""
 
     request: RunRequest
     target: Target
@@ -131,6 +131,7 @@ class RunState:
     expectations: Expectations
     known: dict[str, list[Case]]
     shrinking: float
+    supported: frozenset[str] = frozenset()
     results: dict[str, LawResult] = field(init=False)
     findings: list[Finding] = field(default_factory=list)
     unconfirmed: list[Verdict] = field(default_factory=list)

@@ -20,6 +20,10 @@ from shardlaw.reference.placement import Partial, parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
 
+# the check of a refusal that is support lost
+REFUSED_NOW = "refused-now"
+
+
 def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Verdict:
     """The verdict on ``case``; ``answers`` holds one for every rank of the world, in order of rank."""
     features = tuple(sorted({feature for answer in answers for feature in answer.features}))
@@ -55,9 +59,11 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
             message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
             return deviates("divergence", "error", message, _error(answers[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
+            said = f"refused by every rank: {first.error}: {first.text}"
             if case.text == law.control:
-                message = f"the law's control, which must hold, is refused by every rank: {first.error}: {first.text}"
-                return deviates("raised", "refused-now", message, _error(answers[0]))
+                return deviates("raised", REFUSED_NOW, f"the law's control, which must hold, is {said}", _error(answers[0]))
+            if law.refusal == "lost":
+                return deviates("raised", REFUSED_NOW, f"earlier releases refuse no case of this law, and this one is {said}", _error(answers[0]))
             return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(answers[0]), features=features)
         return deviates("raised", "error", f"every rank raised {first.error}: {first.text}", _error(answers[0]))
     worst = _worst(answers)
@@ -78,7 +84,7 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
 
 def may_refuse(law: Law, case: Case, text: str) -> bool:
     """Whether a case may be refused in these words."""
-    return law.refusal(case, text) if callable(law.refusal) else law.refusal == "allowed"
+    return law.refusal(case, text) if callable(law.refusal) else law.refusal != "never"
 
 
 def _outcome(answer: Answer) -> str:

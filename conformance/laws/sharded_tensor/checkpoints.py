@@ -8,8 +8,7 @@ notation of
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
@@ -26,27 +24,28 @@ from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
-from shardlaw.conformance.law.fields import Field, Folder, Printed, Rank, SurroundingField
+from shardlaw.conformance.law.fields import Field, Folder, Printed, Rank
 from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.checkpoint.calls import told_plainly
+from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.plan.torch_plans import cut
 from shardlaw.conformance.laws.sharded_tensor.draws import dtypes, sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import (
     Group,
     SaysField,
     Whole,
-    box_values,
     due_of,
     features_of_spec,
 )
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
-from shardlaw.conformance.rank import storage
-from shardlaw.reference.box import Box
+from shardlaw.conformance.laws.sharded_tensor.shards import as_told, in_boxes
+from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.checkpoint.load_plan import read_items
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import parse_placements
-from shardlaw.reference.sharded_tensor import EnumerableSpec, Part, Spec, of_rank, parse_spec
+from shardlaw.reference.sharded_tensor import ChunkSpec, Spec, parse_spec, shards_of
+from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import exact_meshes, placements, shapes
 from shardlaw.strategies.shard_specs import chunk_specs, enumerable_specs
@@ -61,28 +60,12 @@ NAME = "inner.t"
 
 @dataclass(frozen=True)
 class Held:
-    """How a tensor of ``shape`` is held at one end: by a spec, under a layout, or plain on each of ``ranks``."""
+    """How a tensor is held at one end: who holds what of it; by a spec, under a layout, or plain on each of ``ranks``."""
 
-    shape: Shape
+    shards: Shards
     ranks: tuple[int, ...]
     spec: Spec | None = None
     layout: Layout | None = None
-
-    def boxes(self, rank: int) -> list[Box]:
-        """The boxes with elements that a rank holds."""
-        if self.spec is not None:
-            found = of_rank(self.parts, rank)
-        elif self.layout is not None:
-            coord = self.layout.mesh.coord(rank)
-            box = None if coord is None else self.layout.box(coord)
-            found = [] if box is None else [box]
-        else:
-            found = [Box((0,) * len(self.shape), self.shape)]
-        return [box for box in found if box.volume]
-
-    @property
-    def parts(self) -> list[Part]:
-        return self.spec.parts(self.shape) if self.spec is not None else []
 
 
 def held(case: Case, end: str) -> Held:
@@ -92,11 +75,13 @@ def held(case: Case, end: str) -> Held:
     group = case.get("group" if end == "save" else "group.load", "")
     ranks = tuple(map(int, group.split(","))) if group else tuple(range(world))
     if text == "-":
-        return Held(shape, ranks)
+        return Held(Shards.whole(shape, ranks), ranks)
     if text[0] in "SR_":
         placed, _, mesh = text.partition("@")
-        return Held(shape, ranks, layout=Layout(shape, Mesh.parse(mesh), parse_placements(placed)))
-    return Held(shape, ranks, spec=parse_spec(text, len(shape)))
+        layout = Layout(shape, Mesh.parse(mesh), parse_placements(placed))
+        return Held(Shards.of_layout(layout), ranks, layout=layout)
+    spec = parse_spec(text, shape)
+    return Held(shards_of(spec, shape), ranks, spec=spec)
 
 
 def worlds(case: Case) -> tuple[int, ...]:
@@ -120,15 +105,17 @@ class EndField(Field):
         return held(case, name)
 
     def build(self, value: Held, here: RankContext) -> dict[str, Any]:
+        boxes = boxes_values(value.shards.of(here.rank))
         if value.layout is None:
-            return {} if value.spec is None else {"boxes": box_values(value.boxes(here.rank))}
+            return {} if value.spec is None else {"boxes": boxes}
         mesh, places = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
-        return {"mesh": mesh, "placements": places, "boxes": box_values(value.boxes(here.rank))}
+        return {"mesh": mesh, "placements": places, "boxes": boxes}
 
     def printed(self, value: Held, name: str, world: int) -> Printed:
         if value.layout is None and value.spec is None:
             return Printed("{}")
-        table = literal.by_rank(f"{name.upper()}_BOXES", {rank: box_values(value.boxes(rank)) for rank in range(world)})
+        by_rank = {rank: boxes_values(value.shards.of(rank)) for rank in range(world)}
+        table = literal.by_rank(f"{name.upper()}_BOXES", by_rank)
         boxes = f'"boxes": {name.upper()}_BOXES[rank]'
         if value.layout is None:
             return Printed(f"{{{boxes}}}", tuple(table))
@@ -140,31 +127,7 @@ class EndField(Field):
         )
 
 
-class WriterField(Field):
-    """What makes writers for a folder, with as many threads as the case says."""
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("threads",)
-
-    def is_given(self, case: Case, name: str) -> bool:
-        return True
-
-    def read(self, case: Case, name: str) -> dict[str, Any]:
-        return {"thread_count": case.integer("threads")} if "threads" in case else {}
-
-    def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
-        return functools.partial(storage.writer, here.target, **value)
-
-    def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
-        return Printed(f"lambda folder: dcp.FileSystemWriter(folder, **{dict(value)})")
-
-
 End = Annotated[dict[str, Any], EndField()]
-Writer = Annotated[Callable[[str], Any], WriterField()]
-Reader = Annotated[
-    Callable[[str], Any],
-    SurroundingField(lambda here: functools.partial(storage.reader, here.target), "dcp.FileSystemReader"),
-]
 Hooked = Annotated[bool, SaysField("hook", "yes")]
 
 
@@ -177,8 +140,8 @@ def trip_features(case: Case) -> set[str]:
     kinds = []
     for at, end in enumerate((saved, loaded)):
         if end.spec is not None:
-            found |= features_of_spec(end.shape, end.spec, end.ranks)
-            kinds.append("boxes" if isinstance(end.spec, EnumerableSpec) else "chunks")
+            found |= features_of_spec(end.shards.shape, end.spec, end.ranks)
+            kinds.append("chunks" if isinstance(end.spec, ChunkSpec) else "boxes")
         else:
             kinds.append("plain" if end.layout is None else "dtensor")
         if ("group.load" if at else "group") in case:
@@ -258,6 +221,8 @@ TRIPS = (
     "world=3 group=1,2 group.load=0,2 x=5x2 save=chunk(0)@1,2 load=chunk(1)@0,2",
     "world=4 x=5x3 save=chunk(0)@0,1,2,3 load=-",
     "world=3 x=4x3 save=chunk(0)@0,1,2 load=chunk(0)@2,0,1",
+    "world=2 x=1x2x2 save=S(0)@2 load=-",
+    "world=2 x=0 save=chunk(0)@0,1 load=R@2",
 )
 
 
@@ -283,8 +248,9 @@ def trip(x: Whole, save: End, hook: Hooked, rank: Rank, folder: Folder, writer: 
     part once."""
     tensor = put(x, save, rank, group)
     state = {**(module_of(tensor).state_dict() if hook else {NAME: tensor}), **VALUES}
-    plainly(dcp.save, state, storage_writer=writer(folder), process_group=group)
-    return {"names": [*state], "source": read(tensor)}
+    with told_plainly():
+        dcp.save(state, storage_writer=writer(folder), process_group=group)
+    return {"names": [*state], "source": as_told(tensor)}
 
 
 def put(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
@@ -297,10 +263,6 @@ def put(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
     return in_boxes(x, end["boxes"], rank, group) if end else x.clone()
 
 
-def read(tensor: Any) -> Any:
-    return told(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor
-
-
 def module_of(tensor: Any) -> Any:
     """A module that hands a sharded tensor out through its hook."""
     model = torch.nn.Module()
@@ -310,19 +272,10 @@ def module_of(tensor: Any) -> Any:
     return model
 
 
-def plainly(call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Save or load; what is raised is an ``Exception``, which a ``CheckpointException`` is not."""
-    try:
-        call(*arguments, **options)
-    except CheckpointException as error:
-        cause = min(error.failures.items())[1][0]
-        raise RuntimeError(f"{error.args[0]}: {type(cause).__name__}: {cause}") from error
-
-
 def due_at(end: Held, full: torch.Tensor, rank: int) -> Any:
     """What a rank must hold at an end."""
     if end.spec is not None:
-        return due_of(full, end.parts, rank)
+        return due_of(full, end.shards, rank)
     return full if end.layout is None else Global(full, end.layout)
 
 
@@ -348,14 +301,15 @@ def _(x: Whole, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Rea
     model = module_of(tensor)
     state = {**(model.state_dict() if hook else {NAME: tensor}), **OTHER_VALUES}
     planner = Reads()
-    plainly(dcp.load, state, storage_reader=reader(folder), planner=planner, process_group=group__load)
+    with told_plainly():
+        dcp.load(state, storage_reader=reader(folder), planner=planner, process_group=group__load)
     values = {name: state[name] for name in VALUES}
-    return {"loaded": read(model.inner.t if hook else state[NAME]), "values": values, "reads": planner.found}
+    return {"loaded": as_told(model.inner.t if hook else state[NAME]), "values": values, "reads": planner.found}
 
 
 @trip.due
 def _(x, load, rank, save: Annotated[Held, EndField()]):
-    boxes = list(dict.fromkeys(box for holder in save.ranks for box in save.boxes(holder)))
-    items = read_items(boxes, load.boxes(rank))
+    boxes = save.shards.filled().boxes
+    items = read_items(boxes, load.shards.filled().of(rank))
     reads = sorted((boxes[item.chunk].offset, item.chunk_offset, item.lengths) for item in items)
     return {"loaded": due_at(load, x, rank), "values": VALUES, "reads": Of(reads)}

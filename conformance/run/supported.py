@@ -1,0 +1,30 @@
+"""Which laws a release of torch was seen to support wholly: where one refuses cases of such a law, support was lost.
+
+``expectations/torch-X/supported.txt`` lists laws that allow refusals and of which torch X refused no case in the runs that the list was
+made from (``python -m benchmarks.supported``). It says something of that release and of later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardlaw.conformance.run.expectations import SHIPPED
+
+NAME = "supported.txt"
+# one refused case of many may be a corner that no earlier run drew
+ENOUGH_REFUSED = 2
+
+
+def supported(torch_version: str) -> frozenset[str]:
+    """The laws of which neither the newest listed release nor an earlier one refuses a case; none on a torch that is older than all."""
+    from packaging.version import Version
+
+    release = Version(Version(torch_version).base_version)
+    lists = {Version(file.parent.name.removeprefix("torch-")): file for file in SHIPPED.glob(f"torch-*/{NAME}")}
+    earlier = [version for version in lists if version <= release]
+    return frozenset(read(lists[max(earlier)].read_text("utf-8").splitlines())) if earlier else frozenset()
+
+
+def read(lines: Iterable[str]) -> list[str]:
+    """The ids of a list; what follows ``#`` is a comment."""
+    return [line for line in (text.partition("#")[0].strip() for text in lines) if line]

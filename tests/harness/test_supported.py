@@ -1,0 +1,68 @@
+"""What a release of torch was seen to support: lists of laws, and runs in which support was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.run.expectations import SHIPPED
+from shardlaw.conformance.run.supported import NAME, read, supported
+
+ROOT = Path(__file__).parents[2]
+LISTS = sorted(SHIPPED.glob(f"torch-*/{NAME}"))
+PLANTED = """
+import torch
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+true = ShardingPropagator.propagate_op_sharding_non_cached
+
+def lost(self, schema):
+    pending = any(placement.is_partial() for spec in schema.args_spec for placement in spec.placements)
+    if pending and schema.op is torch.ops.aten.flip.default:
+        raise NotImplementedError("flip: pending reductions are not supported")
+    return true(self, schema)
+
+def plant():
+    ShardingPropagator.propagate_op_sharding_non_cached = lost
+"""
+
+
+@pytest.mark.parametrize("file", LISTS, ids=lambda file: file.parent.name)
+def test_a_list_names_laws_that_may_refuse(file: Path) -> None:
+    laws = catalogue()
+    named = read(file.read_text().splitlines())
+    assert len(named) > 500
+    assert [law for law in named if law not in laws or laws[law].refusal == "never"] == []
+
+
+def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
+    assert supported("2.11.0") == frozenset()
+    assert "op.forward[flip]" in supported("2.13.0+cpu")
+    assert supported("99.0.0.dev20300101") >= supported("2.13.0")
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(120)
+def test_what_is_refused_and_was_not_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(PLANTED)
+    (tmp_path / "shardlaw.toml").write_text('[target.lossy]\nbackend = "gloo"\nsetup = "planted:plant"\n')
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+
+    def shardlaw(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "shardlaw", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+    done = shardlaw("run", "op.forward[fliplr]", "--target", "lossy", "--profile", "ci")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (found,) = json.loads((tmp_path / "shardlaw-report" / "report.json").read_text())["findings"]
+    assert (found["kind"], found["script"]) == ("raised", "proven")
+    assert "earlier releases refuse no case of this law" in found["message"]
+    again = shardlaw("replay", f"shardlaw-report/findings/{found['id']}.json")
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "as stored" in again.stdout
