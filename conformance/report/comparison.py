@@ -1,7 +1,9 @@
 """Two reports side by side, as data.
 
-Findings belong together by id, then by the text of their case; expected ones also by the entry that accounts for them, whose example may
-be another case each time. The second report is the one that is judged: the comparison ends with 1 where it says anything worse.
+Findings belong together by id, then by the text of their case, then by signature: of one fault a busy machine may find another smallest
+case. Expected ones also belong together by the entry that accounts for them, whose example may be another case each time. The second
+report is the one that is judged: the comparison ends with 1 where it says anything worse, and with 2 where the two were not asked the
+same: other laws, or other expectations on the same torch and target.
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ class Cases(msgspec.Struct, kw_only=True):
 
 class Comparison(msgspec.Struct, kw_only=True):
     """Two reports side by side. ``differs`` holds, by its name, what the runs themselves have not in common; ``worse`` says in words why
-    ``exit`` is 1. ``cases`` is null where a report lists none."""
+    ``exit`` is 1, ``apart`` why it is 2. ``cases`` is null where a report lists none."""
 
     schema: int = SCHEMA
     first: Side
@@ -126,6 +128,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     features: Features
     cases: Cases | None
     worse: list[str]
+    apart: list[str]
     exit: int
 
 
@@ -136,6 +139,7 @@ def compared(first: Path, second: Path) -> Comparison:
     laws = _laws(old, new)
     cases = _cases(_verdicts(first), _verdicts(second))
     worse = _worse(old, new, findings, laws, cases)
+    apart = _apart(old, new, laws)
     reached = set(old.features), set(new.features)
     return Comparison(
         first=_side(first, old),
@@ -147,7 +151,8 @@ def compared(first: Path, second: Path) -> Comparison:
         features=Features(lost=sorted(reached[0] - reached[1]), gained=sorted(reached[1] - reached[0])),
         cases=cases,
         worse=worse,
-        exit=1 if worse else 0,
+        apart=apart,
+        exit=1 if worse else 2 if apart else 0,
     )
 
 
@@ -179,6 +184,7 @@ def _differs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
             "shard": report.shard,
             "harness": report.harness,
             "stopped by": report.stopped_by,
+            "expectations": len(report.expectations),
         }
 
     before, after = given(old), given(new)
@@ -218,6 +224,7 @@ def _paired(
         lambda found: found.id,
         lambda found: (found.text, found.kind),
         lambda found: found.text,
+        lambda found: found.signature or None,
         lambda found: (Path(found.entry).name, found.note, found.kind) if found.status == "expected" and found.entry else None,
         lambda found: (found.law, found.note, found.kind) if found.status == "expected" else None,
     )
@@ -280,6 +287,18 @@ def _worse(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases
     if old.complete and not new.complete:
         worse.append("the second run was not finished")
     return [words for words in worse if words]
+
+
+def _apart(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
+    """In words why the two do not answer the same request."""
+    apart = [
+        _count(len(laws.only_first), "law in the first only", "laws in the first only"),
+        _count(len(laws.only_second), "law in the second only", "laws in the second only"),
+    ]
+    if (old.target.torch, old.target.name) == (new.target.torch, new.target.name) and not any(apart):
+        before, after = len(old.expectations), len(new.expectations)
+        apart.append(f"{before} expectations in the first, {after} in the second" if before != after else "")
+    return [words for words in apart if words]
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -15,10 +15,12 @@ Nobody is handed a script that was not run: :mod:`shardlaw.conformance.run.proof
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -311,14 +313,26 @@ def _imports(statements: Iterable[str]) -> list[str]:
     """Import statements in order, those from one module as one. Raises :class:`ScriptError`."""
     plain, names = set(), dict[str, set[str]]()
     for statement in statements:
-        for node in _parsed(statement).body:
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.setdefault(node.module, set()).update(ast.unparse(alias) for alias in node.names)
-            elif isinstance(node, ast.Import):
-                plain.add(ast.unparse(node))
+        for module, name in _imported(statement):
+            if module:
+                names.setdefault(module, set()).add(name)
             else:
-                raise ScriptError(f"{statement!r} is no import")
+                plain.add(name)
     return sorted(plain) + [f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names)]
+
+
+@lru_cache(1024)
+def _imported(statement: str) -> tuple[tuple[str, str], ...]:
+    """What an import statement brings in: the module and a name of it, or the statement alone where it imports modules."""
+    found = list[tuple[str, str]]()
+    for node in _parsed(statement).body:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [(node.module, ast.unparse(alias)) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found.append(("", ast.unparse(node)))
+        else:
+            raise ScriptError(f"{statement!r} is no import")
+    return tuple(found)
 
 
 def _parsed(text: str) -> ast.Module:
@@ -331,11 +345,14 @@ def _parsed(text: str) -> ast.Module:
 def _check(text: str, packages: Collection[str] = ()) -> None:
     """Hold a finished file against what a reproducer promises; ``packages`` may be imported beside torch and the standard library."""
     tree = _parsed(text)
-    for node in ast.walk(tree):
+    allowed = {"torch", *packages, *sys.stdlib_module_names}
+    # most of a script is literals: who looks for statements alone need not look at each number
+    spelled = not text.isascii() or re.search(r"exec|eval|compile", text)
+    for node in ast.walk(tree) if spelled else _statements(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in modules:
-            if module.partition(".")[0] not in {"torch", *packages, *sys.stdlib_module_names}:
+            if module.partition(".")[0] not in allowed:
                 raise ScriptError(f"imports {module}: only torch and the standard library may be imported")
         if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
             raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")
@@ -343,6 +360,17 @@ def _check(text: str, packages: Collection[str] = ()) -> None:
     twice = sorted({name for name in defined if defined.count(name) > 1})
     if twice:
         raise ScriptError(f"{', '.join(twice)} is defined twice: it may be a name of the template")
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement, with the handlers and cases that hold some: a statement never stands in an expression."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, None)
+            left += inner if isinstance(inner, list) else []
 
 
 def _defines(node: ast.stmt) -> list[str]:

@@ -36,7 +36,7 @@ def show(out: Console, found: Comparison) -> None:
     _print_features(out, found)
     _print_cases(out, found)
     out.print()
-    said = "; ".join(found.worse) or "nothing new in the second"
+    said = "; ".join([*found.worse, *found.apart]) or "nothing new in the second"
     out.print(Text(f"exit {found.exit}: {said}", style="bold red" if found.exit else "green"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.report.comparison import Comparison, compared
 from shardlaw.conformance.report.run_report import RunReport
-from tests.harness.reports import CASE, finding, law, report, stored
+from tests.harness.reports import CASE, expectation, finding, law, report, stored
 
 OTHER = "op.forward[sum] mesh=2 x=4:S(0) steps=b=sum(x)"
 
@@ -99,7 +99,25 @@ def test_a_law_that_says_nothing_any_more_is_worse(tmp_path: Path) -> None:
     assert side_by_side(tmp_path / "a", report([law("mesh.groups")]), silent).worse == ["1 law that says nothing any more"]
     assert side_by_side(tmp_path / "b", silent, report([law("mesh.groups")])).exit == 0
     only = side_by_side(tmp_path / "c", report([law("mesh.groups")]), report([law("mesh.copies")]))
-    assert (only.laws.only_first, only.laws.only_second, only.exit) == (["mesh.groups"], ["mesh.copies"], 0)
+    assert (only.laws.only_first, only.laws.only_second, only.exit) == (["mesh.groups"], ["mesh.copies"], 2)
+    assert only.apart == ["1 law in the first only", "1 law in the second only"]
+
+
+def test_one_fault_with_two_smallest_cases_is_one_finding(tmp_path: Path) -> None:
+    laws = [law("op.forward[mean]", "deviates")]
+    shrunk, less = finding("11111111", signature="s"), finding("22222222", f"{CASE} seed=2", signature="s")
+    found = side_by_side(tmp_path, report(laws, [less]), report(laws, [shrunk]))
+    assert (found.findings.new, found.findings.gone, found.exit) == ([], [], 0)
+
+
+def test_reports_with_and_without_expectations_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    laws = [law("mesh.groups")]
+    stored(tmp_path / "with", report(laws, expectations=[expectation("mesh.groups")]))
+    stored(tmp_path / "without", report(laws))
+    assert cli.main(["compare", str(tmp_path / "with"), str(tmp_path / "without")]) == 2
+    out = capsys.readouterr().out
+    assert "differs  expectations: 1 -> 0\n" in out
+    assert out.endswith("exit 2: 1 expectations in the first, 0 in the second\n")
 
 
 def test_a_run_that_was_not_finished_is_worse(tmp_path: Path) -> None:
