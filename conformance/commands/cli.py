@@ -180,7 +180,7 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="REPORT", help="The same: what is.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> int:
-    """Two reports side by side; exit 1 when the second says anything worse than the first.
+    """Two reports side by side; exit 1 when the second says anything worse than the first, 2 when they were not asked the same.
 
     Two nights, two versions of torch, or a target of your own against gloo: findings that are new, gone or changed, laws with another
     outcome, features no longer reached, and which cases only one of them judged.

@@ -1,7 +1,9 @@
 """``shardlaw expect update``: the new findings of a report as expectations, each with a reason to fill in.
 
-Entries are only ever added, at the end of the file: what somebody wrote there stays as it is. What a run saw of the entries that it
-was given is listed: those that are stale, and those that are too wide.
+An entry names the fewest features that part what deviates from what holds, and stands for all findings that it then accounts for, of one
+law or of all laws of a chapter: see :mod:`shardlaw.conformance.report.parting`. Entries are only ever added, at the end of the file: what
+somebody wrote there stays as it is. What a run saw of the entries that it was given is listed: those that are stale, and those that are too
+wide.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.verdict import KINDS, struck
+from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Tried, common_pattern, parting, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.expectations import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, WIDEST_SHARE, Entry, holds, read
 
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
 DEFAULT_FILE = Path("shardlaw-expect.toml")
 # what tells little of a cause: named only where the other features would match too much
 LAST_FEATURES = ("world:", "op:")
-SEEN_BY_RANKS = ("op:", "derived")
 COMMENT_WIDTH = 300
 
 
@@ -43,19 +46,66 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
     if os.path.exists(output) and not os.path.isfile(output):
         raise UsageError(f"-o {output}: cannot be written: want a file")
     there = read(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
-    lines, wanted = [], []
+    cases = tried(folder / "cases.txt")
+    lines, drafts = [], list[Draft]()
     for found in report.new():
         law = laws[aliases.get(found.law, found.law)]
         entry = _entry_for(found, law, there, report)
-        if entry is None:
-            wanted.append((found, _written(found, law, versions, report, folder)))
-        else:
+        if entry is not None:
             said = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
             lines.append(f"{entry.where}: {said} {found.id}: no entry added")
-    starts = _append(output, [block for _, block in wanted])
-    lines += [f"{output}:{line}: {found.kind} {found.id} {found.text}" for (found, _), line in zip(wanted, starts, strict=True)]
-    print(*lines, *_doubtful(report), _conclusion(output, len(wanted), there), sep="\n")
+        elif not any(draft.takes(found, law) for draft in drafts):
+            drafts.append(_draft(found, law, cases.get(law.id, [])))
+    drafts = _of_chapters(drafts, cases)
+    starts = _append(output, [_written(draft, versions, report, folder) for draft in drafts])
+    for draft, line in zip(drafts, starts, strict=True):
+        lines += [f"{output}:{line}: {found.kind} {found.id} {found.text}" for found in draft.found]
+    print(*lines, *_doubtful(report), _conclusion(output, len(drafts), there), sep="\n")
     return 0
+
+
+@dataclass
+class Draft:
+    """An entry to be: what it matches, the findings that it accounts for, and the share of its law's cases that have its features."""
+
+    law: str
+    kind: str
+    features: list[str]
+    signature: str
+    found: list[FindingLine]
+    share: float = 0.0
+
+    def takes(self, found: FindingLine, law: Law) -> bool:
+        """Account for a finding, if it is one of this entry's."""
+        fits = (law.id, found.kind, _signature(found)) == (self.law, self.kind, self.signature) and {*self.features} <= {*found.features}
+        if fits:
+            self.found.append(found)
+        return fits
+
+
+def _draft(found: FindingLine, law: Law, cases: Sequence[Tried]) -> Draft:
+    features = parting(found.features, found.kind, cases)
+    share = 0.0
+    if features is None:
+        features, share = _narrow(found, [case.features for case in cases])
+    return Draft(law.id, found.kind, features, _signature(found), [found], share)
+
+
+def _of_chapters(drafts: Sequence[Draft], cases: Mapping[str, Sequence[Tried]]) -> list[Draft]:
+    """The same, those of one chapter alike in all but the law as one where no case of the chapter speaks against it."""
+    alike: dict[tuple[object, ...], list[Draft]] = {}
+    for draft in drafts:
+        chapter = draft.law.partition(".")[0]
+        alike.setdefault((chapter, draft.kind, tuple(draft.features), draft.signature, draft.share), []).append(draft)
+    found = []
+    for same in alike.values():
+        first = same[0]
+        pattern = common_pattern([draft.law for draft in same], first.features, first.kind, cases) if len(same) > 1 and cases else None
+        if pattern is None:
+            found += same
+        else:
+            found.append(replace(first, law=pattern, found=[one for draft in same for one in draft.found]))
+    return found
 
 
 def _versions(report: RunReport, path: Path) -> str:
@@ -105,39 +155,26 @@ def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport)
     return here and entry.matches(found.kind, frozenset(found.features), _error(found))
 
 
-def _written(found: FindingLine, law: Law, versions: str, report: RunReport, folder: Path) -> list[str]:
+def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
     """The lines of an entry, with what a reader needs to find its reason."""
-    features, share = _narrow(found, _features_of_cases(folder / "cases.txt", law))
-    after = len(found.case.get("after", ()))
-    shown = f"shown by {folder / found.reproducer}" if found.reproducer else found.note or "no reproducer"
-    comments = [found.message, found.text + (f" (after {after} other cases)" if after else ""), shown]
-    if share > WIDEST_SHARE:
-        comments.append(f"matches {share:.0%} of the cases of its law: refused unless it says wide = true")
-    keys: dict[str, str | list[str]] = {"law": law.id, "kind": found.kind, "features": features}
-    signature = _signature(found)
-    if signature:
-        keys["signature"] = signature
+    first, *others = draft.found
+    after = len(first.case.get("after", ()))
+    shown = f"shown by {folder / first.reproducer}" if first.reproducer else first.note or "no reproducer"
+    comments = [first.message, first.text + (f" (after {after} other cases)" if after else ""), shown]
+    comments += [f"and {other.id} {other.text}" for other in others]
+    if draft.share > WIDEST_SHARE:
+        comments.append(f"matches {draft.share:.0%} of the cases of its law: refused unless it says wide = true")
+    keys: dict[str, str | list[str]] = {"law": draft.law, "kind": draft.kind, "features": draft.features}
+    if draft.signature:
+        keys["signature"] = draft.signature
     keys["torch"] = versions
     if report.target.name != "gloo":
         keys["target"] = report.target.name
-    keys["finding"] = found.id
+    keys["finding"] = first.id
     if not after:
-        keys["case"] = found.text
+        keys["case"] = first.text
     keys["reason"] = UNFILLED
     return [*(f"# {_printable(text)}" for text in comments), "[[expect]]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
-
-
-def _features_of_cases(path: Path, law: Law) -> list[frozenset[str]]:
-    """The features of every case of a law that the run judged, as far as the file of cases tells."""
-    from shardlaw.conformance.law.case import Case
-    from shardlaw.conformance.law.features.features import features_of
-    from shardlaw.reference.notation import NotationError
-
-    try:
-        texts = [line.split(" ", 2)[-1] for line in path.read_text("utf-8").splitlines() if f" {law.id} " in line]
-        return [features_of(Case.parse(text), law) for text in texts if text.startswith(f"{law.id} ")]
-    except (OSError, UnicodeDecodeError, NotationError):
-        return []
 
 
 def _narrow(found: FindingLine, cases: Sequence[frozenset[str]]) -> tuple[list[str], float]:

@@ -167,6 +167,27 @@ def test_what_would_match_a_fifth_of_a_laws_cases_names_more(shell: Shell) -> No
     assert "# matches 97% of the cases of its law: refused unless it says wide = true" in shell.file.read_text()
 
 
+def test_an_entry_names_the_features_without_which_cases_hold_and_stands_for_a_chapter(shell: Shell) -> None:
+    """What deviates is what has an uneven shard to be gathered, of two laws; nothing else about the cases matters."""
+    local, back = (f"redistribute.{name} mesh={{}} x={{}}:S(0) to=R" for name in ("local", "back"))
+    uneven = [Case.parse(law.format(mesh, shape)) for law in (local, back) for mesh, shape in (("2", "5"), ("2@1,0", "7x2"))]
+    even = [Case.parse(law.format(mesh, shape)) for law in (local, back) for mesh, shape in (("2", "4"), ("2@1,0", "4x2"), ("4", "8"))]
+    first, _, second, _ = uneven
+    folder = report(shell.folder / "report", finding(first), finding(second))
+    lines = [f"wrong-value drawn {case.text}\n" for case in uneven] + [f"held drawn {case.text}\n" for case in even]
+    (folder / "cases.txt").write_text("".join(lines))
+    said = shell(str(folder))
+    assert [finding(case).id in said for case in (first, second)] == [True, True]
+    (entry,) = shell.filled()
+    assert (entry.law, entry.features) == ("redistribute.*", {"uneven"})
+    assert all(entry.matches("wrong-value", features_of(case, find(case.law)), "") for case in uneven)
+    # where a case of another law has the feature and holds, the entry is of these laws alone
+    shell.file.unlink()
+    (folder / "cases.txt").write_text("".join([*lines, "held drawn redistribute.same mesh=2 x=5:S(0) to=R\n"]))
+    shell(str(folder))
+    assert [entry.law for entry in shell.filled()] == ["redistribute.local", "redistribute.back"]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])
 def test_what_somebody_wrote_stays_as_it_is(shell: Shell, end: str) -> None:
     old = '# mine\n\n[[ expect ]] # why not\nlaw = "mesh.groups"  # a note\nkind   = "hang"\nreason = """it\nwaits"""\n# the end'
