@@ -11,7 +11,7 @@ follows from.
 :mod:`shardlaw.reference.layout`      who owns which element, as ordered lists of indices
 :mod:`shardlaw.reference.orders`      shard orders: a dim that mesh dims cut in another order than from left to right
 :mod:`shardlaw.reference.box`         rectangles of indices: intersection, exact tiling
-:mod:`shardlaw.reference.shards`      tensors that are handed out in boxes of any size, several a rank or none
+:mod:`shardlaw.reference.shards`      who holds what, in boxes of any size: by one rank or several, several a rank or none
 :mod:`shardlaw.reference.tensors`     dense tensors whose every element is distinct and exact
 :mod:`shardlaw.reference.simulate`    a whole world in one process: distribute, assemble, reduce, redistribute
 :mod:`shardlaw.reference.checkpoint`  what a checkpoint holds: nested states and their leaves

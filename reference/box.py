@@ -3,16 +3,19 @@
 A box is an offset and a size for each tensor dim, in elements. Checkpoints speak of nothing else: a chunk that was saved
 is a box, a shard that wants to be filled is a box, and what must be read is where they meet.
 
+The text of a box is ``2:5,0:6``, the runs of its dims; that of a box without dims is ``()``. Boxes are joined by ``;``, and ``-`` is none.
+
 Source: the documentation of ``torch.distributed.checkpoint`` (the chunks of a tensor's metadata, and the items of a load plan).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardlaw.reference.notation import Shape, format_shape
+from shardlaw.reference.notation import NotationError, Shape, format_shape
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Box:
         if len(self.offset) != len(self.size):
             raise ValueError(f"box offset {self.offset} and size {self.size} have different numbers of dims")
 
+    @staticmethod
+    def whole(shape: Shape) -> Box:
+        """All of a tensor of ``shape``."""
+        return Box((0,) * len(shape), shape)
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{start}:{end}" for start, end in zip(self.offset, self.end, strict=True)) + "]"
 
@@ -38,6 +46,13 @@ class Box:
     def end(self) -> Shape:
         """One past the last index of every dim."""
         return tuple(offset + size for offset, size in zip(self.offset, self.size, strict=True))
+
+    def along(self, dim: int, *, start: int | None = None, size: int | None = None) -> Box:
+        """The same rectangle but for ``dim``, along which it begins at ``start`` or has another ``size``."""
+        offset, sizes = list(self.offset), list(self.size)
+        offset[dim] = offset[dim] if start is None else start
+        sizes[dim] = sizes[dim] if size is None else size
+        return Box(tuple(offset), tuple(sizes))
 
     def contains(self, other: Box) -> bool:
         """Whether every index of ``other`` lies in this box. An empty box lies in every box."""
@@ -65,7 +80,7 @@ def tiling_errors(shape: Shape, boxes: Iterable[Box]) -> list[str]:
     Boxes without elements cover nothing and disturb nothing, wherever they lie. In bounds, pairwise disjoint and of the
     right total volume is the same as an exact cover, for every number of dims, 0 included.
     """
-    whole = Box((0,) * len(shape), shape)
+    whole = Box.whole(shape)
     errors: list[str] = []
     full: list[Box] = []
     for box in boxes:
@@ -86,3 +101,28 @@ def tiling_errors(shape: Shape, boxes: Iterable[Box]) -> list[str]:
 def tiles_exactly(shape: Shape, boxes: Sequence[Box]) -> bool:
     """Whether every element of a tensor of ``shape`` lies in exactly one of ``boxes``."""
     return not tiling_errors(shape, boxes)
+
+
+def parse_box(text: str, ndim: int) -> Box:
+    """``"0:2,0:6"``, or ``"()"`` for a box without dims. Raises :class:`NotationError`."""
+    runs = [] if text == "()" else text.split(",")
+    found = [re.fullmatch(r"(\d+):(\d+)", run, re.ASCII) for run in runs]
+    ends = [(int(match[1]), int(match[2])) for match in found if match]
+    if len(ends) != len(runs) or len(ends) != ndim or any(start > end for start, end in ends):
+        raise NotationError(f"box {text!r}: want START:END for each of {ndim} dims, or () where there are none")
+    return Box(tuple(start for start, _ in ends), tuple(end - start for start, end in ends))
+
+
+def format_box(box: Box) -> str:
+    """The inverse of :func:`parse_box`."""
+    return ",".join(f"{start}:{end}" for start, end in zip(box.offset, box.end, strict=True)) or "()"
+
+
+def parse_boxes(text: str, ndim: int) -> tuple[Box, ...]:
+    """Boxes joined by ``;``, or ``-`` for none. Raises :class:`NotationError`."""
+    return () if text == "-" else tuple(parse_box(part, ndim) for part in text.split(";"))
+
+
+def format_boxes(boxes: Iterable[Box]) -> str:
+    """The inverse of :func:`parse_boxes`."""
+    return ";".join(map(format_box, boxes)) or "-"

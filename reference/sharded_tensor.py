@@ -4,10 +4,10 @@ There are two specs, each written on one line:
 
 ``chunk(0)@0,1,2``            equal chunks along dim 0, the first on rank 0: as ``torch.chunk`` cuts, so that the last ranks may hold
                               less or nothing. ``chunk(-1)@2,0`` counts the dim from the end, and its first chunk lies on rank 2
-``0:2,0:6@0;2:5,0:6@2``       boxes one by one (``START:END`` for each dim), each with its rank; a rank may hold several, or none
+``0:2,0:6@0;2:5,0:6@2``       boxes one by one, each with its rank; a rank may hold several, or none: :class:`~.shards.Shards`
 
-Ranks are numbers in the world, also where the tensor lives on a group of some of them. A spec says who holds what of a tensor of any
-shape (:meth:`Spec.parts`), or why there is no such tensor (:meth:`Spec.errors`).
+Ranks are numbers in the world, also where the tensor lives on a group of some of them. A spec says who holds what of a tensor
+(:func:`shards_of`), or why there is no such tensor (:func:`spec_errors`).
 
 Source: the documentation of ``torch.distributed._shard`` (``ChunkShardingSpec``, ``EnumerableShardingSpec``, ``ShardedTensor``).
 """
@@ -15,15 +15,11 @@ Source: the documentation of ``torch.distributed._shard`` (``ChunkShardingSpec``
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardlaw.reference.box import Box, tiling_errors
-from shardlaw.reference.checkpoint.sharded_leaf import format_box, parse_box
 from shardlaw.reference.layout import chunk
-from shardlaw.reference.notation import NotationError, Shape
-
-Part = tuple[Box, int]
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.shards import Shards, cut
 
 
 @dataclass(frozen=True)
@@ -40,58 +36,35 @@ class ChunkSpec:
         """Why a tensor of ``shape`` cannot be cut so; an empty list when it can."""
         return [] if -len(shape) <= self.dim < len(shape) else [f"there is no dim {self.dim} in {len(shape)} dims"]
 
-    def parts(self, shape: Shape) -> list[Part]:
+    def shards(self, shape: Shape) -> Shards:
         """A box for each rank, in order; one without elements begins at the end of the dim. Raises ``ValueError``."""
         if self.errors(shape):
             raise ValueError(self.errors(shape)[0])
         dim = self.dim % len(shape)
-        found = []
-        for rank, run in zip(self.ranks, chunk(tuple(range(shape[dim])), len(self.ranks)), strict=True):
-            offset = tuple((run[0] if run else extent) if at == dim else 0 for at, extent in enumerate(shape))
-            size = tuple(len(run) if at == dim else extent for at, extent in enumerate(shape))
-            found.append((Box(offset, size), rank))
-        return found
+        runs = chunk(tuple(range(shape[dim])), len(self.ranks))
+        return cut(shape, dim, zip(map(len, runs), self.ranks, strict=True))
 
 
-@dataclass(frozen=True)
-class EnumerableSpec:
-    """Boxes one by one, each with its rank."""
-
-    boxes: tuple[Part, ...]
-
-    def __str__(self) -> str:
-        return ";".join(f"{format_box(box)}@{rank}" for box, rank in self.boxes)
-
-    def errors(self, shape: Shape) -> list[str]:
-        """Why the boxes are no tensor of ``shape``: none at all, another number of dims, or no tiling."""
-        if not self.boxes:
-            return ["there is no box"]
-        return tiling_errors(shape, [box for box, _ in self.boxes])
-
-    def parts(self, shape: Shape) -> list[Part]:
-        """The boxes with their ranks, in order. Raises ``ValueError`` where they do not tile a tensor of ``shape``."""
-        if self.errors(shape):
-            raise ValueError("; ".join(self.errors(shape)))
-        return list(self.boxes)
+Spec = ChunkSpec | Shards
 
 
-Spec = ChunkSpec | EnumerableSpec
-
-
-def parse_spec(text: str, ndim: int) -> Spec:
-    """A spec for tensors of ``ndim`` dims from its text. Raises :class:`NotationError`."""
+def parse_spec(text: str, shape: Shape) -> Spec:
+    """A spec for tensors of ``shape`` from its text. Raises :class:`NotationError`."""
     chunks = re.fullmatch(r"chunk\((-?\d+)\)@(\d+(?:,\d+)*)", text, re.ASCII)
     if chunks:
         return ChunkSpec(int(chunks[1]), tuple(map(int, chunks[2].split(","))))
-    parts = []
-    for part in text.split(";"):
-        box, at, rank = part.rpartition("@")
-        if not (at and rank.isascii() and rank.isdigit()):
-            raise NotationError(f"spec {text!r}: want chunk(DIM)@RANK,... or START:END,...@RANK;...")
-        parts.append((parse_box(box, ndim), int(rank)))
-    return EnumerableSpec(tuple(parts))
+    return Shards.parse(shape, text, alone=True)
 
 
-def of_rank(parts: Sequence[Part], rank: int) -> list[Box]:
-    """The boxes that one rank holds, in order."""
-    return [box for box, holder in parts if holder == rank]
+def spec_errors(spec: Spec, shape: Shape) -> list[str]:
+    """Why there is no tensor of ``shape`` with this spec; an empty list when there is."""
+    if isinstance(spec, ChunkSpec):
+        return spec.errors(shape)
+    return spec.errors() if spec.parts else ["there is no box"]
+
+
+def shards_of(spec: Spec, shape: Shape) -> Shards:
+    """Who holds what of a tensor of ``shape`` with this spec. Raises ``ValueError`` where there is none."""
+    if spec_errors(spec, shape):
+        raise ValueError("; ".join(spec_errors(spec, shape)))
+    return spec.shards(shape) if isinstance(spec, ChunkSpec) else spec

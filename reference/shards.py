@@ -1,11 +1,13 @@
-"""Tensors that are handed out in boxes: any rectangles, uneven, several a rank or none.
+"""Who holds what of a tensor: its boxes, each with the ranks that hold it.
 
 A layout of :mod:`shardlaw.reference.layout` follows from placements. Tables of embeddings do not: one lies on a single rank, the next is
-cut into rows of 1, 3, 1 and 3, a third into columns of which a rank holds the first and the last. What such a tensor is, is a list of
-boxes, each with the rank that holds it; it is sound when the boxes tile the tensor.
+cut into rows of 1, 3, 1 and 3, a third into columns of which a rank holds the first and the last. And a checkpoint is saved by ranks of
+which several may hold the same. Whatever hands a tensor out, what comes of it is said here, and in one way: by a list of boxes, each with
+its ranks. The list is sound when the boxes tile the tensor; nothing keeps them from overlapping, leaving holes or being held twice by
+one rank, so what must be refused is written in the same way.
 
-The text of a list is ``0:1,0:6@0;1:4,0:6@1``: rows 0 on rank 0 and rows 1 to 3 on rank 1, of 6 columns each. The order of the boxes of
-one rank is the order in which it holds them.
+The text of a list is ``0:1,0:6@0;1:4,0:6@1+2``: rows 0 on rank 0 and rows 1 to 3 on ranks 1 and 2, of 6 columns each; ``()@0`` is a tensor
+without dims on rank 0. The order of the boxes of one rank is the order in which it holds them.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (a tensor's metadata lists its chunks, each an offset and a size).
 """
@@ -13,45 +15,85 @@ Source: the documentation of ``torch.distributed.checkpoint`` (a tensor's metada
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardlaw.reference.box import Box, tiling_errors
+from shardlaw.reference.box import Box, format_box, parse_box, tiling_errors
+from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import NotationError, Shape
+
+Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Shards:
-    """A tensor of ``shape`` in boxes, each with the rank that holds it."""
+    """A tensor of ``shape`` in ``parts``: boxes, each with the ranks that hold it."""
 
     shape: Shape
-    boxes: tuple[tuple[Box, int], ...]
+    parts: tuple[tuple[Box, Ranks], ...]
 
     @staticmethod
-    def parse(shape: Shape, text: str) -> Shards:
-        """The inverse of ``str``. Raises :class:`NotationError`."""
-        found = []
+    def whole(shape: Shape, ranks: Iterable[int]) -> Shards:
+        """A tensor that each of ``ranks`` holds whole."""
+        return Shards(shape, ((Box.whole(shape), tuple(ranks)),))
+
+    @staticmethod
+    def of_layout(layout: Layout) -> Shards:
+        """A tensor as its placements hand it out. Raises ``ValueError`` where what a rank holds is no box, or waits to be reduced."""
+        held: dict[Box, list[int]] = {}
+        for coord in layout.mesh.coords():
+            box = layout.box(coord)
+            if box is None or layout.has_partial():
+                raise ValueError(f"the rank at {coord} holds no box of {layout}")
+            held.setdefault(box, []).append(layout.mesh.rank_at(coord))
+        return Shards(layout.shape, tuple((box, tuple(ranks)) for box, ranks in held.items()))
+
+    @staticmethod
+    def parse(shape: Shape, text: str, *, alone: bool = False) -> Shards:
+        """The inverse of ``str``; with ``alone``, no two ranks may hold one box. Raises :class:`NotationError`."""
+        parts = []
         for part in text.split(";"):
-            match = re.fullmatch(r"(\d+:\d+(?:,\d+:\d+)*)@(\d+)", part, re.ASCII)
-            ends = [tuple(map(int, run.split(":"))) for run in match[1].split(",")] if match else []
-            if match is None or len(ends) != len(shape) or any(start > end for start, end in ends):
-                raise NotationError(f"shards {text!r}: want BOX@RANK;..., a box being START:END for each of {len(shape)} dims")
-            box = Box(tuple(start for start, _ in ends), tuple(end - start for start, end in ends))
-            found.append((box, int(match[2])))
-        return Shards(shape, tuple(found))
+            box, _, ranks = part.rpartition("@")
+            parts.append((parse_box(box, len(shape)), parse_ranks(ranks)))
+        if alone and any(len(ranks) > 1 for _, ranks in parts):
+            raise NotationError(f"shards {text!r}: want one rank for each box")
+        return Shards(shape, tuple(parts))
 
     def __str__(self) -> str:
-        return ";".join(
-            f"{','.join(f'{start}:{end}' for start, end in zip(box.offset, box.end, strict=True))}@{rank}" for box, rank in self.boxes
-        )
+        return ";".join(f"{format_box(box)}@{format_ranks(ranks)}" for box, ranks in self.parts)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The different boxes, in order."""
+        return tuple(dict.fromkeys(box for box, _ in self.parts))
+
+    def holdings(self) -> Iterator[tuple[Box, int]]:
+        """Every box with every rank that holds it."""
+        return ((box, rank) for box, ranks in self.parts for rank in ranks)
 
     def of(self, rank: int) -> tuple[Box, ...]:
         """The boxes that ``rank`` holds, in its order."""
-        return tuple(box for box, holder in self.boxes if holder == rank)
+        return tuple(box for box, holder in self.holdings() if holder == rank)
+
+    def filled(self) -> Shards:
+        """The same without the boxes that have no elements."""
+        return Shards(self.shape, tuple((box, ranks) for box, ranks in self.parts if box.volume))
 
     def errors(self) -> list[str]:
         """What keeps the boxes from being the tensor, each element once; nothing when they are."""
-        return tiling_errors(self.shape, [box for box, _ in self.boxes])
+        return tiling_errors(self.shape, [box for box, _ in self.parts])
+
+
+def parse_ranks(text: str) -> Ranks:
+    """``"0+2"``, in the order of the text. Raises :class:`NotationError`."""
+    if not re.fullmatch(r"\d+(\+\d+)*", text, re.ASCII):
+        raise NotationError(f"ranks {text!r}: want ranks joined by '+', such as 0+2")
+    return tuple(map(int, text.split("+")))
+
+
+def format_ranks(ranks: Ranks) -> str:
+    """The inverse of :func:`parse_ranks`."""
+    return "+".join(map(str, ranks))
 
 
 def side_by_side(boxes: Sequence[Box]) -> bool:
@@ -59,11 +101,17 @@ def side_by_side(boxes: Sequence[Box]) -> bool:
     return len({(box.offset[:-1], box.size[:-1]) for box in boxes}) <= 1
 
 
+def joined(boxes: Sequence[Box]) -> Shape | None:
+    """The size of boxes of one rank put together along their last dim; ``None`` where they cannot be, or there is none."""
+    if not boxes or not boxes[0].size or not side_by_side(boxes):
+        return None
+    return (*boxes[0].size[:-1], sum(box.size[-1] for box in boxes))
+
+
 def cut(shape: Shape, dim: int, parts: Iterable[tuple[int, int]]) -> Shards:
     """Runs of tensor dim ``dim``, one behind the other: each of so many indices, for so-and-so's rank."""
-    boxes, start = [], 0
+    found, start = [], 0
     for size, rank in parts:
-        offset = tuple(start if at == dim else 0 for at in range(len(shape)))
-        boxes.append((Box(offset, tuple(size if at == dim else whole for at, whole in enumerate(shape))), rank))
+        found.append((Box.whole(shape).along(dim, start=start, size=size), (rank,)))
         start += size
-    return Shards(shape, tuple(boxes))
+    return Shards(shape, tuple(found))

@@ -79,7 +79,7 @@ def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrat
         if way == "grid":
             rows, columns = ([draw(full) for _ in range(size)] for size in mesh.shape)
             boxes = [
-                (Box((sum(rows[:i]), sum(columns[:j])), (rows[i], columns[j])), mesh.rank_at((i, j)))
+                (Box((sum(rows[:i]), sum(columns[:j])), (rows[i], columns[j])), (mesh.rank_at((i, j)),))
                 for i in range(len(rows))
                 for j in range(len(columns))
             ]
@@ -93,7 +93,6 @@ def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrat
             rest = draw(shapes(min_dims=0, max_dims=1, min_size=1, max_size=5))
         whole = sum(size for size, _ in parts)
         shape = (whole, *rest) if way == "rows" else (*rest, whole)
-        found = cut(shape, 0 if way == "rows" else len(shape) - 1, parts)
-        return Shards(shape, tuple((box, rank) for box, rank in found.boxes if box.volume))
+        return cut(shape, 0 if way == "rows" else len(shape) - 1, parts).filled()
 
     return handed()

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec, Spec
+from shardlaw.reference.sharded_tensor import ChunkSpec, Spec
+from shardlaw.reference.shards import Shards
 from shardlaw.strategies._kept import kept
-from shardlaw.strategies.tilings import tilings
+from shardlaw.strategies.tilings import alone, handed_out, tilings
 
 MANY = 1 << 24
 
@@ -40,19 +41,10 @@ def chunk_specs(shape: Shape, ranks: Sequence[int], *, every: bool = True, beyon
     return spec()
 
 
-def enumerable_specs(shape: Shape, ranks: Sequence[int], *, max_boxes: int = 5) -> SearchStrategy[EnumerableSpec]:
+def enumerable_specs(shape: Shape, ranks: Sequence[int], *, max_boxes: int = 5) -> SearchStrategy[Shards]:
     """A spec of boxes that tile ``shape``; a rank may hold several of them, or none. Shrinks to one box on the first rank."""
-    count = len(ranks)
-
-    def handed_out(drawn: tuple[tuple[Shape, tuple[object, ...]], int]) -> EnumerableSpec:
-        (_, boxes), number = drawn
-        parts = []
-        for box in boxes:
-            number, choice = divmod(number, count)
-            parts.append((box, ranks[choice]))
-        return EnumerableSpec(tuple(parts))  # type: ignore[arg-type]
-
-    return st.tuples(tilings(shape, max_boxes=max_boxes), st.integers(0, MANY)).map(handed_out)
+    drawn = st.tuples(tilings(shape, max_boxes=max_boxes), st.integers(0, MANY))
+    return drawn.map(lambda drawn: handed_out(shape, drawn[0][1], alone(ranks), drawn[1]))
 
 
 def specs(shape: Shape, ranks: Sequence[int]) -> SearchStrategy[tuple[Shape, Spec]]:

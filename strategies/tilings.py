@@ -1,4 +1,4 @@
-"""Strategies for tilings: the boxes that a tensor is cut into, and tilings that were damaged in one way."""
+"""Strategies for tilings: the boxes that a tensor is cut into, tilings that were damaged in one way, and who is given which box."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.box import Box, intersect, tiling_errors
 from shardlaw.reference.notation import Shape
+from shardlaw.reference.shards import Ranks, Shards
 from shardlaw.strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
 from shardlaw.strategies._kept import kept
 from shardlaw.strategies.shapes import shapes
@@ -41,7 +42,7 @@ def tilings(
     @st.composite
     def tiling(draw: st.DrawFn) -> tuple[Shape, tuple[Box, ...]]:
         cut = draw(drawn_shape)
-        boxes = [Box((0,) * len(cut), cut)]
+        boxes = [Box.whole(cut)]
         way = draw(st.sampled_from(chosen))
         for _ in range(draw(st.integers(0, most - 1))):
             if way == "grid":
@@ -82,23 +83,14 @@ def _cut_through(boxes: list[Box], number: int) -> list[Box]:
 
 def _halves(box: Box, dim: int, index: int) -> list[Box]:
     first = index - box.offset[dim]
-    return [_changed(box, dim, size=first), _changed(box, dim, start=index, size=box.size[dim] - first)]
-
-
-def _changed(box: Box, dim: int, *, start: int | None = None, size: int | None = None) -> Box:
-    offset, sizes = list(box.offset), list(box.size)
-    offset[dim] = offset[dim] if start is None else start
-    sizes[dim] = sizes[dim] if size is None else size
-    return Box(tuple(offset), tuple(sizes))
+    return [box.along(dim, size=first), box.along(dim, start=index, size=box.size[dim] - first)]
 
 
 def _empty(shape: Shape, number: int) -> Box:
     """A box without elements somewhere in bounds: like a shard of which nothing was left, or anywhere else."""
     number, dim = divmod(number, len(shape))
     number, ends = divmod(number, 2)
-    offset, size = [0] * len(shape), list(shape)
-    offset[dim], size[dim] = (shape[dim] if ends else number % (shape[dim] + 1)), 0
-    return Box(tuple(offset), tuple(size))
+    return Box.whole(shape).along(dim, start=shape[dim] if ends else number % (shape[dim] + 1), size=0)
 
 
 def damaged(
@@ -145,16 +137,16 @@ def damage(shape: Shape, boxes: Sequence[Box], kind: str, number: int) -> tuple[
     number, dim = divmod(number, len(shape))
     start, size = box.offset[dim], box.size[dim]
     if kind == "emptied":
-        return (*boxes[:at], _changed(box, dim, size=0), *boxes[at + 1 :])
+        return (*boxes[:at], box.along(dim, size=0), *boxes[at + 1 :])
     if kind == "outside":
-        return (*boxes[:at], _changed(box, dim, start=start + shape[dim]), *boxes[at + 1 :])
+        return (*boxes[:at], box.along(dim, start=start + shape[dim]), *boxes[at + 1 :])
     if kind == "overlap":
         over = replace(box, size=tuple(1 + number % extent for extent in box.size))
-        return (*boxes, _changed(over, dim, start=start + size - over.size[dim]))
+        return (*boxes, over.along(dim, start=start + size - over.size[dim]))
     step = 1 if number % 2 or start == 0 else -1
     if kind == "grown":
-        return (*boxes[:at], _changed(box, dim, start=start + min(step, 0), size=size + 1), *boxes[at + 1 :])
-    return (*boxes[:at], _changed(box, dim, start=start + step), *boxes[at + 1 :])
+        return (*boxes[:at], box.along(dim, start=start + min(step, 0), size=size + 1), *boxes[at + 1 :])
+    return (*boxes[:at], box.along(dim, start=start + step), *boxes[at + 1 :])
 
 
 def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
@@ -174,3 +166,17 @@ def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...
         return tuple(kept)
 
     return some()
+
+
+def alone(ranks: Iterable[int]) -> list[Ranks]:
+    """Each of these ranks by itself."""
+    return [(rank,) for rank in ranks]
+
+
+def handed_out(shape: Shape, boxes: Iterable[Box], to: Sequence[Ranks], number: int) -> Shards:
+    """The tensor in these boxes, each held by one of the sets ``to``, chosen by ``number``."""
+    parts = []
+    for box in boxes:
+        number, choice = divmod(number, len(to))
+        parts.append((box, to[choice]))
+    return Shards(shape, tuple(parts))

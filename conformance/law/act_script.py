@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,15 +62,23 @@ def _used(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
     """The definitions, a table of functions with those entries alone whose keys the rest of the script names."""
     found = list(definitions)
     for at, text in enumerate(found):
-        (node,) = ast.parse(text).body
-        table = getattr(node, "value", None)
-        if isinstance(node, ast.Assign) and isinstance(table, ast.Dict) and any(isinstance(one, ast.Lambda) for one in table.values):
+        if _is_table(text):
+            (node,) = ast.parse(text).body
+            table = node.value  # type: ignore[attr-defined]
             rest = "\n".join([*lines, *found[:at], *found[at + 1 :]])
             pairs = zip(table.keys, table.values, strict=True)
             named = [(key, value) for key, value in pairs if not isinstance(key, ast.Constant) or repr(key.value) in rest]
             table.keys, table.values = [key for key, _ in named], [value for _, value in named]
             found[at] = ast.unparse(node)
     return found
+
+
+@lru_cache(1024)
+def _is_table(text: str) -> bool:
+    """Whether a definition is a table of functions."""
+    (node,) = ast.parse(text).body
+    table = node.value if isinstance(node, ast.Assign) else None
+    return isinstance(table, ast.Dict) and any(isinstance(one, ast.Lambda) for one in table.values)
 
 
 def identifier(law_id: str) -> str:
@@ -108,7 +117,7 @@ def _wanted(act: Act, case: Case, rank: int, world: int) -> Any:
 
 def _named(text: str) -> Iterator[str]:
     def uses(name: str) -> bool:
-        return bool(re.search(rf"(?<![\w.]){name}\b", text))
+        return name in text and bool(re.search(rf"(?<![\w.]){name}\b", text))
 
     for module, names in NAMED.items():
         if used := [*filter(uses, names)]:

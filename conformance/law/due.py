@@ -120,7 +120,7 @@ class Global(Due):
     def _local(self, rank: int) -> torch.Tensor:
         coord = self.mesh.coord(rank)
         if coord is None:
-            return torch.empty((0,) if self.full.ndim else (), dtype=self.full.dtype)
+            return torch.zeros((0,) if self.full.ndim else (), dtype=self.full.dtype)
         if self.layout.has_partial():
             local = simulate.distribute(self.full, self.layout, self.seed)[coord]
         else:
@@ -132,7 +132,10 @@ class Global(Due):
         return ... if self.mesh.coord(rank) is None else self.local(rank)
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        here.same_dtensor(got, self.full, check, exact=self.exact, mesh=self.mesh, placements=self.placements, rounding=self.rounding)
+        what = "" if place == check else place
+        here.same_dtensor(
+            got, self.full, check, exact=self.exact, mesh=self.mesh, placements=self.placements, rounding=self.rounding, what=what
+        )
 
     def for_script(self, rank: int) -> Any:
         if self.mesh.coord(rank) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from shardlaw.reference.placement import Partial, Placement, Placements, Shard, 
 
 def literal(value: object) -> str:
     """``value`` as an expression; tensors, placements and meshes of the reference as torch's. Raises ``TypeError`` for what has none."""
+    if type(value) in (int, bool, str) or (type(value) is float and math.isfinite(value)):  # as most are
+        return repr(value)
     if hasattr(value, "literal"):
         return str(value.literal())
     match value:

@@ -46,16 +46,11 @@ class Sources:
 
     def add(self, function: Callable[..., Any], name: str = "") -> str:
         """Bring a function in, under another name where one is given; returns the name by which the script calls it."""
-        module = sys.modules[function.__module__]
-        node = _function_node(function)
         self._free_variables(function)
         bound = {*inspect.signature(function).parameters, *function.__code__.co_freevars}
         name = name or function.__name__
-        if isinstance(node, ast.Lambda):
-            self._define(name, ast.Assign([ast.Name(name, ast.Store())], node), module, bound)
-        else:
-            node.name = name
-            self._define(name, node, module, bound)
+        code = function.__code__
+        self._define(name, function.__module__, lambda: _of_function(function.__module__, code.co_firstlineno, code.co_name, name), bound)
         return name
 
     def need(self, named: Any) -> None:
@@ -77,25 +72,24 @@ class Sources:
             except TypeError as error:
                 raise SourceError(f"{function.__qualname__} closes over {name}: {error}") from None
 
-    def _define(self, name: str, node: ast.stmt, module: types.ModuleType, bound: set[str] | None = None) -> None:
+    def _define(self, name: str, module: str, find: Callable[[], Definition], bound: set[str] | None = None) -> None:
         if name in self.homes:
-            if self.homes[name] != module.__name__:
-                raise SourceError(f"{name} is one thing in {self.homes[name]} and another in {module.__name__}")
+            if self.homes[name] != module:
+                raise SourceError(f"{name} is one thing in {self.homes[name]} and another in {module}")
             return
-        self.homes[name] = module.__name__
-        written = _without_docstring(copy.deepcopy(node).body) if isinstance(node, ast.FunctionDef) else []
-        cleaner = _Cleaner(module, self)
-        cleaned = cleaner.visit(node)
-        own = {name, *(bound or ()), *cleaner.brought}
-        for needed in _names(cleaned):
+        self.homes[name] = module
+        found = find()
+        own = {name, *(bound or ())}
+        for private in found.privates:
+            if private in compat.NAMES:
+                own.add(self.private(private).partition(".")[0])
+            else:
+                own.add(private)
+                self._need(private, compat)
+        for needed in found.needs:
             if needed not in own:
-                self._need(needed, module)
-        ast.fix_missing_locations(cleaned)
-        if isinstance(cleaned, ast.FunctionDef) and [*map(ast.dump, cleaned.body)] == [*map(ast.dump, written)]:
-            head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
-            self.definitions[name] = head.removesuffix("    pass") + _lines(module.__name__, written)
-        else:
-            self.definitions[name] = ast.unparse(cleaned)
+                self._need(needed, sys.modules[module])
+        self.definitions[name] = found.text
 
     def _need(self, name: str, module: types.ModuleType) -> None:
         found = _bindings(module).get(name)
@@ -110,7 +104,7 @@ class Sources:
         elif isinstance(found, ast.ImportFrom):
             self._need_from(name, found, module)
         else:
-            self._define(name, copy.deepcopy(found), module)
+            self._define(name, module.__name__, lambda: _of_binding(module.__name__, name))
 
     def _need_from(self, name: str, found: ast.ImportFrom, module: types.ModuleType) -> None:
         alias = next(alias for alias in found.names if (alias.asname or alias.name) == name)
@@ -135,27 +129,68 @@ class Sources:
 
     def private(self, name: str) -> str:
         """Bring in a name of :mod:`compat`; returns what it is called in the script."""
-        place = compat.place_of(name)
-        source, _, path = place.partition(":")
-        first, _, rest = path.partition(".")
-        if rest:
-            self.imports[first] = f"from {source} import {first}"
-            return path
-        if not path:
-            parent, _, last = source.rpartition(".")
-            self.imports[name] = f"from {parent} import {last} as {name}" if parent else f"import {source} as {name}"
-            return name
-        self.imports[name] = f"from {source} import {first}" + (f" as {name}" if name != first else "")
-        return name
+        path, statement = _in_torch(name)
+        self.imports[path.partition(".")[0]] = statement
+        return path
+
+
+@cache
+def _in_torch(name: str) -> tuple[str, str]:
+    """What a name of :mod:`compat` is called in a script, and the import that brings it in."""
+    source, _, path = compat.place_of(name).partition(":")
+    first, _, rest = path.partition(".")
+    if rest:
+        return path, f"from {source} import {first}"
+    if not path:
+        parent, _, last = source.rpartition(".")
+        return name, f"from {parent} import {last} as {name}" if parent else f"import {source} as {name}"
+    return name, f"from {source} import {first}" + (f" as {name}" if name != first else "")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A definition as it goes into a script: its text, what it takes of :mod:`compat`, and the names that it reads, each in order."""
+
+    text: str
+    privates: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@cache
+def _of_function(module: str, line: int, code: str, name: str) -> Definition:
+    """A function under the name that a script gives it."""
+    node = copy.deepcopy(_function_node(module, line, code))
+    if isinstance(node, ast.Lambda):
+        return _definition(name, ast.Assign([ast.Name(name, ast.Store())], node), module)
+    node.name = name
+    return _definition(name, node, module)
+
+
+@cache
+def _of_binding(module: str, name: str) -> Definition:
+    """What a module binds at its top."""
+    return _definition(name, copy.deepcopy(_bindings_of(module)[name]), module)
+
+
+def _definition(name: str, node: ast.stmt, module: str) -> Definition:
+    written = _without_docstring(copy.deepcopy(node).body) if isinstance(node, ast.FunctionDef) else []
+    cleaner = _Cleaner()
+    cleaned = ast.fix_missing_locations(cleaner.visit(node))
+    if isinstance(cleaned, ast.FunctionDef) and [*map(ast.dump, cleaned.body)] == [*map(ast.dump, written)]:
+        head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
+        text = head.removesuffix("    pass") + _lines(module, written)
+    else:
+        text = ast.unparse(cleaned)
+    return Definition(text, tuple(cleaner.privates), tuple(_names(cleaned)))
 
 
 class _Cleaner(ast.NodeTransformer):
     """Takes annotations, decorators of laws and docstrings away, and names what is private where torch keeps it.
 
-    ``brought``: the names that came in that way; in the module they may be something else."""
+    ``privates``: the names of :mod:`compat` that are asked for; in the module they may be something else."""
 
-    def __init__(self, module: types.ModuleType, sources: Sources) -> None:
-        self.module, self.sources, self.brought = module, sources, set[str]()
+    def __init__(self) -> None:
+        self.privates = dict[str, None]()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list = [one for one in node.decorator_list if _names_only(one) & KEPT_DECORATORS]
@@ -185,12 +220,10 @@ class _Cleaner(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in compat.NAMES:
-            path = self.sources.private(node.attr)
-            self.brought.add(path.partition(".")[0])
-            return ast.copy_location(ast.parse(path, mode="eval").body, node)
+            self.privates[node.attr] = None
+            return ast.copy_location(ast.parse(_in_torch(node.attr)[0], mode="eval").body, node)
         if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in _bindings(compat):
-            self.brought.add(node.attr)
-            self.sources._need(node.attr, compat)
+            self.privates[node.attr] = None
             return ast.copy_location(ast.Name(node.attr, ast.Load()), node)
         return self.generic_visit(node)
 
@@ -283,14 +316,21 @@ def _bindings(module: types.ModuleType) -> dict[str, ast.stmt]:
     return _bindings_of(module.__name__)
 
 
-def _function_node(function: Callable[..., Any]) -> ast.FunctionDef | ast.Lambda:
+def _function_node(module: str, line: int, code: str) -> ast.FunctionDef | ast.Lambda:
     """The tree of a function, found by its line: several may have one name. Of lambdas only one may begin on a line."""
-    line = function.__code__.co_firstlineno
-    for node in ast.walk(_tree(function.__module__)):
+    found = _functions(module).get((line, code))
+    if found is None:
+        raise SourceError(f"{module}.{code}, line {line}: its source is not where it was")
+    return found
+
+
+@cache
+def _functions(module: str) -> dict[tuple[int, str], ast.FunctionDef | ast.Lambda]:
+    """The functions of a module by the line on which they begin and the name of their code: trees that are not to be changed."""
+    found: dict[tuple[int, str], ast.FunctionDef | ast.Lambda] = {}
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.FunctionDef):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first == line and node.name == function.__code__.co_name:
-                return copy.deepcopy(node)
-        elif isinstance(node, ast.Lambda) and node.lineno == line and function.__code__.co_name == "<lambda>":
-            return copy.deepcopy(node)
-    raise SourceError(f"{function.__module__}.{function.__qualname__}: its source is not where it was")
+            found.setdefault((min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name), node)
+        elif isinstance(node, ast.Lambda):
+            found.setdefault((node.lineno, "<lambda>"), node)
+    return found

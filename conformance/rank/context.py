@@ -191,37 +191,41 @@ class RankContext:
         mesh: Mesh | None = None,
         placements: Placements | None = None,
         rounding: torch.dtype | None = None,
+        what: str = "",
     ) -> bool:
         """Judge a DTensor by its own claims: its global shape and dtype are those of ``want``, its placements (``placements``,
         where the law knows them) are true of what this rank holds. Contributions are deposited for the driver.
 
-        ``mesh`` is the mesh that it must live on; a rank outside it must hold nothing.
+        ``mesh`` is the mesh that it must live on; a rank outside it must hold nothing. ``what`` names it, where it is one of several.
         """
+        of = f"{what}: " if what else ""
         if not isinstance(got, DTensor):
-            return self.require(False, "wrong-metadata", check, f"result is a {type(got).__name__}, must be a DTensor")
+            return self.require(False, "wrong-metadata", check, f"{of}result is a {type(got).__name__}, must be a DTensor")
         if tuple(got.shape) != tuple(want.shape):
-            return self.require(False, "wrong-metadata", check, f"global shape is {tuple(got.shape)}, must be {tuple(want.shape)}",
+            return self.require(False, "wrong-metadata", check, f"{of}global shape is {tuple(got.shape)}, must be {tuple(want.shape)}",
                                 tuple(want.shape), tuple(got.shape))  # fmt: skip
         if got.dtype != want.dtype:
-            return self.require(False, "wrong-metadata", check, f"dtype is {got.dtype}, must be {want.dtype}", want.dtype, got.dtype)
+            return self.require(False, "wrong-metadata", check, f"{of}dtype is {got.dtype}, must be {want.dtype}", want.dtype, got.dtype)
         live = mesh_once_read(got.device_mesh)
         if mesh is not None and live != mesh:
-            return self.require(False, "wrong-metadata", check, f"result lives on mesh {live}, must live on {mesh}", mesh, live)
+            return self.require(False, "wrong-metadata", check, f"{of}result lives on mesh {live}, must live on {mesh}", mesh, live)
         claimed = read_placements(got.placements)
         try:
             layout = Layout(tuple(want.shape), live, claimed)
         except LayoutError as error:
-            return self.require(False, "wrong-metadata", check, f"claimed placements mean nothing: {error}", "", format_placements(claimed))
+            return self.require(
+                False, "wrong-metadata", check, f"{of}claimed placements mean nothing: {error}", "", format_placements(claimed)
+            )
         if placements is not None and layout.placements != Layout(tuple(want.shape), live, placements).placements:
             return self.require(False, "wrong-metadata", check,
-                                f"placements are {format_placements(claimed)}, must be {format_placements(placements)}",
+                                f"{of}placements are {format_placements(claimed)}, must be {format_placements(placements)}",
                                 format_placements(placements), format_placements(claimed))  # fmt: skip
         with torch.no_grad():
             local = got.to_local()
         coord = live.coord(self.rank)
         if coord is None:
-            return self.require(local.numel() == 0, "wrong-layout", check, "a rank outside the mesh holds elements", "nothing", local)
-        what = f"local tensor under {format_placements(claimed)}"
+            return self.require(local.numel() == 0, "wrong-layout", check, f"{of}a rank outside the mesh holds elements", "nothing", local)
+        what = f"{of}local tensor under {format_placements(claimed)}"
         if not layout.has_partial():
             return self.same(local, simulate.take(want, layout, coord), check, exact=exact, what=what, rounding=rounding)
         due = layout.local_shape(coord)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardlaw.conformance import compat
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.verdict import Answer, Verdict
 
 MOST_STEPS = 400
 ROOT = os.path.join("torch", "distributed", "")
@@ -96,14 +99,44 @@ def _decided(sharding: Any) -> str:
     return f"{said}{' and' if said else ','} claimed {_placed(getattr(sharding, 'output_spec', None))}"
 
 
-def where(steps: list[str], raised: str = "") -> str:
-    """The step to look at first: where an error came from (``raised`` is its stack), else the rule of the last op that was planned, else
-    the
-    last function that redistributed, planned or stored. Empty where nothing was heard."""
-    frames = [line for line in raised.splitlines() if f"/{ROOT}" in line]
-    if frames:
-        place, _, function = frames[-1].partition(" in ")
-        return f"{function}, {place[place.find(ROOT) :]}"
+def departing(verdict: Verdict) -> Answer | None:
+    """The answer of the first rank that deviated or raised."""
+    return next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), None)
+
+
+def place_of(verdict: Verdict, ordinary: Verdict | None = None) -> str:
+    """The place in torch to look at first, of a verdict whose ranks were traced; empty where nothing was heard. ``ordinary``: the traced
+    verdict on a case of the same law that holds, which does not go there."""
+    first = departing(verdict)
+    if first is None:
+        return ""
+    usual = {step for answer in ordinary.ranks for step in answer.trace} if ordinary is not None and ordinary.status == "held" else set()
+    return where(list(first.trace), first.raised.stack if first.raised else "", verdict.case.law.partition(".")[0], usual)
+
+
+def where(steps: list[str], raised: str = "", chapter: str = "op", usual: Collection[str] = ()) -> str:
+    """The step to look at first: where an error came from (``raised`` is its stack); or else, of the last calls in each, the first that
+    there is of: the files in which the faults of a chapter are looked for, without ``usual`` steps and with them; the rules of the ops that
+    were planned; the functions that redistributed; whatever was heard. Empty where nothing was heard."""
+    frames = []
+    for line in raised.splitlines():
+        if f"/{ROOT}" in line:
+            place, _, function = line.partition(" in ")
+            frames.append(f"{function}, {place[place.find(ROOT) :]}")
     ops = [step.partition(": ")[2] for step in steps if step.startswith("op ")]
-    moves = [step for step in steps if any(place in step for place in compat.MOVES)]
-    return next((found[-1] for found in (ops, moves, steps) if found), "")
+    calls = [step for step in steps if not step.startswith("op ")]
+    homes = compat.HOMES.get(chapter, ())
+    home = [step for step in calls if any(place in step for place in homes) and compat.DOES.match(_name(step))]
+    unusual = [step for step in home if step not in usual]
+    moves = [step for step in calls if any(place in step for place in compat.MOVES)]
+    known = [_telling(some) for some in (frames, unusual, home, ops, moves, frames, steps)]
+    return next((found[-1] for found in known if found), "") or next((some[-1] for some in (frames, ops, calls) if some), "")
+
+
+def _telling(steps: Iterable[str]) -> list[str]:
+    """Those that do more than to hand on."""
+    return [step for step in steps if not compat.HANDS_ON.fullmatch(_name(step)) and not step.startswith("no rule")]
+
+
+def _name(step: str) -> str:
+    return step.partition(",")[0].rpartition(".")[2]

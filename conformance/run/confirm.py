@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.rank.trace import where
+from shardlaw.conformance.rank.trace import departing, place_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -63,11 +63,11 @@ class Confirmer:
         verdict = self.pool.fresh(self.plan.law, found.case, traced=True)
         if verdict.signature != found.signature:
             return found
-        first = next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), None)
+        first = departing(verdict)
         if first is None:
             return found
-        place = where(list(first.trace), first.raised.stack if first.raised else "")
-        return replace(found, where=place, trace=first.trace)
+        ordinary = self.pool.fresh(self.plan.law, Case.parse(self.plan.law.control), traced=True)
+        return replace(found, where=place_of(verdict, ordinary), trace=first.trace)
 
     def _with_history(self, first: Verdict) -> Finding | None:
         law, tries = self.plan.law, 0

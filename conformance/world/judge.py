@@ -19,7 +19,6 @@ from shardlaw.reference.notation import parse_shape
 from shardlaw.reference.placement import Partial, parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
-
 # the check of a refusal that is support lost
 REFUSED_NOW = "refused-now"
 
@@ -59,11 +58,12 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
             message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
             return deviates("divergence", "error", message, _error(answers[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
-            said = f"refused by every rank: {first.error}: {first.text}"
-            if case.text == law.control:
-                return deviates("raised", REFUSED_NOW, f"the law's control, which must hold, is {said}", _error(answers[0]))
+            lost = "the law's control, which must hold," if case.text == law.control else ""
             if law.refusal == "lost":
-                return deviates("raised", REFUSED_NOW, f"earlier releases refuse no case of this law, and this one is {said}", _error(answers[0]))
+                lost = lost or "a case of a law of which earlier releases refuse no case"
+            if lost:
+                message = f"{lost} is refused by every rank: {first.error}: {first.text}"
+                return deviates("raised", REFUSED_NOW, message, _error(answers[0]))
             return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(answers[0]), features=features)
         return deviates("raised", "error", f"every rank raised {first.error}: {first.text}", _error(answers[0]))
     worst = _worst(answers)

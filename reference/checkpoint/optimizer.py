@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.load_plan import ReadItem, read_items
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.sharded_tensor import ChunkSpec, of_rank
+from shardlaw.reference.sharded_tensor import ChunkSpec
 
 
 def shares(part: Box, ranks: Sequence[int], rank: int) -> list[Box]:
     """The boxes that ``rank`` holds of a part that ``ranks`` share, counted from the beginning of the part: one with elements, or none."""
     if not part.size:
         return [Box((), ())]
-    return [box for box in of_rank(ChunkSpec(0, tuple(ranks)).parts(part.size), rank) if box.volume]
+    return [*ChunkSpec(0, tuple(ranks)).shards(part.size).filled().of(rank)]
 
 
 def shifted(box: Box, offset: Shape) -> Box:
@@ -47,6 +47,5 @@ def around(part: Box, shape: Shape) -> list[Box]:
     for dim, (start, end, extent) in enumerate(zip(part.offset, part.end, shape, strict=True)):
         for first, last in ((0, start), (end, extent)):
             if first < last:
-                offset = tuple(first if at == dim else 0 for at in range(len(shape)))
-                found.append(Box(offset, tuple(last - first if at == dim else size for at, size in enumerate(shape))))
+                found.append(Box.whole(shape).along(dim, start=first, size=last - first))
     return found

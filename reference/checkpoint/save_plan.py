@@ -102,7 +102,7 @@ def pieces(name: str, shape: Shape, boxes: Iterable[Box], dtype: str = "float32"
 
 def plain(name: str, shape: Shape, dtype: str = "float32") -> Plan:
     """The item of a tensor that every rank holds whole."""
-    return (WriteItem(name, Box((0,) * len(shape), shape), shape, dtype, replica=True),)
+    return (WriteItem(name, Box.whole(shape), shape, dtype, replica=True),)
 
 
 def value(name: str) -> Plan:

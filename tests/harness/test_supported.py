@@ -62,7 +62,7 @@ def test_what_is_refused_and_was_not_is_a_finding(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     (found,) = json.loads((tmp_path / "shardlaw-report" / "report.json").read_text())["findings"]
     assert (found["kind"], found["script"]) == ("raised", "proven")
-    assert "earlier releases refuse no case of this law" in found["message"]
+    assert "earlier releases refuse no case" in found["message"]
     again = shardlaw("replay", f"shardlaw-report/findings/{found['id']}.json")
     assert again.returncode == 1, again.stdout + again.stderr
     assert "as stored" in again.stdout

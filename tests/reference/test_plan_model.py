@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlaw.reference.box import Box, tiling_errors
+from shardlaw.reference.box import Box, format_boxes, parse_boxes, tiling_errors
 from shardlaw.reference.checkpoint.kept_plan import Kept
 from shardlaw.reference.checkpoint.load_plan import cover_errors, read_items
 from shardlaw.reference.checkpoint.save_plan import Metadata, TensorEntry, dedup, describe, errors
-from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, format_boxes, parse_boxes, plans_of
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, plans_of
 from shardlaw.reference.notation import NotationError
+from shardlaw.reference.shards import Shards
 from shardlaw.strategies.tilings import DAMAGES, damage, damaged, tilings, wanted
 
 Point = tuple[int, ...]
@@ -109,8 +110,9 @@ def held_by_ranks(draw: st.DrawFn) -> tuple[dict[str, ShardedLeaf], int]:
     for name in "ab"[: draw(st.integers(1, 2))]:
         shape, boxes = draw(tilings())
         some = st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)
-        leaves[name] = ShardedLeaf("boxes", shape, draw(st.sampled_from(("float32", "bool"))), tuple((box, draw(some)) for box in boxes))
-    leaves["n"] = ShardedLeaf("value", parts=((Box((), ()), tuple(range(ranks))),))
+        dtype = draw(st.sampled_from(("float32", "bool")))
+        leaves[name] = ShardedLeaf("boxes", Shards(shape, tuple((box, draw(some)) for box in boxes)), dtype)
+    leaves["n"] = ShardedLeaf.value(range(ranks))
     return leaves, ranks
 
 
@@ -123,10 +125,10 @@ def test_what_is_shared_out_is_everything_once_and_nobody_writes_what_it_has_not
     for name, leaf in leaves.items():
         written = Counter(item.box for plan in shared for item in plan if item.name == name)
         assert set(written.values()) == {1}
-        assert {*written} == ({None} if leaf.kind == "value" else {box for box, _ in leaf.parts})
+        assert {*written} == ({None} if leaf.kind == "value" else {*leaf.shards.boxes})
     for rank, plan in enumerate(shared):
         for item in plan:
-            holders = [by for box, by in leaves[item.name].parts if box == item.box or item.box is None]
+            holders = [by for box, by in leaves[item.name].shards.parts if box == item.box or item.box is None]
             assert any(rank in by for by in holders)
             assert not lowest or rank == min(min(by) for by in holders)
     assert errors(describe(shared)) == []
@@ -137,7 +139,8 @@ def test_where_all_hold_all_the_bytes_are_shared_evenly(found):
     leaves, ranks = found
     every = tuple(range(ranks))
     same = {
-        name: ShardedLeaf(leaf.kind, leaf.shape, leaf.dtype, tuple((box, every) for box, _ in leaf.parts)) for name, leaf in leaves.items()
+        name: ShardedLeaf(leaf.kind, Shards(leaf.shape, tuple((box, every) for box in leaf.shards.boxes)), leaf.dtype)
+        for name, leaf in leaves.items()
     }
     sizes = [[item.size for item in plan] for plan in dedup(plans_of(same, ranks))]
     assert max(map(sum, sizes)) - min(map(sum, sizes)) <= max(size for plan in sizes for size in plan)
@@ -148,7 +151,7 @@ def test_where_all_hold_all_the_bytes_are_shared_evenly(found):
 def test_what_is_held_is_read_back_from_its_text(found):
     for leaf in found[0].values():
         assert ShardedLeaf.parse(str(leaf)) == leaf
-        assert parse_boxes(format_boxes(leaf.boxes), len(leaf.shape)) == leaf.boxes
+        assert parse_boxes(format_boxes(leaf.shards.boxes), len(leaf.shape)) == leaf.shards.boxes
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
-from shardlaw.reference.notation import NotationError
+from shardlaw.reference.notation import NotationError, parse_shape
 from shardlaw.reference.orders import owned_in_order, placed_in_order
-from shardlaw.reference.placement import Replicate, Shard, StridedShard
-from shardlaw.reference.shards import Shards, cut, side_by_side
+from shardlaw.reference.placement import Replicate, Shard, StridedShard, parse_placements
+from shardlaw.reference.shards import Shards, cut, joined, side_by_side
 from shardlaw.strategies import shards
 from shardlaw.strategies.layouts import WAYS
 
@@ -26,19 +26,19 @@ def test_every_element_of_what_is_drawn_is_held_once(data: st.DataObject, way: s
     drawn = data.draw(shards(Mesh.parse(MESHES[way]), way=way))
     held = [
         point
-        for box, _ in drawn.boxes
+        for box, _ in drawn.parts
         for point in itertools.product(*(range(start, end) for start, end in zip(box.offset, box.end, strict=True)))
     ]
     assert sorted(held) == sorted(itertools.product(*map(range, drawn.shape)))
     assert drawn.errors() == []
-    assert {rank for _, rank in drawn.boxes} <= set(Mesh.parse(MESHES[way]).ranks)
+    assert {rank for _, rank in drawn.holdings()} <= set(Mesh.parse(MESHES[way]).ranks)
 
 
 @given(st.data(), st.sampled_from(WAYS))
 def test_shards_are_told_and_read_back(data: st.DataObject, way: str) -> None:
     drawn = data.draw(shards(Mesh.parse(MESHES[way]), way=way))
-    if drawn.boxes:
-        assert Shards.parse(drawn.shape, str(drawn)) == drawn
+    if drawn.parts:
+        assert Shards.parse(drawn.shape, str(drawn)) == Shards.parse(drawn.shape, str(drawn), alone=True) == drawn
 
 
 def test_runs_of_any_length() -> None:
@@ -54,13 +54,48 @@ def test_what_does_not_tile_is_told() -> None:
 
 @pytest.mark.parametrize("text", ["", "0:2", "0:2@a", "2:0@0", "0:2,0:1@0", "0:2@0;", "0-2@0"])
 def test_what_is_no_list_of_boxes_is_refused(text: str) -> None:
-    with pytest.raises(NotationError, match="want BOX@RANK"):
+    with pytest.raises(NotationError, match="want"):
         Shards.parse((4,), text)
+
+
+def test_a_box_may_be_held_by_several_ranks_or_twice_by_one() -> None:
+    held = Shards.parse((5,), "0:2@0+1;2:5@2;0:2@1;5:5@3")
+    assert str(held) == "0:2@0+1;2:5@2;0:2@1;5:5@3"
+    assert held.of(1) == (Box((0,), (2,)),) * 2
+    assert held.boxes == (Box((0,), (2,)), Box((2,), (3,)), Box((5,), (0,)))
+    assert str(held.filled()) == "0:2@0+1;2:5@2;0:2@1"
+    with pytest.raises(NotationError, match="want one rank for each box"):
+        Shards.parse((5,), str(held), alone=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "held"),
+    [
+        ("5x6 on 2 as S(0)", "0:3,0:6@0;3:5,0:6@1"),
+        ("5x6 on 2x2@0,2,1,3 as S(0),R", "0:3,0:6@0+2;3:5,0:6@1+3"),
+        ("2 on 3 as S(0)", "0:1@0;1:2@1;2:2@2"),
+        ("() on 2@1,3 as R", "()@1+3"),
+    ],
+)
+def test_placements_say_who_holds_what(layout: str, held: str) -> None:
+    shape, _, mesh, _, placements = layout.split(" ")
+    found = Shards.of_layout(Layout(parse_shape(shape), Mesh.parse(mesh), parse_placements(placements)))
+    assert str(found) == held
+    assert Shards.parse(found.shape, held) == found
+    assert found.errors() == []
+
+
+@pytest.mark.parametrize("placement", ["_S(0,2)", "P(sum)"])
+def test_what_is_no_box_is_held_by_nobody(placement: str) -> None:
+    with pytest.raises(ValueError, match="holds no box"):
+        Shards.of_layout(Layout((5,), Mesh.of(2), parse_placements(placement)))
 
 
 def test_boxes_lie_side_by_side_when_only_the_last_dim_differs() -> None:
     assert side_by_side([Box((0, 0), (2, 1)), Box((0, 3), (2, 2))])
     assert not side_by_side([Box((0, 0), (2, 1)), Box((2, 0), (1, 1))])
+    assert joined([Box((0, 0), (2, 1)), Box((0, 3), (2, 2))]) == (2, 3)
+    assert joined([Box((0, 0), (2, 1)), Box((2, 0), (1, 1))]) is joined([]) is joined([Box((), ())]) is None
 
 
 @given(st.sampled_from(["2x2", "2x3", "2x2x2", "3x2x1"]), st.data(), st.integers(1, 3))

@@ -53,13 +53,14 @@ def finish(pending: Any) -> Any:
         return future.result()
 
 
-def is_refused(attempt: Callable[[], Any]) -> bool:
-    """Whether a save or a load is given up on all ranks."""
+def failure(attempt: Callable[[], Any]) -> Any:
+    """The exception with which all ranks give a save or a load up. Another error passes: a rank that gets it has left
+    the others."""
     try:
         attempt()
-    except CheckpointFailed:
-        return True
-    return False
+    except CheckpointFailed as error:
+        return error
+    return None
 
 
 def first_line(error: Any) -> str:

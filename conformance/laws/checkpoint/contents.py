@@ -2,21 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from shardlaw.conformance.law.due import Due
+from shardlaw.conformance import compat
+from shardlaw.conformance.law import due
+from shardlaw.conformance.law.due import Due, Global
 from shardlaw.conformance.laws.checkpoint import trip as t
-from shardlaw.conformance.laws.checkpoint.calls import poison
-from shardlaw.conformance.laws.checkpoint.holders import wrapper_shape
-from shardlaw.reference import simulate
-from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slots, spoiled
+from shardlaw.conformance.laws.checkpoint.calls import App, poison
+from shardlaw.conformance.laws.checkpoint.holders import elements
+from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, format_state, slots, spoiled
+from shardlaw.reference.shards import Shards, joined
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
+
+
+@dataclass(frozen=True)
+class Exactly(Due):
+    """A plain tensor, or a value that is none: of the same type, and equal all through."""
+
+    value: Any
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        want = self.value
+        message = f"{place} is a {type(got).__name__}, must be a {type(want).__name__}"
+        if not here.require(type(got) is type(want), "wrong-metadata", check, message, repr(want), repr(got)):
+            return
+        if isinstance(want, torch.Tensor):
+            here.same(got, want, check, what=place)
+            return
+        equal = format_state(got) == format_state(want)
+        here.require(equal, "wrong-value", check, f"{place} is not what was saved", repr(want), repr(got))
+
+    def for_script(self, rank: int) -> Any:
+        return {"exactly": self.value}
+
+
+@dataclass(frozen=True)
+class MeshTensor(Global):
+    """A DTensor. On a rank outside of its mesh nothing more is due."""
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if here.coord(self.mesh) is not None or type(got) is not DTensor:
+            super().judge(here, check, got, place)
+
+
+@dataclass(frozen=True)
+class InShards(Due):
+    """A tensor of which the ranks hold any ``shards``, in a wrapper or a sharded tensor."""
+
+    kind: str
+    full: torch.Tensor
+    shards: Shards
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        want = DTensor if self.kind == "wrapper" else compat.name("ShardedTensor")
+        message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
+        if not here.require(isinstance(got, want), "wrong-metadata", check, message):
+            return
+        own = self.shards.of(here.rank)
+        if self.kind == "wrapper":
+            wrapper = got.to_local()
+            held = wrapper.local_shards()
+            offsets = [tuple(offset) for offset in wrapper.local_offsets()][: len(held)]
+            size, shape = joined(own), tuple(wrapper.size())
+            message = f"the wrapper around the shards of {place} has shape {shape}, must have {size}"
+            here.require(size in (None, shape), "wrong-metadata", check, message, size, shape)
+        else:
+            held = [shard.tensor for shard in got.local_shards()]
+            offsets = [tuple(shard.metadata.shard_offsets) for shard in got.local_shards()]
+        places = [box.offset for box in own]
+        message = f"{place} holds shards at other offsets than it must"
+        if here.require(offsets == places, "wrong-layout", check, message, places, offsets):
+            for box, shard in zip(own, held, strict=True):
+                here.same(shard, elements(self.full, box), check, what=f"the shard at {box.offset} of {place}")
+
+    def for_script(self, rank: int) -> Any:
+        own = self.shards.of(rank)
+        size = joined(own) if self.kind == "wrapper" else None
+        return {"shards": [(box.offset, elements(self.full, box)) for box in own], "shape": size or ...}
+
+
+@dataclass(frozen=True)
+class Inside(Due):
+    """A stateful object, and what is due of its state."""
+
+    state: Any
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        message = f"{place} is a {type(got).__name__}, must still be the stateful object"
+        if here.require(isinstance(got, App), "wrong-metadata", check, message):
+            due.judge(here, check, got.state, self.state, place)
+
+    def for_script(self, rank: int) -> Any:
+        return {"stateful": due.for_script(self.state, rank)}
+
+
+@dataclass(frozen=True)
+class Row(Due):
+    """A list or a tuple of what is due."""
+
+    parts: list[Any] | tuple[Any, ...]
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        alike = type(got) is type(self.parts) and len(got) == len(self.parts)
+        message = f"{place} is a {type(got).__name__}, must be a {type(self.parts).__name__} of {len(self.parts)} parts"
+        if here.require(alike, "wrong-metadata", check, message):
+            for at, (part, want) in enumerate(zip(got, self.parts, strict=True)):
+                due.judge(here, check, part, want, f"{place}[{at}]")
+
+    def for_script(self, rank: int) -> Any:
+        return due.for_script(self.parts, rank)
 
 
 @dataclass(frozen=True)
@@ -33,11 +134,6 @@ class Contents(Due):
         """The state with a :class:`Slot` for each tensor."""
         return self.end.state
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the tensors of the case."""
-        return [*self.trip.values]
-
     def holding(self, tree: State, poisoned: Iterable[str] = ()) -> Contents:
         """Another tree of the same tensors."""
         return replace(self, end=replace(self.end, state=tree), poisoned=frozenset(poisoned))
@@ -46,48 +142,44 @@ class Contents(Due):
         """The same as a destination before the load: every value is another."""
         return self.holding(spoiled(self.tree), slots(self.tree))
 
-    def renamed(self, names: Mapping[str, str]) -> Contents:
-        """A flat state: the tensors by other names."""
-        return self.holding({path: Slot(name) for name, path in names.items()}, self.poisoned)
+    def values(self) -> dict[str, MeshTensor | torch.Tensor]:
+        """The tensors of the case by themselves."""
+        return {name: self.value(name) for name in self.trip.values}
 
-    def having(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Contents:
-        """Other elements, of the dtypes of this end."""
-        values = {name: change(self.trip.due(self.end, name)) for name in self.trip.values}
-        return replace(self, trip=replace(self.trip, values=values))
+    def value(self, name: str) -> MeshTensor | torch.Tensor:
+        """A tensor as it lies at this end; a plain one as it is."""
+        full, layout = self.full(name).contiguous(), self.end.layout(name)
+        return full if layout is None else MeshTensor(full, layout)
 
     def full(self, name: str) -> torch.Tensor:
         """The global tensor."""
         want = self.trip.due(self.end, name)
         return poison(want) if name in self.poisoned else want
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        t.judge(self.trip, here, got, check=check, end=self.end, kept=self.poisoned)
-
-    def for_script(self, rank: int) -> Any:
-        return self._told(self.tree, rank)
-
-    def _told(self, value: Any, rank: int) -> Any:
+    def parts(self, value: Any) -> Any:
+        """What is due of a part of the tree."""
         match value:
             case Slot(name):
-                return self._tensor(name, rank)
+                return self._tensor(name)
             case Stateful(state):
-                return {"stateful": self._told(state, rank)}
+                return Inside(self.parts(state))
             case dict():
-                return {key: self._told(entry, rank) for key, entry in value.items()}
+                return {key: self.parts(entry) for key, entry in value.items()}
             case list() | tuple() if any(slots(list(value))):
-                return type(value)(self._told(entry, rank) for entry in value)
-        return {"exactly": value}
+                return Row(type(value)(map(self.parts, value)))
+        return Exactly(value)
 
-    def _tensor(self, name: str, rank: int) -> Any:
-        full, layout = self.full(name).contiguous(), self.end.layout(name)
-        if layout is None:
-            return {"exactly": full}
-        if self.end.held:
-            own = self.end.pieces(name, rank)
-            shape = wrapper_shape(own) if self.end.held == "wrapper" else None
-            return {"shards": [(piece.box.offset, piece.of(full)) for piece in own], "shape": shape or ...}
-        coord = layout.mesh.coord(rank)
-        return ... if coord is None else ([*layout.placements], layout.shape, simulate.take(full, layout, coord))
+    def _tensor(self, name: str) -> Due:
+        value = self.value(name)
+        if isinstance(value, torch.Tensor):
+            return Exactly(value)
+        return InShards(self.end.held, value.full, self.end.shards(name, ())) if self.end.held else value
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        due.judge(here, check, got, self.parts(self.tree), place)
+
+    def for_script(self, rank: int) -> Any:
+        return due.for_script(self.parts(self.tree), rank)
 
     def compares(self) -> Iterator[str]:
         yield from ("dict", "exactly", "dtensor", "tensor", "list")

@@ -132,15 +132,19 @@ class WriterField(Field):
         return {**t.writer_options(case), **self.more(case)}
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
-        t.reject_options(here, value)
+        try:
+            storage.want_options(here.target, value)
+        except storage.NoSuchOption as error:
+            here.reject(str(error))
         return functools.partial(storage.writer, here.target, **value)
 
     def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
-        imports = [IMPORT, "from torch.distributed.checkpoint.filesystem import SerializationFormat"]
         if not value:
             return Printed("dcp.FileSystemWriter", imports=(IMPORT,))
-        made = f"functools.partial(dcp.FileSystemWriter, {options_text(value)})"
-        return Printed(made, imports=("import functools", *imports[: 1 + ("serialization_format" in value)]))
+        imports = ["import functools", IMPORT]
+        if "serialization_format" in value:
+            imports.append("from torch.distributed.checkpoint.filesystem import SerializationFormat")
+        return Printed(f"functools.partial(dcp.FileSystemWriter, {options_text(value)})", imports=tuple(imports))
 
 
 class WriterOptionsField(WriterField):
@@ -211,7 +215,7 @@ class EndMeshField(MeshField):
     always = True
 
     def read(self, case: Case, name: str) -> Mesh:
-        return t.read_trip(case).load.mesh
+        return t.mesh_of_load(case)
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ("mesh", "mesh.load")
@@ -219,6 +223,16 @@ class EndMeshField(MeshField):
     def printed(self, value: Mesh, name: str, world: int) -> Printed:
         # a state of a script makes it too, under one of these names
         return Printed("mesh", (), (mesh_line(value, "mesh"),))
+
+
+class ReaderField(SurroundingField):
+    """What makes readers for a folder."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda here: functools.partial(storage.reader, here.target), "dcp.FileSystemReader")
+
+    def printed(self, value: Any, name: str, world: int) -> Printed:
+        return Printed(self.expression, imports=(IMPORT,))
 
 
 class InFilesField(SurroundingField):
@@ -237,10 +251,7 @@ States = Annotated[list[dict[str, Any]], StatesField()]
 Blanks = Annotated[list[dict[str, Any]], StatesField(blank=True)]
 Writer = Annotated[Callable[..., Any], WriterField()]
 WriterOptions = Annotated[dict[str, Any], WriterOptionsField()]
-Reader = Annotated[
-    Callable[..., Any],
-    SurroundingField(lambda here: functools.partial(storage.reader, here.target), "dcp.FileSystemReader"),
-]
+Reader = Annotated[Callable[..., Any], ReaderField()]
 Place = Annotated[
     Callable[[str], Any], SurroundingField(lambda here: functools.partial(storage.place, here.target), "str")
 ]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,51 +24,36 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
-from shardlaw.reference.notation import NotationError, Shape
+from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import Shard
+from shardlaw.reference.shards import Shards, cut
 
 KINDS = ("wrapper", "sharded")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A box of a tensor, and the rank that holds it."""
-
-    box: Box
-    rank: int
-
-    def of(self, full: torch.Tensor) -> torch.Tensor:
-        """Its elements, as a new tensor; zeros where it reaches beyond the end."""
-        held = full.new_zeros(self.box.size)
-        inside = full[self.box.slices()]
-        held[tuple(map(slice, inside.shape))] = inside
-        return held
-
-
-def pieces(layout: Layout, cut: str = "") -> list[Piece]:
-    """The pieces of a tensor on a 1-D mesh, as ``cut`` hands them out along the dim that the layout shards, or as the
-    layout does.
+def shards_of_cut(layout: Layout, runs: str = "") -> Shards:
+    """Who holds what of a tensor on a 1-D mesh, as the cut ``runs`` hands it out along the dim that the layout shards,
+    or as the layout does.
 
     Raises :class:`NotationError`. A cut may leave a rest, or reach beyond the end: what is made of that is for a law to
     say.
     """
-    if not cut:
-        held = [
-            (layout.offset(coord), layout.local_shape(coord), layout.mesh.rank_at(coord))
-            for coord in layout.mesh.coords()
-        ]
-        return [Piece(Box(offset, size), rank) for offset, size, rank in held if 0 not in size or 0 in layout.shape]
+    if not runs:
+        shards = Shards.of_layout(layout)
+        return shards if 0 in layout.shape else shards.filled()
     placement = layout.placements[0]
-    if len(layout.placements) > 1 or not isinstance(placement, Shard) or not re.fullmatch(r"\d+@\d+(,\d+@\d+)*", cut):
-        raise NotationError(f"cut {cut!r} of {layout}: want SIZE@RANK,... along the one dim that is sharded")
-    found, start = [], 0
-    for part in cut.split(","):
-        size, rank = map(int, part.split("@"))
-        offset = tuple(start if dim == placement.dim else 0 for dim in range(len(layout.shape)))
-        extent = tuple(size if dim == placement.dim else whole for dim, whole in enumerate(layout.shape))
-        found.append(Piece(Box(offset, extent), rank))
-        start += size
-    return found
+    if len(layout.placements) > 1 or not isinstance(placement, Shard) or not re.fullmatch(r"\d+@\d+(,\d+@\d+)*", runs):
+        raise NotationError(f"cut {runs!r} of {layout}: want SIZE@RANK,... along the one dim that is sharded")
+    pairs = [run.split("@") for run in runs.split(",")]
+    return cut(layout.shape, placement.dim, [(int(size), int(rank)) for size, rank in pairs])
+
+
+def elements(full: torch.Tensor, box: Box) -> torch.Tensor:
+    """The elements in a box, as a new tensor; zeros where it reaches beyond the end."""
+    held = full.new_zeros(box.size)
+    inside = full[box.slices()]
+    held[tuple(map(slice, inside.shape))] = inside
+    return held
 
 
 def wrapped(
@@ -91,67 +75,10 @@ def sharded(pieces: Sequence[tuple[Any, torch.Tensor]], shape: Sequence[int]) ->
         )
 
 
-def hold(here: RankContext, kind: str, layout: Layout, own: Sequence[tuple[Piece, torch.Tensor]]) -> Any:
-    """A tensor whose shards on this rank are ``own``: each piece with the elements that are to stand there. All ranks
+def hold(here: RankContext, kind: str, layout: Layout, own: Sequence[tuple[Box, torch.Tensor]]) -> Any:
+    """A tensor whose shards on this rank are ``own``: each box with the elements that are to stand there. All ranks
     must call it."""
-    pieces = [(piece.box.offset, here.tensor(shard)) for piece, shard in own]
+    pieces = [(box.offset, here.tensor(shard)) for box, shard in own]
     if kind == "wrapper":
         return wrapped(pieces, here.mesh(layout.mesh), here.placements(layout.placements), layout.shape)
     return sharded(pieces, layout.shape)
-
-
-def judge(
-    here: RankContext, kind: str, own: Sequence[Piece], full: torch.Tensor, got: Any, *, place: str, check: str
-) -> None:
-    """Hold what this rank holds, piece by piece, against the elements that must be there."""
-    if kind == "wrapper":
-        if not here.require(
-            isinstance(got, DTensor), "wrong-metadata", check, f"{place} is a {type(got).__name__}, must be a DTensor"
-        ):
-            return
-        wrapper = got.to_local()
-        held, offsets = (
-            wrapper.local_shards(),
-            [tuple(offset) for offset in wrapper.local_offsets()][: len(wrapper.local_shards())],
-        )
-        _judge_shape(here, own, wrapper, place, check)
-    else:
-        want = compat.name("ShardedTensor")
-        if not here.require(
-            isinstance(got, want),
-            "wrong-metadata",
-            check,
-            f"{place} is a {type(got).__name__}, must be a {want.__name__}",
-        ):
-            return
-        shards = got.local_shards()
-        held, offsets = [shard.tensor for shard in shards], [tuple(shard.metadata.shard_offsets) for shard in shards]
-    due = [piece.box.offset for piece in own]
-    if here.require(
-        offsets == due, "wrong-layout", check, f"{place} holds shards at other offsets than it must", due, offsets
-    ):
-        for piece, shard in zip(own, held, strict=True):
-            here.same(shard, piece.of(full), check, what=f"the shard at {piece.box.offset} of {place}")
-
-
-def wrapper_shape(own: Sequence[Piece]) -> Shape | None:
-    """A wrapper has the shape of its shards side by side: columns of a table, elements of a vector. Of others nothing
-    is said."""
-    if not own or (len(own) > 1 and len({piece.box.offset[0] for piece in own}) > 1 and len(own[0].box.size) > 1):
-        return None
-    last = len(own[0].box.size) - 1
-    return (*own[0].box.size[:last], sum(piece.box.size[last] for piece in own))
-
-
-def _judge_shape(here: RankContext, own: Sequence[Piece], wrapper: Any, place: str, check: str) -> None:
-    due, shape = wrapper_shape(own), tuple(wrapper.size())
-    if due is None:
-        return
-    here.require(
-        shape == due,
-        "wrong-metadata",
-        check,
-        f"the wrapper around the shards of {place} has shape {shape}, must have {due}",
-        due,
-        shape,
-    )

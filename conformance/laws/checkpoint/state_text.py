@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardlaw.conformance.law import literal as texts
-from shardlaw.conformance.law.fields import Printed, mesh_line, mesh_name
+from shardlaw.conformance.law.due import Global
+from shardlaw.conformance.law.fields import Printed, assembly, mesh_line, mesh_name
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.holders import sharded, wrapped
+from shardlaw.conformance.laws.checkpoint.holders import elements, sharded, wrapped
 from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slots
 from shardlaw.reference.tensors import lay_out
 
@@ -56,9 +57,7 @@ def printed(value: Contents, prefix: str, world: int, blank: str) -> Printed:
             held = f"lay_out({held}, {spec.memory!r})"
             used.add(lay_out)
         if layout is not None:
-            places, stride = texts.placements(layout.placements), torch.empty(layout.shape, device="meta").stride()
-            where = f"{mesh_name(on)}, {places}, run_check=False, shape=torch.Size({layout.shape}), stride={stride}"
-            held = f"DTensor.from_local({held}, {where})"
+            held = assembly(Global(full, layout), held, mesh_name(on))
         lines.append(f"{prefix}{name} = {held}")
     if any(isinstance(entry, Stateful) for entry in end.state.values()):
         used.add(App)
@@ -72,7 +71,7 @@ def pieces_text(
 ) -> str:
     """The expression of the shards of a rank: their offsets and elements."""
     own = {
-        rank: [f"({piece.box.offset}, {text(put(piece.of(full)))})" for piece in end.pieces(name, rank)]
+        rank: [f"({box.offset}, {text(put(elements(full, box)))})" for box in end.boxes(name, rank)]
         for rank in range(world)
     }
     return at_rank({rank: f"[{', '.join(shards)}]" for rank, shards in own.items()})

@@ -26,31 +26,29 @@ The destination is poisoned: every element and every other value of it differs f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint
 from torch.distributed.checkpoint.filesystem import SerializationFormat
-from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.laws.checkpoint.calls import App, CheckpointFailed, poison, told_plainly  # noqa: F401
-from shardlaw.conformance.laws.checkpoint.holders import Piece, hold, pieces
-from shardlaw.conformance.laws.checkpoint.holders import judge as judge_pieces
-from shardlaw.conformance.rank import storage
-from shardlaw.conformance.rank.context import RankContext, Rejected, read_placements
-from shardlaw.reference import simulate
-from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, format_state, mapped, parse_state, slots
+from shardlaw.conformance.law.due import Global
+from shardlaw.conformance.law.fields import assembled
+from shardlaw.conformance.laws.checkpoint.calls import App
+from shardlaw.conformance.laws.checkpoint.holders import elements, hold, shards_of_cut
+from shardlaw.conformance.rank.context import RankContext
+from shardlaw.reference.box import Box
+from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, mapped, parse_state, slots
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
-from shardlaw.reference.placement import Placements, format_placements, parse_placements
+from shardlaw.reference.placement import Placements, parse_placements
+from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import DTYPES, TensorSpec, lay_out
 
-dcp: Any = torch.distributed.checkpoint
 KEPT = {"nested": "flatten_state_dict", "inner": "flatten_sharded_tensors"}
 
 
@@ -69,24 +67,26 @@ class End:
         spec = self.specs[name]
         return None if spec.placements is None else Layout(spec.shape, self.mesh, spec.placements)
 
-    def pieces(self, name: str, rank: int) -> list[Piece]:
-        """The pieces of the tensor that a rank holds, where it is no DTensor of chunks."""
+    def shards(self, name: str, ranks: Iterable[int]) -> Shards:
+        """Who holds what of the tensor; of a plain one each of ``ranks`` holds all."""
         layout = self.layout(name)
-        return [piece for piece in pieces(layout, self.cut) if piece.rank == rank] if layout else []
+        if layout is None:
+            return Shards.whole(self.specs[name].shape, ranks)
+        return shards_of_cut(layout, self.cut) if self.held else Shards.of_layout(layout)
+
+    def boxes(self, name: str, rank: int) -> tuple[Box, ...]:
+        """The boxes of the tensor that a rank holds."""
+        return self.shards(name, (rank,)).of(rank)
 
 
 @dataclass(frozen=True)
 class Trip:
-    """What a case says: both ends, how many ranks each has, and the options of the save; ``reading`` are those of the
-    load's planner."""
+    """What a case says: both ends, how many ranks each has, and the elements of the tensors."""
 
     save: End
     load: End
     worlds: tuple[int, int]
     values: dict[str, torch.Tensor]
-    writer: dict[str, Any]
-    planner: dict[str, Any]
-    reading: dict[str, Any] = field(default_factory=dict)
 
     def due(self, end: End, name: str) -> torch.Tensor:
         """The global tensor that an end holds: the saved one, in the dtype of that end."""
@@ -98,24 +98,38 @@ def tensor_names(case: Case) -> list[str]:
     return [name for name, _ in case.fields if re.fullmatch("[a-z]", name)]
 
 
+def state_of(case: Case, names: Iterable[str]) -> State:
+    """What is saved: the field ``state``, or every tensor under its name."""
+    return parse_state(case.get("state")) if "state" in case else {name: Slot(name) for name in names}
+
+
+def mesh_of_load(case: Case) -> Mesh:
+    """The mesh of the load, which is that of the save where the case names no other."""
+    return case.mesh("mesh.load" if "mesh.load" in case else "mesh")
+
+
+def placements_at_load(case: Case, name: str) -> Placements | None:
+    """Those of a tensor at the load, ``None`` for a plain one: those of the save where the case names no others."""
+    text = case.get(f"to.{name}", case.get("to", "same"))
+    if text == "same":
+        return case.tensor(name).placements
+    return None if text == "-" else parse_placements(text)
+
+
 @lru_cache(64)
 def read_trip(case: Case) -> Trip:
     """Raises :class:`NotationError` where the case is no round trip."""
-    names = tensor_names(case)
-    saved = {name: case.tensor(name) for name in names}
-    state = parse_state(case.get("state")) if "state" in case else {name: Slot(name) for name in names}
+    saved = {name: case.tensor(name) for name in tensor_names(case)}
+    state = state_of(case, saved)
     into = parse_state(case.get("into")) if "into" in case else state
     missing = [name for name in (*slots(state), *slots(into)) if name not in saved]
     if missing:
         raise NotationError(f"case {case.text!r}: the state names the tensor {missing[0]!r}, which has no field")
-    mesh = case.mesh()
-    mesh_load = case.mesh("mesh.load") if "mesh.load" in case else mesh
     loaded = {name: _loaded(case, name, spec) for name, spec in saved.items()}
     values = {name: spec.build(case.seed + 31 * at) for at, (name, spec) in enumerate(saved.items())}
-    reading = planner_options(case, saves=False)
-    save = End(state, mesh, saved, case.get("held", ""), case.get("cut", ""))
-    load = End(into, mesh_load, loaded, case.get("held.load", ""), case.get("cut.load", ""))
-    return Trip(save, load, worlds(case), values, writer_options(case), planner_options(case, saves=True), reading)
+    save = End(state, case.mesh(), saved, case.get("held", ""), case.get("cut", ""))
+    load = End(into, mesh_of_load(case), loaded, case.get("held.load", ""), case.get("cut.load", ""))
+    return Trip(save, load, worlds(case), values)
 
 
 def writer_options(case: Case) -> dict[str, Any]:
@@ -141,15 +155,13 @@ def planner_options(case: Case, *, saves: bool) -> dict[str, Any]:
 
 def worlds(case: Case) -> tuple[int, int]:
     """How many ranks save, and how many load."""
-    mesh = case.mesh()
-    mesh_load = case.mesh("mesh.load") if "mesh.load" in case else mesh
-    return case.integer("world.save", max(mesh.ranks) + 1), case.integer("world.load", max(mesh_load.ranks) + 1)
+    saving, loading = case.mesh().ranks, mesh_of_load(case).ranks
+    return case.integer("world.save", max(saving) + 1), case.integer("world.load", max(loading) + 1)
 
 
 def _loaded(case: Case, name: str, spec: TensorSpec) -> TensorSpec:
-    text = case.get(f"to.{name}", case.get("to", "same"))
-    placed: Placements | None = spec.placements if text == "same" else None if text == "-" else parse_placements(text)
-    return replace(spec, placements=placed, dtype=case.get("dtype", spec.dtype), memory=case.get("memory", "plain"))
+    dtype, memory = case.get("dtype", spec.dtype), case.get("memory", "plain")
+    return replace(spec, placements=placements_at_load(case, name), dtype=dtype, memory=memory)
 
 
 def build(end: End, make: Callable[[str], Any]) -> State:
@@ -167,12 +179,7 @@ def part(end: End, name: str, full: torch.Tensor, rank: int) -> torch.Tensor:
     """What a rank must hold of the tensor ``name`` of one end (with unequal contributions where a reduction is
     pending)."""
     layout = end.layout(name)
-    if layout is None:
-        return full
-    coord = layout.mesh.coord(rank)
-    if coord is None:
-        return torch.empty((0,) * min(full.ndim, 1), dtype=full.dtype)
-    return simulate.distribute(full, layout, 0)[coord] if layout.has_partial() else simulate.take(full, layout, coord)
+    return full if layout is None else Global(full, layout).local(rank)
 
 
 def placed(
@@ -182,111 +189,8 @@ def placed(
     does."""
     layout = end.layout(name)
     if end.held and layout is not None:
-        return hold(here, end.held, layout, [(piece, put(piece.of(full))) for piece in end.pieces(name, here.rank)])
+        own = [(box, put(elements(full, box))) for box in end.boxes(name, here.rank)]
+        return hold(here, end.held, layout, own)
     held = lay_out(put(part(end, name, full, here.rank)), end.specs[name].memory)
     held = held if held.is_meta else here.tensor(held)
-    if layout is None:
-        return held
-    stride = torch.empty(full.shape, device="meta").stride()
-    places = here.placements(layout.placements)
-    return DTensor.from_local(held, here.mesh(layout.mesh), places, run_check=False, shape=full.shape, stride=stride)
-
-
-def reject_options(here: RankContext, options: Iterable[str]) -> None:
-    """Give up a case with options that the target's writer does not take."""
-    try:
-        storage.want_options(here.target, options)
-    except storage.NoSuchOption as error:
-        raise Rejected(str(error)) from None
-
-
-def judge(
-    trip: Trip,
-    here: RankContext,
-    state: State,
-    *,
-    check: str = "loaded",
-    end: End | None = None,
-    want: State | None = None,
-    kept: Iterable[str] = (),
-) -> None:
-    """Hold a state against what must be in it: structure, types, values; tensors on every rank.
-
-    ``end`` says where its tensors lie (default: the load). ``want`` is what it must hold, where that is not all of
-    ``end``; tensors in
-    ``kept`` must still be poison.
-    """
-    end = end or trip.load
-    spared = {*kept}
-    for place, got, due_there in _pairs("", state, end.state if want is None else want, here, check):
-        if not isinstance(due_there, Slot):
-            same_value(here, got, due_there, place, check)
-            continue
-        name = due_there.name
-        full = poison(trip.due(end, name)) if name in spared else trip.due(end, name)
-        if end.held and end.layout(name):
-            judge_pieces(here, end.held, end.pieces(name, here.rank), full, got, place=place, check=check)
-        else:
-            judge_tensor(here, got, full, end.layout(name), place=place, check=check)
-
-
-def judge_tensor(
-    here: RankContext, got: Any, full: torch.Tensor, layout: Layout | None, *, place: str, check: str
-) -> None:
-    """Hold one tensor against the elements of ``full`` that this rank must hold under ``layout``; ``None`` for a plain
-    tensor."""
-    want = torch.Tensor if layout is None else DTensor
-    message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
-    if not here.require(type(got) is want, "wrong-metadata", check, message):
-        return
-    if layout is None:
-        here.same(got, full, check, what=place)
-        return
-    coord = here.coord(layout.mesh)
-    if coord is None:
-        return
-    claims = format_placements(read_placements(got.placements)), tuple(got.shape)
-    due = format_placements(layout.placements), layout.shape
-    if here.require(claims == due, "wrong-metadata", check, f"{place} claims another layout than it must", due, claims):
-        here.same(got.to_local(), simulate.take(full, layout, coord), check, what=f"local tensor of {place}")
-
-
-def same_value(here: RankContext, got: Any, want: Any, place: str, check: str) -> None:
-    """Two values that are no tensors: of one type, and equal, all through."""
-    if here.require(
-        type(got) is type(want),
-        "wrong-metadata",
-        check,
-        f"{place} is a {type(got).__name__}, must be a {type(want).__name__}",
-        repr(want),
-        repr(got),
-    ):
-        here.require(
-            format_state(got) == format_state(want),
-            "wrong-value",
-            check,
-            f"{place} is not what was saved",
-            repr(want),
-            repr(got),
-        )
-
-
-def _pairs(place: str, got: Any, want: Any, here: RankContext, check: str) -> Iterator[tuple[str, Any, Any]]:
-    """Every leaf of ``want`` with what stands in its place; records where the structure is another."""
-    if isinstance(want, Stateful):
-        message = f"{place} is a {type(got).__name__}, must still be the stateful object"
-        if here.require(isinstance(got, App), "wrong-metadata", check, message):
-            yield from _pairs(place, got.state, want.state, here, check)
-    elif isinstance(want, dict) and isinstance(got, dict):
-        same = sorted(map(repr, got)) == sorted(map(repr, want))
-        here.require(
-            same, "wrong-metadata", check, f"{place or 'the state'} has other keys than it must", [*want], [*got]
-        )
-        for key, value in want.items():
-            if key in got:
-                yield from _pairs(f"{place}.{key}" if place else str(key), got[key], value, here, check)
-    elif isinstance(want, list | tuple) and type(got) is type(want) and len(got) == len(want) and any(slots(want)):
-        for at, (mine, value) in enumerate(zip(got, want, strict=True)):
-            yield from _pairs(f"{place}.{at}", mine, value, here, check)
-    else:
-        yield place, got, want
+    return held if layout is None else assembled(Global(full, layout), held, here)

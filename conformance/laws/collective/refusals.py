@@ -123,8 +123,8 @@ ATTEMPTS = {
     "no-tensor": lambda rank, size: dist.all_reduce([1, 2]),
     "to-oneself": lambda rank, size: dist.send(torch.ones(2), rank),
     "rank-twice-in-group": lambda rank, size: dist.new_group([0, 0]),
-    "gradient-of-a-maximum": lambda rank, size: (
-        compat.functional.all_reduce(torch.ones(2, requires_grad=True), "max", dist.group.WORLD).sum().backward()
+    "gradient-of-a-product": lambda rank, size: (
+        compat.functional.all_reduce(torch.ones(2, requires_grad=True), "product", dist.group.WORLD).sum().backward()
     ),
     "gradient-of-a-scattered-maximum": lambda rank, size: (
         compat.functional.reduce_scatter_tensor(torch.ones(size, requires_grad=True), "max", 0, dist.group.WORLD)

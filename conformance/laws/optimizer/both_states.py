@@ -27,30 +27,33 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.models import (
+    OTHER_RATES,
+    RATES,
+    adam,
+    dense,
+    grouped,
+    keeps,
+    learned,
+    saved_rates,
+    with_rates,
+)
 from shardlaw.conformance.laws.checkpoint.trip import tensor_names
 from shardlaw.conformance.laws.optimizer.fields import (
     PoisonedElsewhere,
     Tensors,
     WordsField,
-    dense,
     given,
-    keeps,
-    saved_rates,
     trained,
 )
 from shardlaw.conformance.laws.optimizer.nets import (
     EXTRA,
-    OTHER_RATES,
-    RATES,
     Deep,
     Net,
-    adam,
-    grouped,
+    is_whole,
     learn,
-    learned,
     named,
     options_of,
-    with_rates,
     wrapped,
 )
 from shardlaw.conformance.laws.roundtrip.cases import narrow
@@ -141,7 +144,7 @@ def due_together(tensors, others, rank: Rank, how, with_, groups, opt):
     parameters, hollow, deep = [*given(tensors, with_)], "last" if "hollow" in with_ else None, opt == "deep"
     rates = saved_rates(parameters, groups, hollow)
     kept = keeps(trained(others, with_), rates, deep=deep)
-    whole = "whole" in how or "broadcast" in how
+    whole = is_whole(how)
     stated = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
     taken = named(dense(tensors) if whole else tensors, with_, stated)
     names = optimizer_names(kept, parameters, rates, how, groups, hollow)

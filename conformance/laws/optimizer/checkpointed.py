@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import nn
@@ -28,10 +27,21 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import Device, Folder, Rank, Word, WorldSize
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.optimizer.fields import Gradients, Reader, WorldMesh, Writer, keeps, saved_rates
-from shardlaw.conformance.laws.optimizer.nets import OTHER_RATES, RATES, adam, averages_and_rates, grouped
-from shardlaw.conformance.laws.optimizer.shards import described, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import load, save
+from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
+from shardlaw.conformance.laws.checkpoint.models import (
+    OTHER_RATES,
+    RATES,
+    adam,
+    averages_and_rates,
+    grouped,
+    keeps,
+    saved_rates,
+)
+from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
+from shardlaw.conformance.laws.sharded_tensor.checkpoints import in_worlds, worlds
 from shardlaw.conformance.laws.sharded_tensor.fields import due_of, features_of_spec
+from shardlaw.conformance.laws.sharded_tensor.shards import as_told
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard as ReferenceShard
@@ -92,7 +102,7 @@ def learned(model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names:
     if states is None:
         states = {path: optimizer.state.get(parameter, {}) for path, parameter in model.named_parameters()}
     kept = {PATHS[name]: states.get(PATHS[name], {}) for name in names}
-    found = {path: {key: described(average) for key, average in state.items()} for path, state in kept.items()}
+    found = {path: {key: as_told(average) for key, average in state.items()} for path, state in kept.items()}
     return averages_and_rates(found, optimizer)
 
 
@@ -112,7 +122,7 @@ def due_learned(
 
     def placed(full: torch.Tensor) -> Any:
         if way == "fsdp1":
-            return due_of(full, ChunkSpec(0, ranks).parts(tuple(full.shape)), rank)
+            return due_of(full, ChunkSpec(0, ranks).shards(tuple(full.shape)), rank)
         return Global(full, Layout(tuple(full.shape), Mesh((world,), ranks), (ReferenceShard(0),)))
 
     kept = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
@@ -120,15 +130,11 @@ def due_learned(
     return {"rates": kept["rates"], "steps": kept["steps"], "averages": averages}
 
 
-def worlds(case: Case) -> tuple[int, ...]:
-    return case.integer("world.save", case.world), case.integer("world.load", case.world)
-
-
 def features(case: Case) -> set[str]:
-    save, load = worlds(case)
+    saving, loading = worlds(case)
     found = {f"way:{case.get('way')}", f"way:{case.get('way.load', case.get('way'))}", "module"}
     found |= {"fully-sharded"} if "fsdp" in case.get("way") + case.get("way.load", "") else set()
-    found |= {"reworld"} if save != load else set()
+    found |= {"reworld"} if saving != loading else set()
     named = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
     found |= {feature for name, feature in named.items() if name in case}
     found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
@@ -137,7 +143,7 @@ def features(case: Case) -> set[str]:
     for name in PATHS:
         if name in case:
             shape = case.tensor(name).shape
-            for world in (save, load):
+            for world in (saving, loading):
                 found |= features_of_spec(shape, ChunkSpec(0, tuple(range(world))), tuple(range(world))) - {"shardless"}
     return found
 
@@ -147,11 +153,9 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        save, load = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
+        saving, loading = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
         way, way_load = draw(st.sampled_from(OFTEN)), draw(st.sampled_from(OFTEN))
-        found: dict[str, Any] = {"world": max(save, load)}
-        if save != load:
-            found |= {"world__save": save, "world__load": load}
+        found: dict[str, Any] = {**in_worlds(saving, loading)}
         names = "abc"[: draw(st.sampled_from((2, 3, 1)))]
         for name in names:
             shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
@@ -228,8 +232,7 @@ def state(
     optimizer.step()
     optimizer.zero_grad()
     options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
-    with told_plainly():
-        dcp.save({"optim": get_optimizer_state_dict(model, optimizer, options=options)}, storage_writer=writer(folder))
+    save({"optim": get_optimizer_state_dict(model, optimizer, options=options)}, writer(folder))
     return learned(model, optimizer, way, used)
 
 
@@ -262,8 +265,7 @@ def state_loaded(
     options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
     blank, refused = get_optimizer_state_dict(model, optimizer, options=options), None
     wanted = {"optim": without(blank, PATHS[unused]) if unused else blank}
-    with told_plainly():
-        dcp.load(wanted, storage_reader=reader(folder))
+    load(wanted, reader(folder))
     if unused:
         refused = caught(lambda: set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options))
         options.strict = False

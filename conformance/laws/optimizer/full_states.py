@@ -22,8 +22,17 @@ from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import poison
-from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, changed, keeps, saved_rates, trained
-from shardlaw.conformance.laws.optimizer.nets import OTHER_RATES, RATES, Net, adam, learn, learned, named, options_of
+from shardlaw.conformance.laws.checkpoint.models import (
+    OTHER_RATES,
+    RATES,
+    adam,
+    changed,
+    keeps,
+    learned,
+    saved_rates,
+)
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, trained
+from shardlaw.conformance.laws.optimizer.nets import Net, learn, named, options_of
 from shardlaw.conformance.laws.shared.draws import meshes
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import placements, shapes

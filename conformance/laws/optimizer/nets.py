@@ -1,8 +1,8 @@
 """Models of which a state has more than parameters in place, their optimizers, and the wrappers that may be around
 them: plain torch code.
 
-The first tensor of a case is at the top of its model, the second in ``inner``, and so on. ``with`` names what
-else the model has:
+The tensors of a case are where they are in any :class:`~.checkpoint.models.Model`. ``with`` names what else the model
+has:
 
 ``tied``     a parameter ``head.weight`` that is the first one
 ``same``     the module ``inner`` once more, as ``outer.again``
@@ -20,16 +20,16 @@ else the model has:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-RATES, OTHER_RATES = (0.5, 0.25, 0.125), (0.75, 0.875, 0.375)
+from shardlaw.conformance.laws.checkpoint.models import Model, frozen, in_model
+
 EXTRA, OTHER_EXTRA = {"count": 3, "name": "saved"}, {"count": 4, "name": "other"}
 
 
@@ -67,22 +67,16 @@ class Renaming(nn.Module):
         return {"weight": "own"}
 
 
-class Net(nn.Module):
+class Net(Model):
     """A model of these tensors; ``having`` names what else it has. What no tensor says is different in an
     ``other`` one."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], having: Collection[str] = (), other: bool = False) -> None:
-        super().__init__()
-        self.inner: Any = Stating() if "extra" in having else nn.Module()
-        first, asking = next(iter(tensors)), {*tensors} - {*(frozen(tensors) if "frozen" in having else ())}
-        for path, tensor in named(tensors).items():
-            home, name = (self.inner if "." in path else self), path[-1]
-            if tensor.is_floating_point():
-                home.register_parameter(name, nn.Parameter(tensor, requires_grad=name in asking))
-            else:
-                home.register_buffer(name, tensor)
-        if "extra" in having:
-            self.inner.extra = dict(OTHER_EXTRA if other else EXTRA)  # type: ignore[assignment]
+        still, inner = frozen(tensors) if "frozen" in having else (), Stating() if "extra" in having else None
+        super().__init__(tensors, still, inner)
+        first = next(iter(tensors))
+        if inner is not None:
+            inner.extra = dict(OTHER_EXTRA if other else EXTRA)
         if "hidden" in having:
             scratch = torch.full((3,), 2.0 if other else 1.0, device=tensors[first].device)
             self.inner.register_buffer("scratch", scratch, persistent=False)
@@ -97,11 +91,7 @@ class Net(nn.Module):
 
     def held(self) -> dict[str, Any]:
         """What it holds, by canonical name."""
-        found = {
-            **dict(self.named_parameters(remove_duplicate=False)),
-            **dict(self.named_buffers(remove_duplicate=False)),
-        }
-        return {path.replace(".own", ""): tensor for path, tensor in found.items()}
+        return {path.replace(".own", ""): tensor for path, tensor in super().held().items()}
 
     def given(self, having: Collection[str] = ()) -> dict[str, nn.Parameter]:
         """The parameters that its optimizer is given, by canonical name."""
@@ -114,8 +104,8 @@ def named(
 ) -> dict[str, Any]:
     """The tensors, and what else is ``inside`` of the inner module, by all names that a model has for them, those
     at its top first."""
-    first, own = next(iter(tensors.values())), [*tensors.items()]
-    found = {**dict(own[::2]), **{f"inner.{name}": value for name, value in [*own[1::2], *(inside or {}).items()]}}
+    first = next(iter(tensors.values()))
+    found = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inside or {}).items()}}
     if "same" in having:
         found |= {
             path.replace("inner.", "outer.again."): value for path, value in found.items() if path.startswith("inner.")
@@ -125,11 +115,6 @@ def named(
         | ({"head.weight": first} if "tied" in having else {})
         | ({"kept.weight": first} if "renamed" in having else {})
     )
-
-
-def frozen(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """The last one of several parameters."""
-    return [name for name, tensor in tensors.items() if tensor.is_floating_point()][1:][-1:]
 
 
 def wrapped(model: Any, wrap: str) -> nn.Module:
@@ -156,24 +141,6 @@ class Deep(torch.optim.Optimizer):
             state["seen"] = {"left": {"0": parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
 
 
-def grouped(members: Sequence[Any], groups: str = "each", hollow: str | None = None) -> list[list[Any]]:
-    """The groups of an optimizer: ``each`` its own, in their order or from the ``back``, or all in ``one``; the
-    ``first`` or the ``last`` group may have none."""
-    found = [[*members]] if groups == "one" else [[one] for one in (members[::-1] if groups == "back" else members)]
-    return [*([[]] if hollow == "first" else []), *found, *([[]] if hollow == "last" else [])]
-
-
-def adam(
-    parameters: Sequence[nn.Parameter], rates: Sequence[float], groups: str = "each", hollow: str | None = None
-) -> torch.optim.Optimizer:
-    """Adam whose groups have these rates in turn; its averages of small whole numbers are exact."""
-    return torch.optim.Adam(with_rates(grouped(parameters, groups, hollow), rates), betas=(0.5, 0.5), foreach=False)
-
-
-def with_rates(groups: Sequence[Sequence[nn.Parameter]], rates: Sequence[float]) -> Any:
-    return [{"params": group, "lr": rates[at % len(rates)]} for at, group in enumerate(groups)]
-
-
 def learn(optimizer: torch.optim.Optimizer) -> None:
     """One step with the values of the parameters for gradients; the parameters stay what they are."""
     trained = [
@@ -188,43 +155,15 @@ def learn(optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = None
 
 
-def learned(given: Mapping[str, nn.Parameter], *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
-    """What optimizers keep, and of how many parameters that they should not know."""
-    states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
-    trained = {path: parameter for path, parameter in given.items() if parameter.requires_grad}
-    kept = {path: flat(states.pop(parameter, {})) for path, parameter in trained.items()}
-    return {**averages_and_rates(kept, *optimizers), "strangers": len(states)}
-
-
-def averages_and_rates(kept: Mapping[str, dict[str, Any]], *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
-    """The rate of each group of these optimizers, and what they keep of each parameter, its steps apart."""
-    return {
-        "rates": [
-            float(group["lr"]) if "lr" in group else None
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-        ],
-        "steps": {path: steps(state.pop("step", None)) for path, state in kept.items()},
-        "averages": kept,
-    }
-
-
-def steps(count: Any) -> float | None:
-    return None if count is None else float(count.to_local() if isinstance(count, DTensor) else count)
-
-
-def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, the names of each level joined by dots."""
-    found: dict[str, Any] = {}
-    for key, value in state.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+def is_whole(how: Collection[str]) -> bool:
+    """Whether a state is given in whole tensors."""
+    return "whole" in how or "broadcast" in how
 
 
 def options_of(how: Collection[str], **more: Any) -> StateDictOptions:
     """The options under which a state is given."""
     return StateDictOptions(
-        full_state_dict="whole" in how or "broadcast" in how,
+        full_state_dict=is_whole(how),
         broadcast_from_rank0="broadcast" in how,
         flatten_optimizer_state_dict="flat" in how,
         cpu_offload="offload" in how,

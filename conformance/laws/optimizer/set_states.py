@@ -30,17 +30,14 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import poison
+from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, changed, frozen
 from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, Having, How, Wrap, held_by, swept
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
-from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, changed, given
+from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned, given
 from shardlaw.conformance.laws.optimizer.nets import (
     EXTRA,
     OTHER_EXTRA,
-    OTHER_RATES,
-    RATES,
     Net,
-    adam,
-    frozen,
     named,
     options_of,
     wrapped,
@@ -108,8 +105,7 @@ LENIENT = (
     **swept(*LENIENT),
 )
 def lenient(
-    tensors: Tensors,
-    dense: Whole,
+    tensors: Given,
     others: Poisoned,
     rank: Rank,
     how: How = (),
@@ -125,7 +121,7 @@ def lenient(
     held, inner = net.held(), net.inner
     model = wrapped(net, wrap)
     options = options_of(how, strict=False)
-    state = given_state(dense if options.full_state_dict else tensors, how, with_, rank, lacks, adds)
+    state = given_state(tensors, how, with_, rank, lacks, adds)
     if by:
         state = {
             inner: {path.removeprefix("inner."): value for path, value in state.items() if path.startswith("inner.")}
@@ -140,13 +136,13 @@ def lenient(
 
 
 @lenient.due
-def _(tensors, how, with_, wrap, lacks, adds, by):
-    spared = lacking(tensors, with_, lacks)
-    spared += [path for path in named(tensors, with_) if by and not path.startswith("inner.")]
+def _(others, how, with_, wrap, lacks, adds, by):
+    spared = lacking(others, with_, lacks)
+    spared += [path for path in named(others, with_) if by and not path.startswith("inner.")]
     told = wrap == "none" and "broadcast" not in how
     return {
         "given": {
-            path: changed(value, poison) if path in spared else value for path, value in held_by(tensors, with_).items()
+            path: changed(value, poison) if path in spared else value for path, value in held_by(others, with_).items()
         },
         "extra": Of((OTHER_EXTRA if lacks == "extra" else EXTRA) if "extra" in with_ else None, "wrong-value"),
         "missing": Of(sorted(spared)) if told else ...,
@@ -171,7 +167,7 @@ BLANK = (
     **swept(*BLANK),
 )
 def blank(
-    tensors: Whole, others: Poisoned, rank: Rank, blank: Literal["all", "first"], how: How = (), with_: Having = ()
+    tensors: Given, others: Poisoned, rank: Rank, blank: Literal["all", "first"], how: How = (), with_: Having = ()
 ):
     """A model without memory gets it with the whole state that it is given, placed as it was without."""
     net = Net(others, with_, other=True)
@@ -228,8 +224,7 @@ WHAT = Literal[
     **swept(*REFUSES),
 )
 def refuses(
-    tensors: Tensors,
-    dense: Whole,
+    tensors: Given,
     others: Poisoned,
     rank: Rank,
     what: WHAT,
@@ -246,7 +241,7 @@ def refuses(
     parameters = [*net.given().values()]
     optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
     model, options, alone = wrapped(net, wrap), options_of(how), StateDictOptions(broadcast_from_rank0=True)
-    state = given_state(dense if options.full_state_dict else tensors, how, with_, rank, lacks, adds)
+    state = given_state(tensors, how, with_, rank, lacks, adds)
     attempts = {
         "no-optimizer": lambda: get_optimizer_state_dict(model, []),
         "empty-model": lambda: set_model_state_dict(model, {}),

@@ -9,7 +9,7 @@ along that axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -26,17 +26,19 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.laws.checkpoint.calls import poison
-from shardlaw.conformance.laws.optimizer.fields import Chunks, Group, Held, Part, Reader, WorldMesh, Writer
-from shardlaw.conformance.laws.optimizer.shards import described, in_rows, nested, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import load, poison, told_plainly
+from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
+from shardlaw.conformance.laws.optimizer.fields import Group, WorldMesh
+from shardlaw.conformance.laws.optimizer.shards import in_rows, nested
 from shardlaw.conformance.laws.plan.torch_plans import cut, metadata_of
 from shardlaw.conformance.laws.sharded_tensor import checkpoints
+from shardlaw.conformance.laws.sharded_tensor.checkpoints import End, put
 from shardlaw.conformance.laws.sharded_tensor.draws import dtypes
 from shardlaw.conformance.laws.sharded_tensor.fields import Whole, due_of, features_of_spec
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes
-from shardlaw.reference.box import Box
+from shardlaw.conformance.laws.sharded_tensor.shards import as_told
+from shardlaw.conformance.laws.shared.box_fields import BoxesOfX, BoxOfX
+from shardlaw.reference.box import Box, format_boxes, parse_box
 from shardlaw.reference.checkpoint.optimizer import part_items, shares, shifted
-from shardlaw.reference.checkpoint.sharded_leaf import format_boxes, parse_box
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.sharded_tensor import ChunkSpec
 from shardlaw.reference.tensors import TensorSpec
@@ -67,8 +69,7 @@ def slabs(shape: Shape) -> SearchStrategy[Box]:
         dim = draw(st.integers(0, len(shape) - 1))
         start = draw(st.integers(0, max(shape[dim] - 1, 0)))
         size = draw(st.integers(min(1, shape[dim]), max(shape[dim] - start, 0)))
-        offset = tuple(start if at == dim else 0 for at in range(len(shape)))
-        return Box(offset, tuple(size if at == dim else extent for at, extent in enumerate(shape)))
+        return Box.whole(shape).along(dim, start=start, size=size)
 
     return slab()
 
@@ -94,13 +95,12 @@ def tensors(
             if part:
                 shape = (max(shape[0], least), *shape[1:])
                 box = draw(slabs(shape))
-                found["part"] = format_boxes([Box((0,) * len(shape), shape) if box.size[0] < least else box])
+                found["part"] = format_boxes([Box.whole(shape) if box.size[0] < least else box])
             found["x"] = TensorSpec(shape, None, draw(dtypes(limits)))
             if saved:
                 count = draw(st.sampled_from([size for size in (2, 3, 1) if size <= limits.world_size]))
                 _, found["save"] = draw(checkpoints.ends(shape, tuple(range(count)), beyond=1))
-                if count != world:
-                    found |= {"world__save": count, "world__load": world, "world": max(count, world)}
+                found |= checkpoints.in_worlds(count, world)
                 found["ids"] = draw(st.sampled_from((None, None, "numbers")))
             if chunks:
                 found["chunks"] = format_boxes(draw(tilings(shape))[1])
@@ -120,7 +120,7 @@ def tensors(
     needs=("object_collectives",),
     features=features,
 )
-def offsets(x: Whole, part: Part, chunks: Chunks):
+def offsets(x: Whole, part: BoxOfX, chunks: BoxesOfX):
     """For a part of a saved tensor, the planner reads what its boxes meet where they lie, and fills them where
     they count from."""
     state = {"s": in_rows(x[cut(*part)]), "p": x}
@@ -147,7 +147,7 @@ def offsets(x: Whole, part: Part, chunks: Chunks):
 
 @offsets.due
 def _(x, part, chunks, rank: Rank, world: WorldSize):
-    own, whole = shares(part, tuple(range(world)), rank), Box((0,) * x.ndim, tuple(x.shape))
+    own, whole = shares(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
     there = [shifted(box, part.offset) for box in own]
     items = {"s": (there, part_items(chunks, part, own)), "p": ([whole], part_items(chunks, whole, [whole]))}
 
@@ -173,7 +173,7 @@ def _(x, part, chunks, rank: Rank, world: WorldSize):
     needs=("object_collectives",),
     features=features,
 )
-def layout(x: Whole, part: Part, mesh: WorldMesh, axis: Group | None = None):
+def layout(x: Whole, part: BoxOfX, mesh: WorldMesh, axis: Group | None = None):
     """Of a model on two axes, the layout names for each parameter the part that this rank holds, and the group
     that shares it; what is nested in another way has none."""
     inner = in_rows(x[cut(*part)], axis)
@@ -209,11 +209,11 @@ def _(x, part, world: WorldSize, axis):
 
 
 def save_optimizer(
-    x: Whole, save: Held, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
+    x: Whole, save: End, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
 ):
     """A model and rates are saved beside an optimizer with a tensor of the parameter's shape, one of one element,
     and values."""
-    tensor = in_boxes(x, save, rank) if isinstance(save, list) else save
+    tensor = put(x, save, rank, None)
     name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
     kept = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
     groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
@@ -229,7 +229,7 @@ def load_optimizer(
     reader: Reader,
     folder: Folder,
     ids: Literal["names", "numbers"] = "names",
-    part: Part | None = None,
+    part: BoxOfX | None = None,
     axis: Group | None = None,
 ):
     """It is loaded in chunks: of rows of each tensor, or of rows of the part that the ranks share."""
@@ -245,7 +245,7 @@ def load_optimizer(
         "step": kept.get("step"),
         "one element": beside.get("step"),
         "note": kept.get("note"),
-        "loaded": described(kept.get("exp_avg")),
+        "loaded": as_told(kept.get("exp_avg")),
     }
 
 
@@ -253,14 +253,18 @@ def due_of_load(x, rank: Rank, world: WorldSize, ids, part, axis):
     name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
     groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
     full = x[part.slices()] if part else x
-    parts = ChunkSpec(0, tuple(axis or range(world))).parts(tuple(full.shape))
     return {
         "entries": Of([["opt"], ["param_groups", "state"], sorted(map(str, (name, other))), groups]),
         "step": torch.tensor(4.0),
         "one element": torch.full((1, 1), 3),
         "note": "kept",
-        "loaded": x if x.numel() == 1 else due_of(full, parts, rank),
+        "loaded": x if x.numel() == 1 else due_in_rows(full, axis or range(world), rank),
     }
+
+
+def due_in_rows(full: torch.Tensor, ranks: Iterable[int], rank: int) -> dict[str, Any]:
+    """What is due of a tensor in chunks of rows on these ranks."""
+    return due_of(full, ChunkSpec(0, tuple(ranks)).shards(tuple(full.shape)), rank)
 
 
 def loaded(name: str, clause: str, source: str, control: str, draw: Callable[[Limits], SearchStrategy[Case]]) -> Law:
@@ -302,11 +306,11 @@ LAWS = (
     stages=checkpoints.worlds,
     features=features,
 )
-def save_parameter(x: Whole, save: Held, rank: Rank, writer: Writer, folder: Folder):
+def save_parameter(x: Whole, save: End, rank: Rank, writer: Writer, folder: Folder):
     """A parameter of which each rank holds a part, itself in chunks over a group, is loaded from whatever was saved
     of it."""
     with told_plainly():
-        dcp.save({"w": in_boxes(x, save, rank) if isinstance(save, list) else save}, storage_writer=writer(folder))
+        dcp.save({"w": put(x, save, rank, None)}, storage_writer=writer(folder))
     return {}
 
 
@@ -314,15 +318,13 @@ save_parameter.due(lambda: {})
 
 
 @save_parameter.then
-def load_parameter(x: Whole, part: Part, reader: Reader, folder: Folder, axis: Group | None = None, ids: str = ""):
+def load_parameter(x: Whole, part: BoxOfX, reader: Reader, folder: Folder, axis: Group | None = None, ids: str = ""):
     """It is loaded into the part of this rank."""
     outer = nested(in_rows(poison(x[cut(*part)]), axis), x.shape, part)
-    with told_plainly():
-        dcp.load({"w": outer}, storage_reader=reader(folder))
-    return {"loaded": described(outer.local_shards()[0].tensor)}
+    load({"w": outer}, reader(folder))
+    return {"loaded": as_told(outer.local_shards()[0].tensor)}
 
 
 @save_parameter.due
 def _(x, part, rank: Rank, world: WorldSize, axis):
-    full = x[part.slices()]
-    return {"loaded": due_of(full, ChunkSpec(0, tuple(axis or range(world))).parts(tuple(full.shape)), rank)}
+    return {"loaded": due_in_rows(x[part.slices()], axis or range(world), rank)}

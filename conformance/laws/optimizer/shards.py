@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
-
-
-@contextmanager
-def told_plainly() -> Iterator[None]:
-    """Turn a ``CheckpointException``, which is no ``Exception``, into the error of the first rank that failed."""
-    try:
-        yield
-    except CheckpointException as error:
-        cause, _ = error.failures[min(error.failures)]
-        raise RuntimeError(f"{type(cause).__name__}: {cause}") from error
+from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes
 
 
 def in_rows(tensor: torch.Tensor, group: Any = None) -> Any:
@@ -61,8 +49,3 @@ def outside(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) ->
                 sizes = [*shape[:dim], end - start, *shape[dim + 1 :]]
                 found.append(([start if at == dim else 0 for at in range(len(shape))], sizes))
     return found
-
-
-def described(tensor: Any) -> Any:
-    """What a sharded tensor says of itself and what this rank holds of it; any other tensor as it is."""
-    return told(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor

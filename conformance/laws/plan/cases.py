@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.plan.fields import leaves
 from shardlaw.reference.box import Box
-from shardlaw.reference.checkpoint.sharded_leaf import Ranks, ShardedLeaf
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.notation import NotationError
+from shardlaw.reference.shards import Ranks, Shards
 from shardlaw.strategies.sharded_leaves import MANY, sharded_leaves
 
 RANKS = (2, 2, 3, 2, 4, 3, 2, 1)
@@ -34,21 +36,13 @@ def held(of: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
 
 def everything(of: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
     """Any leaf: a tensor in boxes, most often; a plain tensor; a value."""
-    all_ranks = tuple(range(of))
 
     def plain(tensor: ShardedLeaf) -> ShardedLeaf:
-        return ShardedLeaf(
-            "whole", tensor.shape, tensor.dtype, ((Box((0,) * len(tensor.shape), tensor.shape), all_ranks),)
-        )
+        return ShardedLeaf("whole", Shards.whole(tensor.shape, range(of)), tensor.dtype)
 
     boxed = held(of, limits)
-    kinds = {"b": boxed, "w": boxed.map(plain), "v": st.just(value(of))}
+    kinds = {"b": boxed, "w": boxed.map(plain), "v": st.just(ShardedLeaf.value(range(of)))}
     return st.sampled_from("bbbbwv").flatmap(lambda kind: kinds[kind])
-
-
-def value(of: int) -> ShardedLeaf:
-    """A leaf that is no tensor, on every rank."""
-    return ShardedLeaf("value", parts=((Box((), ()), tuple(range(of))),))
 
 
 def states(
@@ -81,17 +75,22 @@ def with_empties(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, A
     if name is not None and draw(st.integers(0, 2)) == 2:
         leaf, number = drawn[name], draw(st.integers(0, MANY))
         at_another = draw(st.integers(0, 2)) == 2 and of > 1
-        number, which = divmod(number, len(leaf.parts))
-        box, by = leaf.parts[which]
+        number, which = divmod(number, len(leaf.shards.parts))
+        box, by = leaf.shards.parts[which]
         if not at_another:
-            extra = Box((leaf.shape[0], *(0 for _ in leaf.shape[1:])), (0, *leaf.shape[1:]))
+            extra = Box.whole(leaf.shape).along(0, start=leaf.shape[0], size=0)
             others: Ranks = (number % of,)
         else:
-            extra = Box(box.offset, (0, *box.size[1:]))
+            extra = box.along(0, size=0)
             others = tuple(rank for rank in range(of) if rank not in by)[:1]
         if others:
-            drawn[name] = ShardedLeaf("boxes", leaf.shape, leaf.dtype, (*leaf.parts, (extra, others)))
+            drawn[name] = beside(leaf, extra, others)
     return lowest(draw, of, drawn)
+
+
+def beside(leaf: ShardedLeaf, box: Box, ranks: Ranks) -> ShardedLeaf:
+    """A leaf in one box more."""
+    return replace(leaf, shards=replace(leaf.shards, parts=(*leaf.shards.parts, (box, ranks))))
 
 
 def features(case: Case) -> set[str]:
@@ -119,9 +118,9 @@ def of_leaf(leaf: ShardedLeaf) -> set[str]:
     found |= {f"dtype:{leaf.dtype}"} if leaf.dtype != "float32" else set()
     found |= {"size-0"} if 0 in leaf.shape else {"size-1"} if 1 in leaf.shape else set()
     found |= set() if leaf.shape else {"0-d"}
-    found |= {"shared-chunk"} if any(len(by) > 1 for _, by in leaf.parts) else set()
-    found |= {"several-chunks"} if sum(box.volume > 0 for box in leaf.boxes) > 1 else set()
-    empties = [box for box, _ in leaf.parts if not box.volume]
+    found |= {"shared-chunk"} if any(len(by) > 1 for _, by in leaf.shards.parts) else set()
+    found |= {"several-chunks"} if len(leaf.shards.filled().boxes) > 1 else set()
+    empties = [box for box, _ in leaf.shards.parts if not box.volume]
     if empties and 0 not in leaf.shape:
         found |= {"empty-chunk"} | {f"empty-chunk:{place_of(leaf, box)}" for box in empties}
     return found
@@ -131,7 +130,7 @@ def place_of(leaf: ShardedLeaf, empty: Box) -> str:
     """Where an empty box lies: beyond the bounds, within another box, where one begins, or out of everybody's way."""
     if any(end > extent for end, extent in zip(empty.end, leaf.shape, strict=True)):
         return "beyond"
-    full = [box for box in leaf.boxes if box.volume]
+    full = leaf.shards.filled().boxes
     if any(box.offset == empty.offset for box in full):
         return "shared"
     within = any(

@@ -3,7 +3,6 @@ checkpoint has of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,11 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Field, Printed
-from shardlaw.reference.box import Box
+from shardlaw.conformance.laws.checkpoint import trip as t
+from shardlaw.conformance.laws.checkpoint.state_text import tree_text
+from shardlaw.conformance.laws.shared.box_fields import BoxesField, box_values, boxes_values
 from shardlaw.reference.checkpoint.save_plan import Metadata, Plan, WriteItem, dedup, describe, plain, sharded
-from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, parse_boxes, plans_of
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, plans_of
 from shardlaw.reference.checkpoint.state_dict import Slot, State, mapped, parse_state, slots
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -43,10 +44,6 @@ def ranks_of(*meshes: Mesh) -> int:
 # The same as plain values
 
 
-def box_values(box: Box) -> tuple[Any, Any]:
-    return box.offset, box.size
-
-
 def item_values(item: WriteItem) -> tuple[Any, ...]:
     """A write item as the acts take it."""
     if item.box is None:
@@ -56,21 +53,19 @@ def item_values(item: WriteItem) -> tuple[Any, ...]:
 
 def leaf_values(leaf: ShardedLeaf) -> Any:
     """A leaf as metadata describes it: each different box with elements once."""
-    boxes = sorted(box_values(box) for box in leaf.boxes if box.volume)
-    return None if leaf.kind == "value" else (leaf.shape, DTYPES[leaf.dtype], boxes)
+    boxes = leaf.shards.filled().boxes
+    return None if leaf.kind == "value" else (leaf.shape, DTYPES[leaf.dtype], sorted(boxes_values(boxes)))
 
 
 class OfLeaves(Field):
     """What a case says in fields of one letter."""
 
     takes = LEAF
+    always = True
     more: tuple[str, ...] = ("ranks",)
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ("*", *self.more)
-
-    def is_given(self, case: Case, name: str) -> bool:
-        return True
 
 
 class PlansField(OfLeaves):
@@ -99,7 +94,7 @@ class SavedLeavesField(OfLeaves):
 
     def build(self, value: Any, here: RankContext) -> Any:
         return {
-            name: None if known is None else (known.shape, DTYPES[known.dtype], [*map(box_values, known.chunks)])
+            name: None if known is None else (known.shape, DTYPES[known.dtype], boxes_values(known.chunks))
             for name, known in value.entries.items()
         }
 
@@ -114,21 +109,6 @@ class DestinationField(OfLeaves):
         found = {f"{name}.leaf": None if leaf.kind == "value" else leaf.shape for name, leaf in leaves(case).items()}
         want = case.get("want")
         return {**found, f"{case.get('culprit')}.leaf": None if want == "value" else parse_shape(want)}
-
-
-class BoxesField(Field):
-    """Boxes of a tensor of the case's ``shape``, each its offset and its size."""
-
-    takes = "boxes START:END,...;... within the field shape, or - for none"
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return name, "shape"
-
-    def read(self, case: Case, name: str) -> tuple[Box, ...]:
-        return parse_boxes(case.get(name), len(case.shape()))
-
-    def build(self, value: Sequence[Box], here: RankContext) -> Any:
-        return [*map(box_values, value)]
 
 
 class HintsField(Field):
@@ -147,17 +127,8 @@ class HintsField(Field):
 
 
 @dataclass(frozen=True)
-class MeshState:
-    """A state whose tensors lie on a mesh, or whole on every rank."""
-
-    state: State
-    specs: dict[str, TensorSpec]
-    mesh: Mesh
-
-    def layout(self, name: str) -> Layout | None:
-        """Where a tensor lies; ``None`` for one that every rank holds whole."""
-        spec = self.specs[name]
-        return None if spec.placements is None else Layout(spec.shape, self.mesh, spec.placements)
+class MeshState(t.End):
+    """A state whose tensors lie on a mesh, or whole on every rank: as each rank holds it, of zeros."""
 
     @property
     def layouts(self) -> list[Layout]:
@@ -170,20 +141,18 @@ class MeshState:
         return (0,) * len(layout.shape) if coord is None else layout.local_shape(coord)
 
     def live(self, here: RankContext, rank: int) -> dict[str, Any]:
-        """The state as a rank holds it, of zeros."""
-        tensors = {name: self._tensor(here, name, rank) for name in self.specs}
-        made: dict[str, Any] = mapped(self.state, lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf)
-        return made
+        """The state as a rank holds it."""
+        return t.build(self, lambda name: self._tensor(here, name, rank))
 
     def _tensor(self, here: RankContext, name: str, rank: int) -> torch.Tensor:
-        spec, shape = self.specs[name], self.specs[name].shape
+        spec = self.specs[name]
         local = torch.zeros(self.local_shape(name, rank), dtype=spec.torch_dtype)
         if spec.placements is None:
             return local
         live = compat.seated_mesh(here.device.type, literal.table(self.mesh), rank)
-        # an explicit shape without dims counts as none
-        how: dict[str, Any] = {"shape": torch.Size(shape), "stride": _stride(shape)} if shape else {}
-        return DTensor.from_local(local, live, here.placements(spec.placements), run_check=False, **how)
+        # as they are written: a dim may count from the end
+        places, shape = here.placements(spec.placements), torch.Size(spec.shape)
+        return DTensor.from_local(local, live, places, run_check=False, shape=shape, stride=_stride(shape))
 
     def function(self, name: str) -> str:
         """A function that makes the state as a rank holds it, for a script."""
@@ -194,19 +163,11 @@ class MeshState:
             own = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
             made = f"torch.zeros({own}, dtype={spec.torch_dtype})"
             if spec.placements is not None:
-                how = f", shape=torch.Size({spec.shape}), stride={_stride(spec.shape)}" if spec.shape else ""
-                made = f"DTensor.from_local({made}, mesh, {literal.placements(spec.placements)}, run_check=False{how})"
+                places = literal.placements(spec.placements)
+                how = f"shape=torch.Size({spec.shape}), stride={_stride(spec.shape)}"
+                made = f"DTensor.from_local({made}, mesh, {places}, run_check=False, {how})"
             lines.append(f"{tensor} = {made}")
-        tree = mapped(self.state, lambda leaf: _Name(leaf.name) if isinstance(leaf, Slot) else leaf)
-        return "\n    ".join([f"def {name}(seat):", *lines, f"return {literal.literal(tree)}"])
-
-
-@dataclass(frozen=True)
-class _Name:
-    name: str
-
-    def literal(self) -> str:
-        return self.name
+        return "\n    ".join([f"def {name}(seat):", *lines, f"return {tree_text(self.state, '')}"])
 
 
 def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -225,8 +186,7 @@ class StatesField(OfLeaves):
 
     def read(self, case: Case, name: str) -> MeshState:
         specs = specs_of(case)
-        state = parse_state(case.get("state")) if "state" in case else {name: Slot(name) for name in specs}
-        return MeshState(state, specs, case.mesh())
+        return MeshState(t.state_of(case, specs), case.mesh(), specs)
 
     def build(self, value: Any, here: RankContext) -> Any:
         return [value.live(here, rank) for rank in range(ranks_of(value.mesh))]
@@ -242,8 +202,8 @@ class LoadedStatesField(StatesField):
     more = ("mesh.load", "mesh", "to")
 
     def read(self, case: Case, name: str) -> MeshState:
-        spec = replace(case.tensor("x"), placements=None if case.get("to") == "-" else case.placements("to"))
-        return MeshState({"x": Slot("x")}, {"x": spec}, case.mesh("mesh.load") if "mesh.load" in case else case.mesh())
+        spec = case.tensor("x").placed(t.placements_at_load(case, "x"))
+        return MeshState({"x": Slot("x")}, t.mesh_of_load(case), {"x": spec})
 
 
 class SavedTensorField(SavedLeavesField):
@@ -297,7 +257,7 @@ class SavesField(StatesField):
                 state = {"p": {"q": state.pop("x")}, **state}
         if case.get("change") == "paths" and which == "a":
             state = {"p.q": state.pop("x"), **state}
-        return MeshState(state, specs, case.mesh())
+        return MeshState(state, case.mesh(), specs)
 
     def build(self, value: Any, here: RankContext) -> Any:
         order, states = value
@@ -324,8 +284,7 @@ class TreeField(Field):
 
     def printed(self, value: State, name: str, world: int) -> Printed:
         made = tuple(f"{slot} = torch.full((2,), {at}.0)" for at, slot in enumerate(slots(value), 1))
-        tree = mapped(value, lambda leaf: _Name(leaf.name) if isinstance(leaf, Slot) else leaf)
-        return Printed(literal.literal(tree), (), made)
+        return Printed(tree_text(value, ""), (), made)
 
 
 def with_tensors(tree: Any, state: State) -> Any:
@@ -338,7 +297,7 @@ Plans = Annotated[list[Any], PlansField()]
 Leaves = Annotated[dict[str, Any], LeavesField()]
 SavedLeaves = Annotated[dict[str, Any], SavedLeavesField()]
 Destination = Annotated[dict[str, Any], DestinationField()]
-Boxes = Annotated[list[Any], BoxesField()]
+Boxes = Annotated[list[Any], BoxesField("shape")]
 Hints = Annotated[list[Any], HintsField()]
 States = Annotated[list[Any], StatesField()]
 LoadedStates = Annotated[list[Any], LoadedStatesField()]

@@ -19,9 +19,9 @@ from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
 from shardlaw.conformance.laws.plan.fields import Boxes, Destination, SavedLeaves, leaves
 from shardlaw.conformance.laws.plan.torch_plans import chunk, load_items, metadata_of, tensor_entry, untiled
-from shardlaw.reference.box import tiling_errors
+from shardlaw.reference.box import format_boxes, parse_boxes, tiling_errors
 from shardlaw.reference.checkpoint import load_plan
-from shardlaw.reference.checkpoint.sharded_leaf import format_boxes, parse_boxes
+from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.notation import format_shape
 from shardlaw.strategies.shapes import shapes
 from shardlaw.strategies.tilings import damaged, tilings, wanted
@@ -156,7 +156,7 @@ def draw_refused(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
             return {"culprit": name, "want": format_shape(draw(other_shape(leaf.shape)))}
         # a value where a tensor was saved, or seldom the other way round
         if leaf.kind != "value" and draw(st.integers(0, 9)) == 9:
-            leaf = drawn[name] = cases.value(of)
+            leaf = drawn[name] = ShardedLeaf.value(range(of))
         if leaf.kind == "value":
             drawn[name] = leaf = leaf if draw(st.integers(0, 3)) == 3 else draw(cases.held(of, Limits()))
         return {"culprit": name, "want": "3" if leaf.kind == "value" else "value"}

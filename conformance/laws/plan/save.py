@@ -33,8 +33,9 @@ from shardlaw.conformance.laws.plan.torch_plans import (
     untiled,
 )
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
-from shardlaw.strategies.sharded_leaves import MANY, empty_box, hand_out
-from shardlaw.strategies.tilings import DAMAGES, damaged, tilings
+from shardlaw.reference.shards import Shards
+from shardlaw.strategies.sharded_leaves import MANY, empty_box
+from shardlaw.strategies.tilings import DAMAGES, alone, damaged, handed_out, tilings
 
 DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
@@ -84,7 +85,7 @@ def draw_balance(limits: Limits) -> SearchStrategy[Case]:
         for name in "abcd"[: draw(st.integers(1, 4))]:
             shape, boxes = draw(tilings(max_boxes=5 if draw(st.integers(0, 9)) == 9 else 1))
             dtype = draw(st.sampled_from([name for name in cases.DTYPES if name in limits.dtypes]))
-            drawn[name] = ShardedLeaf("boxes", shape, dtype, tuple((box, every) for box in boxes))
+            drawn[name] = ShardedLeaf("boxes", Shards(shape, tuple((box, every) for box in boxes)), dtype)
         return fields(world=1, ranks=of, **drawn)
 
     return case()
@@ -152,9 +153,8 @@ def draw_empties(limits: Limits) -> SearchStrategy[Case]:
         of = draw(st.sampled_from(cases.RANKS))
         drawn = draw(cases.held(of, limits).filter(lambda leaf: bool(leaf.shape) and 0 not in leaf.shape))
         where, number = draw(st.sampled_from(cases.EMPTY_PLACES)), draw(st.integers(0, MANY))
-        box = empty_box(drawn.shape, drawn.boxes, where, number)
-        parts = (*drawn.parts, (box, (number % of,)))
-        return fields(world=1, ranks=of, a=ShardedLeaf("boxes", drawn.shape, drawn.dtype, parts))
+        box = empty_box(drawn.shape, drawn.shards.boxes, where, number)
+        return fields(world=1, ranks=of, a=cases.beside(drawn, box, (number % of,)))
 
     return case()
 
@@ -203,10 +203,10 @@ def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
         def case(draw: st.DrawFn) -> Case:
             of = draw(st.sampled_from((2, 2, 3, 4, 3, 1, 2, 2, 4, 3, 2, 3)))
             shape, boxes, _ = draw(broken)
-            by = dict(hand_out(dict.fromkeys(boxes), of, draw(st.integers(0, MANY)), single=True))
-            drawn: dict[str, Any] = {
-                "a": ShardedLeaf("boxes", shape, "float32", tuple((box, by[box]) for box in boxes))
-            }
+            # what is there twice is held by one rank
+            each = handed_out(shape, dict.fromkeys(boxes), alone(range(of)), draw(st.integers(0, MANY)))
+            by = dict(each.parts)
+            drawn: dict[str, Any] = {"a": ShardedLeaf("boxes", Shards(shape, tuple((box, by[box]) for box in boxes)))}
             if draw(st.integers(0, 2)) == 2:
                 drawn["b"] = draw(cases.held(of, limits))
             return fields(world=1, ranks=of, **drawn)

@@ -14,6 +14,7 @@ from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
 from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.checkpoint.trip import mesh_of_load, placements_at_load
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
 from shardlaw.conformance.laws.plan.fields import (
@@ -77,10 +78,8 @@ def features(case: Case) -> set[str]:
     mesh = case.mesh()
     found = {"submesh"} if ranks_of(mesh) > mesh.size else set()
     specs = [(spec, mesh) for spec in specs_of(case).values()]
-    if "to" in case and case.get("to") != "-":
-        specs.append(
-            (TensorSpec(case.tensor("x").shape, case.placements("to")), Mesh.parse(case.get("mesh.load", str(mesh))))
-        )
+    if "to" in case:
+        specs.append((case.tensor("x").placed(placements_at_load(case, "x")), mesh_of_load(case)))
     layouts = [Layout(spec.shape, on, spec.placements) for spec, on in specs if spec.placements is not None]
     return found | ({"no-box"} if any(map(boxless, layouts)) else set())
 

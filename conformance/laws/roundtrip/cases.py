@@ -55,8 +55,17 @@ def round_trip(name: str, **record: Any) -> Law:
     """The law that what is loaded is what was saved, on every rank, bit by bit, and that what is saved stays as it
     is."""
     made = after_save(name, **record)(load_act)
-    made.due(lambda state: {"loaded": state})
+    made.due(due_loaded)
     return made
+
+
+def due_loaded(state):
+    return {"loaded": state}
+
+
+def then_loaded(law: Law) -> None:
+    """In the next world, what was saved is loaded."""
+    law.then(load_act).due(due_loaded)
 
 
 def after_save(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:

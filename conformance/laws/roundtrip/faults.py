@@ -4,17 +4,17 @@ afterwards."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
-from shardlaw.conformance.law.fields import Folder, Rank, Word, WorldSize
+from shardlaw.conformance.law.fields import Field, Folder, Printed, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load, save
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, failure, finish, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
     Blank,
@@ -27,10 +27,12 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     States,
     Writer,
 )
-from shardlaw.conformance.laws.roundtrip.cases import after_save, load_act, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
-from shardlaw.reference.placement import shard_dim
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
 
 DOCS = "torch.distributed.checkpoint docs"
 # what fails after the plan has been made; the rest of a save or load comes before
@@ -132,19 +134,42 @@ RETRIED = (
 )
 
 
-def failing_ranks(ranks: str, world: int) -> list[int]:
-    """The ranks on which the call fails."""
-    return [*range(world)] if ranks == "all" else [int(rank) for rank in ranks.split(",")]
+@dataclass(frozen=True)
+class Fault:
+    """Which method fails, on which ranks, with which error, and whether only in a further thread."""
+
+    at: str
+    ranks: str
+    error: str
+    in_thread: bool
+
+    def on(self, world: int) -> list[int]:
+        """The ranks on which the call fails."""
+        return [*range(world)] if self.ranks == "all" else [int(rank) for rank in self.ranks.split(",")]
 
 
-def failure(attempt: Callable[[], Any]) -> Any:
-    """The exception with which all ranks give a save or a load up. Another error passes: a rank that gets it has left
-    the others."""
-    try:
-        attempt()
-    except CheckpointFailed as error:
-        return error
-    return None
+class SpyField(Field):
+    """A spy that makes the method fail on this rank, where it is to; a due function gets the :class:`Fault`."""
+
+    always = True
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return "at", "ranks", "error", "in"
+
+    def read(self, case: Case, name: str) -> Fault:
+        error, in_thread = case.get("error", "plain"), case.get("in", "") == "thread"
+        return Fault(case.get("at"), case.get("ranks", "all"), error, in_thread)
+
+    def build(self, value: Fault, here: RankContext) -> Spy:
+        fails = value.at if here.rank in value.on(here.world) else ""
+        return Spy(fails, value.error, value.in_thread)
+
+    def printed(self, value: Fault, name: str, world: int) -> Printed:
+        fails = f'{value.at!r} if rank in {value.on(world)} else ""'
+        return Printed(f"Spy({fails}, {value.error!r}, {value.in_thread})", uses=(Spy,))
+
+
+Failing = Annotated[Spy, SpyField()]
 
 
 def told_by(failed: Any, at: str) -> dict[str, Any]:
@@ -156,45 +181,30 @@ def told_by(failed: Any, at: str) -> dict[str, Any]:
     return {"fault": failed, "ranks": sorted(causes), "other causes": others, "step": failed.step}
 
 
-def due_of_failure(what: str, at: str, ranks: str, world: int) -> dict[str, Any]:
-    step = "plan" if at not in LATE else "write" if what == "save" else "read"
+def due_of_failure(what: str, fault: Fault, world: int) -> dict[str, Any]:
+    step = "plan" if fault.at not in LATE else "write" if what == "save" else "read"
     return {
         "fault": Refused((CheckpointFailed,)),
-        "ranks": Of(failing_ranks(ranks, world), "wrong-error"),
+        "ranks": Of(fault.on(world), "wrong-error"),
         "other causes": Of([], "wrong-error"),
         "step": Of(step, "wrong-error"),
     }
 
 
-def want_calls(end: t.End, at: str, ranks: list[int], *, at_least: int = 1) -> None:
+def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item
-    for sure."""
+    for sure. Further threads have none of the first ones."""
     leaves = [leaf for _, leaf in flatten(end.state).values()]
-    tensors = [leaf.name for leaf in leaves if isinstance(leaf, Slot)]
-    for rank in ranks:
-        parts = sum(_holds(end, name, rank) for name in tensors)
-        written = sum(_alone(end, name, rank) for name in tensors)
+    tensors = [end.shards(leaf.name, range(world)).filled() for leaf in leaves if isinstance(leaf, Slot)]
+    at_least = threads if fault.in_thread else 1
+    for rank in fault.on(world):
+        parts = sum(bool(shards.of(rank)) for shards in tensors)
+        # what no other one holds a rank must write
+        written = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
         values = len(leaves) - len(tensors)
         items = {"resolve_data": written, "load_bytes": values, "resolve_tensor": parts, "commit_tensor": parts}
-        if items.get(at, at_least) < at_least:
-            raise Meaningless(f"rank {rank} has too few items for {at} to fail")
-
-
-def _holds(end: t.End, name: str, rank: int) -> bool:
-    """Whether a rank holds elements of a tensor."""
-    layout = end.layout(name)
-    if layout is None:
-        return 0 not in end.specs[name].shape
-    coord = layout.mesh.coord(rank)
-    return coord is not None and 0 not in layout.local_shape(coord)
-
-
-def _alone(end: t.End, name: str, rank: int) -> bool:
-    """Whether a rank holds elements that no other one has, and so must write them."""
-    layout = end.layout(name)
-    if layout is None:
-        return end.mesh.size == 1 and _holds(end, name, rank)
-    return _holds(end, name, rank) and all(shard_dim(placement) is not None for placement in layout.placements)
+        if items.get(fault.at, at_least) < at_least:
+            raise Meaningless(f"rank {rank} has too few items for {fault.at} to fail")
 
 
 @trip_law(
@@ -215,17 +225,12 @@ def failed_save(
     writer: Writer,
     reader: Reader,
     place: Place,
-    rank: Rank,
-    world: WorldSize,
     folder: Folder,
+    spy: Failing,
     at: Word,
-    ranks: Word = "all",
-    error: Word = "plain",
-    in_: Word = "",
     how: Word = "",
 ):
     """All ranks learn that a save failed; nothing that can be loaded is left of it; the next save does its work."""
-    spy = Spy(at if rank in failing_ranks(ranks, world) else "", error, in_thread=in_ == "thread")
     watched, watched_planner = spy.watch(writer(folder), WRITER), spy.watch(planner, SAVE_PLANNER)
     if how == "async":
         failed = failure(lambda: finish(dcp.async_save(state, storage_writer=watched, planner=watched_planner)))
@@ -239,17 +244,12 @@ def failed_save(
 
 
 @failed_save.due
-def _(state: Contents, world: WorldSize, at, ranks, in_, threads: int = 1):
-    want_calls(state.end, at, failing_ranks(ranks, world), at_least=threads if in_ == "thread" else 1)
-    return {**due_of_failure("save", at, ranks, world), "leftover": Refused((CheckpointFailed,))}
+def _(state: Contents, spy, world: WorldSize, threads: int = 1):
+    want_calls(state.end, spy, world, threads)
+    return {**due_of_failure("save", spy, world), "leftover": Refused((CheckpointFailed,))}
 
 
-failed_save.then(load_act)
-
-
-@failed_save.due
-def _(state):
-    return {"loaded": state}
+then_loaded(failed_save)
 
 
 @trip_law(
@@ -265,25 +265,20 @@ def failed_over(
     newer: Annotated[dict[str, Any], StateField("save", newer=1)],
     planner: Planner,
     writer: Writer,
-    rank: Rank,
-    world: WorldSize,
     folder: Folder,
+    spy: Failing,
     at: Word,
-    ranks: Word = "all",
-    error: Word = "plain",
-    in_: Word = "",
 ):
     """A save that fails over an older checkpoint leaves it as it was, or beyond loading, and never mixed with the new
     one."""
     save(state, writer(folder))
-    spy = Spy(at if rank in failing_ranks(ranks, world) else "", error, in_thread=in_ == "thread")
     watched = spy.watch(writer(folder), WRITER)
     return told_by(failure(lambda: save(newer, watched, spy.watch(planner, SAVE_PLANNER))), at)
 
 
 @failed_over.due
-def _(world, at, ranks):
-    return due_of_failure("save", at, ranks, world)
+def _(spy, world: WorldSize):
+    return due_of_failure("save", spy, world)
 
 
 @failed_over.then
@@ -306,22 +301,9 @@ def _(state, at: Word):
     texts=FAILED_LOADS,
     features=of_fault,
 )
-def failed_load(
-    state: Blank,
-    again: Blank,
-    reader: Reader,
-    place: Place,
-    rank: Rank,
-    world: WorldSize,
-    folder: Folder,
-    at: Word,
-    ranks: Word = "all",
-    error: Word = "plain",
-    in_: Word = "",
-):
+def failed_load(state: Blank, again: Blank, reader: Reader, place: Place, folder: Folder, spy: Failing, at: Word):
     """All ranks learn that a load failed; one that failed in planning has changed nothing; the next load does its
     work."""
-    spy = Spy(at if rank in failing_ranks(ranks, world) else "", error, in_thread=in_ == "thread")
     watched, planner = spy.watch(reader(folder), READER), spy.watch(DefaultLoadPlanner(), LOAD_PLANNER)
     options = {"checkpoint_id": place(folder)} if at == "reset" else {}
     failed = failure(lambda: load(state, watched, planner, **options))
@@ -329,10 +311,10 @@ def failed_load(
 
 
 @failed_load.due
-def _(state: Contents, world, at, ranks):
-    want_calls(state.end, at, failing_ranks(ranks, world))
+def _(state: Contents, spy, world: WorldSize, at):
+    want_calls(state.end, spy, world)
     return {
-        **due_of_failure("load", at, ranks, world),
+        **due_of_failure("load", spy, world),
         "kept": ... if at in LATE else state.untouched(),
         "afterwards": state,
     }
@@ -350,21 +332,19 @@ def retried(
     blanks: Blanks,
     writer: Writer,
     reader: Reader,
-    rank: Rank,
-    world: WorldSize,
     folder: Folder,
+    spy: Failing,
     at: Word,
     fails: int,
-    ranks: Word = "all",
 ):
     """With kept plans, what is saved after a save that failed is what was given."""
     # plans are kept by the name of the planner's class: one of this case alone
     made = type(f"Retrying{uuid.uuid4().hex}", (DefaultSavePlanner,), {})
     told, loaded = {}, []
     for number, (state, blank) in enumerate(zip(states, blanks, strict=True)):
-        spy = Spy(at if number == fails and rank in failing_ranks(ranks, world) else "")
-        planner = spy.watch(made(enable_plan_caching=True), SAVE_PLANNER)
-        watched = spy.watch(writer(f"{folder}/{number}"), WRITER)
+        watching = spy if number == fails else Spy()
+        planner = watching.watch(made(enable_plan_caching=True), SAVE_PLANNER)
+        watched = watching.watch(writer(f"{folder}/{number}"), WRITER)
         if number == fails:
             told = told_by(
                 failure(lambda state=state, watched=watched, planner=planner: save(state, watched, planner)),  # type: ignore[misc]
@@ -377,8 +357,8 @@ def retried(
 
 
 @retried.due
-def _(blanks, world, at, ranks, fails):
+def _(blanks, spy, world: WorldSize, fails):
     return {
-        **due_of_failure("save", at, ranks, world),
+        **due_of_failure("save", spy, world),
         "loaded": [blank for number, blank in enumerate(blanks) if number != fails],
     }

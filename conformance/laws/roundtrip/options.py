@@ -22,7 +22,7 @@ from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, StateField, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, load_act, save_act, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, save_act, then_loaded, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
 HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
@@ -98,12 +98,7 @@ def _(state, format_: Word = ""):
     return {"source": state}
 
 
-options.then(load_act)
-
-
-@options.due
-def _(state):
-    return {"loaded": state}
+then_loaded(options)
 
 
 def fsspec_worlds(case: Case) -> tuple[int, ...]:
@@ -224,7 +219,7 @@ def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: in
 @hugging_face.due
 def _(state: Contents, rank: Rank, hf):
     need("safetensors")
-    names = sorted(state.names) if hf != "shards" and rank == 0 else []
+    names = sorted(state.trip.values) if hf != "shards" and rank == 0 else []
     return {"in the index": Of(names), "files that are not there": Of([])}
 
 

@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import after_save, load_act, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.mesh import Mesh
 
@@ -174,12 +174,7 @@ def _(mesh, rank: Rank, world: WorldSize, among, id):
     }
 
 
-saves.then(load_act)
-
-
-@saves.due
-def _(state):
-    return {"loaded": state}
+then_loaded(saves)
 
 
 @after_save(

@@ -22,7 +22,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.calls import is_refused, load, save
+from shardlaw.conformance.laws.checkpoint.calls import failure, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import after_save, round_trip, trip_law, trips
@@ -95,19 +95,17 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
 )
 def strided(state: Saved, writer: Writer, folder: Folder):
     """A strided shard either comes back with exactly the elements that it owns, or is refused on all ranks."""
-    if is_refused(lambda: save(state, writer(folder))):
+    if failure(lambda: save(state, writer(folder))):
         open(os.path.join(folder, "refused"), "w").close()
     return {}
 
 
-@strided.due
-def _():
-    return {}
+strided.due(lambda: {})
 
 
 @strided.then
 def _(state: Blank, reader: Reader, folder: Folder):
-    refused = os.path.exists(os.path.join(folder, "refused")) or is_refused(lambda: load(state, reader(folder)))
+    refused = os.path.exists(os.path.join(folder, "refused")) or failure(lambda: load(state, reader(folder)))
     return {"loaded": "refused" if refused else state}
 
 

@@ -19,7 +19,7 @@ from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import App, CheckpointFailed, finish, load, poison, save, told_plainly
 from shardlaw.conformance.laws.checkpoint.fields import Blanks, Reader, Saved, StateField, States, Writer, WriterField
 from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import load_act, save_act, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import save_act, then_loaded, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -164,12 +164,7 @@ def _(how):
     return {"save": Refused((Exception,) if how == "alone" else (CheckpointFailed,))}
 
 
-kept.then(load_act)
-
-
-@kept.due
-def _(state):
-    return {"loaded": state}
+then_loaded(kept)
 
 
 @trip_law(
@@ -279,9 +274,4 @@ def _():
     return {"metadata given": Of(True)}
 
 
-asynchronous.then(load_act)
-
-
-@asynchronous.due
-def _(state):
-    return {"loaded": state}
+then_loaded(asynchronous)

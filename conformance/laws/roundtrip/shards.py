@@ -77,7 +77,7 @@ def without_shards(case: Case) -> set[str]:
     trip = t.read_trip(case)
     held = trip.load.held and all(layout is not None for layout in map(trip.load.layout, t.tensor_names(case)))
     ranks = range(trip.worlds[1])
-    none = held and any(not trip.load.pieces(name, rank) for name in t.tensor_names(case) for rank in ranks)
+    none = held and any(not trip.load.boxes(name, rank) for name in t.tensor_names(case) for rank in ranks)
     return {"shardless"} if none else set()
 
 

@@ -73,9 +73,7 @@ def torch_file(state: Whole, rank: Rank, folder: Folder, through: Word):
     return {}
 
 
-@torch_file.due
-def _():
-    return {}
+torch_file.due(lambda: {})
 
 
 @torch_file.then
@@ -114,9 +112,7 @@ def value_in_file(state: Whole, rank: Rank, folder: Folder):
     return {}
 
 
-@value_in_file.due
-def _():
-    return {}
+value_in_file.due(lambda: {})
 
 
 @value_in_file.then

@@ -87,10 +87,5 @@ class Spy:
             raise WideError(1, f"planted in {name}")
         raise PlantedError(f"planted in {name}")
 
-    def names(self, among: Iterable[str]) -> list[str]:
-        """The names of the calls to these methods, in order."""
-        chosen = {*among}
-        return [call.name for call in self.calls if call.name in chosen]
-
     def of(self, name: str) -> list[Call]:
         return [call for call in self.calls if call.name == name]

@@ -94,9 +94,7 @@ def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Wo
     return {}
 
 
-@staged.due
-def _():
-    return {}
+staged.due(lambda: {})
 
 
 @staged.then

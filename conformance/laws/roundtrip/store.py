@@ -16,7 +16,8 @@ from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, PlannerField, Reader, Saved, SavePlanner, Writer
-from shardlaw.conformance.laws.roundtrip.cases import after_save, load_act, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law, trips
+from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.load_plan import read_items
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
@@ -88,12 +89,7 @@ def _(state):
     return {"source": state, "as many files as asked for": Of(True, "wrong-layout")}
 
 
-files.then(load_act)
-
-
-@files.due
-def _(state):
-    return {"loaded": state}
+then_loaded(files)
 
 
 def spans_of(metadata: Any, folder: str) -> list[tuple[str, int, int, int]]:
@@ -159,7 +155,7 @@ def _(state: Contents):
     return {
         "names": Of(sorted(leaves)),
         "tensors": Of({name: (specs[slot].shape, specs[slot].torch_dtype) for name, slot in tensors.items()}),
-        "chunks": Of({name: due_chunks(state, slot) for name, slot in tensors.items()}),
+        "chunks": Of({name: sorted(boxes_values(chunks_of(state, slot))) for name, slot in tensors.items()}),
         "paths": Of({name: path for name, (path, _) in leaves.items()}),
         "stored otherwise": Of([]),
         "outside of their files": Of([]),
@@ -167,13 +163,9 @@ def _(state: Contents):
     }
 
 
-def due_chunks(state: Contents, slot: str) -> list[tuple[Shape, Shape]]:
-    """Offset and size of every different shard with elements of a saved tensor."""
-    layout, shape = state.trip.save.layout(slot), state.trip.save.specs[slot].shape
-    boxes = {((0,) * len(shape), shape)}
-    if layout is not None:
-        boxes = {(layout.offset(coord), layout.local_shape(coord)) for coord in layout.mesh.coords()}
-    return sorted((offset, size) for offset, size in boxes if 0 not in size)
+def chunks_of(state: Contents, name: str) -> tuple[Box, ...]:
+    """The different shards with elements of a saved tensor."""
+    return state.trip.save.shards(name, range(state.trip.worlds[0])).filled().boxes
 
 
 class Recorder(DefaultSavePlanner):
@@ -196,7 +188,7 @@ class HoldersField(Field):
     always = True
 
     def read(self, case: Any, name: str) -> dict[Item, list[int]]:
-        return holders_of(t.read_trip(case), case.world)
+        return holders_of(t.read_trip(case).save, case.world)
 
 
 @trip_law(
@@ -241,19 +233,15 @@ def _(holders, rank: Rank, world: WorldSize, dedup: str = ""):
     }
 
 
-def holders_of(trip: t.Trip, world: int) -> dict[Item, list[int]]:
+def holders_of(end: t.End, world: int) -> dict[Item, list[int]]:
     """The ranks that hold each item with elements of what is saved, lowest first."""
     holders: dict[Item, list[int]] = {}
-    for name, (_, leaf) in flatten(trip.save.state).items():
-        layout = trip.save.layout(leaf.name) if isinstance(leaf, Slot) else None
-        for rank in range(world):
-            if layout is None:
-                offset = (0,) * len(trip.save.specs[leaf.name].shape) if isinstance(leaf, Slot) else None
-                holders.setdefault((name, offset), []).append(rank)
-                continue
-            coord = layout.mesh.coord(rank)
-            if coord is not None and 0 not in layout.local_shape(coord):
-                holders.setdefault((name, layout.offset(coord)), []).append(rank)
+    for name, (_, leaf) in flatten(end.state).items():
+        if not isinstance(leaf, Slot):
+            holders[name, None] = [*range(world)]
+            continue
+        for box, ranks in end.shards(leaf.name, range(world)).filled().parts:
+            holders[name, box.offset] = sorted(ranks)
     return holders
 
 
@@ -295,17 +283,7 @@ def _(state: Contents, rank: Rank):
     due = []
     for name, (_, leaf) in flatten(state.tree).items():
         if isinstance(leaf, Slot):
-            chunks = [Box(*chunk) for chunk in due_chunks(state, leaf.name)]
-            for item in read_items(chunks, wanted(state.end, leaf.name, rank)):
+            chunks = chunks_of(state, leaf.name)
+            for item in read_items(chunks, state.end.boxes(leaf.name, rank)):
                 due.append((name, chunks[item.chunk].offset, item.chunk_offset, item.box_offset, item.lengths))
     return {"loaded": state, "reads": Of(sorted(due))}
-
-
-def wanted(end: t.End, name: str, rank: int) -> list[Box]:
-    """The boxes of a tensor that a rank must fill."""
-    layout, shape = end.layout(name), end.specs[name].shape
-    if layout is None:
-        return [Box((0,) * len(shape), shape)]
-    coord = layout.mesh.coord(rank)
-    box = None if coord is None else layout.box(coord)
-    return [] if box is None else [box]

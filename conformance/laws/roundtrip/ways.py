@@ -13,7 +13,7 @@ from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import Blank, LoadMesh, Reader, Saved, SavePlanner, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, load_act, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_loaded, trip_law
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -51,9 +51,7 @@ def group(state: Saved, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, 
     return {}
 
 
-@group.due
-def _():
-    return {}
+group.due(lambda: {})
 
 
 @group.then
@@ -81,17 +79,10 @@ def alone(state: Saved, writer: Writer, folder: Folder):
     return {}
 
 
-@alone.due
-def _():
-    return {}
+alone.due(lambda: {})
 
 
-alone.then(load_act)
-
-
-@alone.due
-def _(state):
-    return {"loaded": state}
+then_loaded(alone)
 
 
 @trip_law(

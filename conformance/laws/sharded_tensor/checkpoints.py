@@ -60,7 +60,7 @@ NAME = "inner.t"
 
 @dataclass(frozen=True)
 class Held:
-    """How a tensor is held at one end: who holds what of it; by a spec, under a layout, or plain on each of ``ranks``."""
+    """How a tensor is held at one end: by a spec, under a layout, or plain on each of ``ranks``."""
 
     shards: Shards
     ranks: tuple[int, ...]
@@ -87,6 +87,12 @@ def held(case: Case, end: str) -> Held:
 def worlds(case: Case) -> tuple[int, ...]:
     """How many ranks save, and how many load."""
     return case.integer("world.save", case.world), case.integer("world.load", case.world)
+
+
+def in_worlds(saving: int, loading: int) -> dict[str, int]:
+    """The fields of a case that is saved by so many ranks and loaded by so many."""
+    worlds = {"world__save": saving, "world__load": loading} if saving != loading else {}
+    return {"world": max(saving, loading), **worlds}
 
 
 # The fields
@@ -193,9 +199,7 @@ def draw_trips(limits: Limits) -> SearchStrategy[Case]:
         shape, load, world_load, group_load = draw(end(draw(shapes(min_dims=1)), groups, 12))
         # the spec of one end may ask for another extent, which is the one of both; that of the other end may not
         _, save, world_save, group = draw(end(shape, groups, 1))
-        drawn: dict[str, Any] = {"world": max(world_save, world_load)}
-        if world_save != world_load:
-            drawn |= {"world__save": world_save, "world__load": world_load}
+        drawn: dict[str, Any] = {**in_worlds(world_save, world_load)}
         drawn |= {"group": group, "group__load": group_load, "x": TensorSpec(shape, None, draw(dtypes(limits)))}
         drawn |= {"save": save, "load": load, "threads": draw(st.sampled_from((None, None, 2, 4)))}
         if save[0] in "c0123456789" and load[0] in "c0123456789" and draw(st.integers(0, 2)) == 2:

@@ -34,8 +34,7 @@ from shardlaw.conformance.laws.sharded_tensor.fields import (
     due_of,
 )
 from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, outcome, respelled, told
-from shardlaw.reference.box import Box
-from shardlaw.reference.sharded_tensor import EnumerableSpec
+from shardlaw.reference.shards import cut as in_runs
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs, specs
@@ -176,12 +175,7 @@ def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
         world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
         counts = [draw(st.integers(1, 4)) for _ in range(world)]
         shape = (sum(counts), *draw(shapes(max_dims=2)))
-        starts = [sum(counts[:rank]) for rank in range(world)]
-        boxes = [
-            Box((start, *[0] * (len(shape) - 1)), (count, *shape[1:]))
-            for start, count in zip(starts, counts, strict=True)
-        ]
-        spec = EnumerableSpec(tuple((box, rank) for rank, box in enumerate(boxes)))
+        spec = in_runs(shape, 0, zip(counts, range(world), strict=True))
         x = TensorSpec(shape, None, draw(dtypes(limits)))
         return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
 

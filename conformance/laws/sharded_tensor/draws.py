@@ -13,7 +13,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.sharded_tensor.fields import features, members
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.sharded_tensor import Spec, of_rank
+from shardlaw.reference.sharded_tensor import Spec, shards_of
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs, specs
@@ -89,7 +89,7 @@ def placed(
             drawn["how"] = None if how == "plain" else how
         # a rank that has no shard gathers float32, and where the others have another dtype, some rank does not survive
         # it
-        lone = drawn.get("how") == "enforced" and not all(of_rank(spec.parts(shape), rank) for rank in ranks)
+        lone = drawn.get("how") == "enforced" and not all(map(shards_of(spec, shape).of, ranks))
         x = TensorSpec(shape, None, "float32" if lone else draw(dtypes(limits)))
         return fields(world=world, **more, x=x, **drawn, seed=draw(st.integers(0, 9)) or None)
 

@@ -7,7 +7,7 @@ not all do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -17,10 +17,11 @@ from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Field, IntsField, PlainTensorField, Printed
-from shardlaw.reference.box import Box
+from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec, Part, Spec, of_rank, parse_spec
+from shardlaw.reference.sharded_tensor import ChunkSpec, Spec, parse_spec, shards_of, spec_errors
+from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def members(case: Case, stage: int = 0) -> tuple[int, ...]:
 
 def spec_of(case: Case, name: str = "spec") -> Spec:
     """A sharding spec that the case names."""
-    return parse_spec(case.get(name), len(case.tensor("x").shape))
+    return parse_spec(case.get(name), case.tensor("x").shape)
 
 
 def widened(full: torch.Tensor) -> torch.Tensor:
@@ -83,14 +84,12 @@ class SpecField(Field):
     def read(self, case: Case, name: str) -> Spec:
         if not self.boxes:
             return spec_of(case, name)
-        parts = spec_of(case).parts(case.tensor("x").shape)
-        return EnumerableSpec(tuple((box, rank) for box, rank in parts if box.volume))
+        return shards_of(spec_of(case), case.tensor("x").shape).filled()
 
     def build(self, value: Spec, here: RankContext) -> Any:
         if isinstance(value, ChunkSpec):
             return compat.ChunkShardingSpec(value.dim, [place_of(here, rank) for rank in value.ranks])
-        shards = [compat.ShardMetadata([*box.offset], [*box.size], place_of(here, rank)) for box, rank in value.boxes]
-        return compat.EnumerableShardingSpec(shards)
+        return compat.EnumerableShardingSpec([compat.ShardMetadata(*placed) for placed in placed_boxes(value, here)])
 
     def printed(self, value: Spec, name: str, world: int) -> Printed:
         def place(rank: int) -> str:
@@ -99,7 +98,7 @@ class SpecField(Field):
         if isinstance(value, ChunkSpec):
             made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
             return Printed(made, imports=(compat.import_of("ChunkShardingSpec"),))
-        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.boxes]
+        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.holdings()]
         made = f"EnumerableShardingSpec([{', '.join(shards)}])"
         return Printed(made, imports=tuple(map(compat.import_of, ("EnumerableShardingSpec", "ShardMetadata"))))
 
@@ -111,9 +110,13 @@ def place_of(here: RankContext, rank: int) -> str:
     return f"rank:{rank}/" + (f"{kind}:{rank % torch.get_device_module(kind).device_count()}" if numbered else kind)
 
 
+def placed_boxes(shards: Shards, here: RankContext) -> list[tuple[list[int], list[int], str]]:
+    """The offset, the size and the placement of each box."""
+    return [([*box.offset], [*box.size], place_of(here, rank)) for box, rank in shards.holdings()]
+
+
 class OwnBoxesField(Field):
-    """The boxes that this rank holds by the spec, each its offset and its size; the due function gets those of all
-    ranks, with their ranks.
+    """The boxes that this rank holds by the spec, each its offset and its size; the due function gets who holds what.
 
     What an enumerable spec names is taken as it is, whether it tiles the tensor or not.
     """
@@ -126,39 +129,39 @@ class OwnBoxesField(Field):
     def is_given(self, case: Case, name: str) -> bool:
         return "spec" in case
 
-    def read(self, case: Case, name: str) -> Sequence[Part]:
+    def read(self, case: Case, name: str) -> Shards:
         spec = spec_of(case)
-        return spec.boxes if isinstance(spec, EnumerableSpec) else spec.parts(case.tensor("x").shape)
+        return spec if isinstance(spec, Shards) else spec.shards(case.tensor("x").shape)
 
-    def build(self, value: Sequence[Part], here: RankContext) -> Any:
-        return box_values(of_rank(value, here.rank))
+    def build(self, value: Shards, here: RankContext) -> Any:
+        return boxes_values(value.of(here.rank))
 
-    def printed(self, value: Sequence[Part], name: str, world: int) -> Printed:
-        table = literal.by_rank("BOXES", {rank: box_values(of_rank(value, rank)) for rank in range(world)})
+    def printed(self, value: Shards, name: str, world: int) -> Printed:
+        table = literal.by_rank("BOXES", {rank: boxes_values(value.of(rank)) for rank in range(world)})
         return Printed("BOXES[rank]", tuple(table))
 
 
 class PlacedBoxesField(OwnBoxesField):
     """The boxes of the spec, each its offset, its size and its placement: those of all ranks."""
 
-    def build(self, value: Sequence[Part], here: RankContext) -> Any:
-        return [([*box.offset], [*box.size], place_of(here, rank)) for box, rank in value]
+    def build(self, value: Shards, here: RankContext) -> Any:
+        return placed_boxes(value, here)
 
-    def printed(self, value: Sequence[Part], name: str, world: int) -> Printed:
-        return Printed(literal.literal([([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value]))
+    def printed(self, value: Shards, name: str, world: int) -> Printed:
+        placed = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
+        return Printed(literal.literal(placed))
 
 
 class SaysField(Field):
     """Whether a field says a word."""
+
+    always = True
 
     def __init__(self, field: str, word: str) -> None:
         self.field, self.word = field, word
 
     def fields(self, name: str) -> tuple[str, ...]:
         return (self.field,)
-
-    def is_given(self, case: Case, name: str) -> bool:
-        return True
 
     def read(self, case: Case, name: str) -> bool:
         return case.get(self.field, "") == self.word
@@ -187,24 +190,20 @@ Group = Annotated[Any, GroupField()]
 # What is due
 
 
-def box_values(boxes: Sequence[Box]) -> list[Any]:
-    return [(box.offset, box.size) for box in boxes]
-
-
-def described(parts: Sequence[Part]) -> list[tuple[Shape, Shape, int]]:
+def described(shards: Shards) -> list[tuple[Shape, Shape, int]]:
     """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
     out."""
-    return sorted((box.offset, box.size, rank) for box, rank in parts if box.volume)
+    return sorted((box.offset, box.size, rank) for box, rank in shards.filled().holdings())
 
 
-def due_of(full: torch.Tensor, parts: Sequence[Part], rank: int) -> dict[str, Any]:
+def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
     """What :func:`shardlaw.conformance.laws.sharded_tensor.shards.told` must say of a sharded tensor on a rank."""
-    own = sorted((box for box in of_rank(parts, rank) if box.volume), key=lambda box: box.offset)
+    own = sorted(shards.filled().of(rank), key=lambda box: box.offset)
     return {
         "size": Of([tuple(full.shape)] * 2),
         "dtype": Of([full.dtype] * 2),
-        "metadata": Of(described(parts)),
-        "places": Of(box_values(own), "wrong-layout"),
+        "metadata": Of(described(shards)),
+        "places": Of(boxes_values(own), "wrong-layout"),
         "shards": [full[box.slices()].contiguous() for box in own],
     }
 
@@ -212,25 +211,25 @@ def due_of(full: torch.Tensor, parts: Sequence[Part], rank: int) -> dict[str, An
 # Features
 
 
-def features_of_parts(shape: Shape, parts: Sequence[Part], ranks: Sequence[int]) -> set[str]:
+def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
     """What the boxes of a tensor depart in."""
-    counts = [len([box for box in of_rank(parts, rank) if box.volume]) for rank in ranks]
-    sizes = {tuple(box.size for box in of_rank(parts, rank)) for rank in ranks}
+    counts = [len(shards.filled().of(rank)) for rank in ranks]
+    sizes = {tuple(box.size for box in shards.of(rank)) for rank in ranks}
     found = {"uneven"} if len(sizes) > 1 else set()
-    if 0 not in shape and 0 in counts:
+    if 0 not in shards.shape and 0 in counts:
         found.add("empty-shard")
     if max(counts, default=0) > 1:
         found.add("several-shards")
-    if any(not of_rank(parts, rank) for rank in ranks):
+    if any(not shards.of(rank) for rank in ranks):
         found.add("shardless")
     return found
 
 
-def features_of_spec(shape: Shape, spec: Spec, ranks: Sequence[int]) -> set[str]:
+def features_of_spec(shape: Shape, spec: Spec, ranks: Collection[int]) -> set[str]:
     """What a spec departs in; nothing for one that has no such tensor."""
-    if spec.errors(shape):
+    if spec_errors(spec, shape):
         return set()
-    found = features_of_parts(shape, spec.parts(shape), ranks)
+    found = features_of_shards(shards_of(spec, shape), ranks)
     if not isinstance(spec, ChunkSpec):
         return found | {"explicit-shards"}
     extent, count = shape[spec.dim], len(spec.ranks)

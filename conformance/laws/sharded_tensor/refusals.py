@@ -19,10 +19,9 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, OwnBoxes, Size
 from shardlaw.conformance.laws.sharded_tensor.shards import outcome
-from shardlaw.reference.sharded_tensor import EnumerableSpec
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
-from shardlaw.strategies.tilings import damaged
+from shardlaw.strategies.tilings import alone, damaged, handed_out
 
 # What is attempted, on a 4x3 tensor of two ranks, is made of these.
 
@@ -145,12 +144,7 @@ def draw_damaged(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         shape, boxes, damage = draw(damaged(shapes(min_dims=1, min_size=1), kinds=DAMAGES))
         world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
-        number = draw(st.integers(0, 1 << 16))
-        parts = []
-        for one in boxes:
-            number, rank = divmod(number, world)
-            parts.append((one, rank))
-        spec = EnumerableSpec(tuple(parts))
+        spec = handed_out(shape, boxes, alone(range(world)), draw(st.integers(0, 1 << 16)))
         return fields(world=world, x=TensorSpec(shape), spec=str(spec) or None, attempt=damage)
 
     return case().filter(lambda case: "spec" in case)

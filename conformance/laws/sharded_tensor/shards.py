@@ -41,6 +41,11 @@ def told(sharded: Any) -> dict[str, Any]:
     }
 
 
+def as_told(tensor: Any) -> Any:
+    """What a sharded tensor says of itself and what this rank holds of it; any other tensor as it is."""
+    return told(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor
+
+
 def respelled(sharded: Any) -> list[Any]:
     """The boxes that the spec of a sharded tensor names."""
     return boxes_of(sharded.sharding_spec().build_metadata(sharded.size(), sharded.metadata().tensor_properties))

@@ -18,8 +18,9 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, PlacedBoxes, ShardingSpec, Size, described, spec_of
 from shardlaw.conformance.laws.sharded_tensor.shards import boxes_of
-from shardlaw.reference.box import intersect, tiling_errors
-from shardlaw.reference.sharded_tensor import ChunkSpec, EnumerableSpec
+from shardlaw.reference.box import intersect
+from shardlaw.reference.sharded_tensor import ChunkSpec, spec_errors
+from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs
@@ -73,7 +74,7 @@ def chunks(x: Size, spec: ShardingSpec):
 
 @chunks.due
 def _(x, spec):
-    shards = [(box.offset if box.volume else None, box.size, rank) for box, rank in spec.parts(x)]
+    shards = [(box.offset if box.volume else None, box.size, rank) for box, rank in spec.shards(x).holdings()]
     return of_metadata({"shards": shards, "size": x})
 
 
@@ -86,7 +87,7 @@ def draw_validated(limits: Limits) -> SearchStrategy[Case]:
             (shape, boxes), damage = draw(tilings(shapes(min_dims=1, min_size=1), max_boxes=7)), None
         else:
             shape, boxes, damage = draw(damaged(shapes(min_dims=1, min_size=1), kinds=kinds, max_boxes=6))
-        spec = EnumerableSpec(tuple((box, at % RANKS) for at, box in enumerate(boxes)))
+        spec = Shards(shape, tuple((box, (at % RANKS,)) for at, box in enumerate(boxes)))
         return fields(world=1, x=TensorSpec(shape), spec=str(spec) or None, damage=damage)
 
     return case().filter(lambda case: "spec" in case)
@@ -94,7 +95,7 @@ def draw_validated(limits: Limits) -> SearchStrategy[Case]:
 
 def validates_features(case: Case) -> set[str]:
     found = {"explicit-shards"}
-    if spec_of(case).errors(case.tensor("x").shape):
+    if spec_errors(spec_of(case), case.tensor("x").shape):
         found |= {"must-refuse", "untiled"}
     return found | ({f"damaged:{case.get('damage')}"} if "damage" in case else set())
 
@@ -119,6 +120,5 @@ def validates(x: Size, boxes: PlacedBoxes):
 
 @validates.due
 def _(x, boxes, damage: str | None = None):
-    overlap = any(intersect(one, other) for (one, _), (other, _) in combinations(boxes, 2))
-    wrong = tiling_errors(x, [box for box, _ in boxes])
-    return {"spec": Refused() if overlap else ..., "shards": Refused() if wrong else Of(described(boxes))}
+    overlap = any(intersect(one, other) for (one, _), (other, _) in combinations(boxes.parts, 2))
+    return {"spec": Refused() if overlap else ..., "shards": Refused() if boxes.errors() else Of(described(boxes))}

@@ -32,7 +32,7 @@ from shardlaw.conformance.laws.sharded_tensor.fields import (
     spec_of,
 )
 from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, respelled, told
-from shardlaw.reference.sharded_tensor import ChunkSpec
+from shardlaw.reference.sharded_tensor import ChunkSpec, shards_of
 
 FILLED = {"zeros": 0, "ones": 1, "full": 3}
 
@@ -76,7 +76,7 @@ def far_from_normal(once: Callable[[], Any]) -> list[float]:
 
 def due_factory(make, x, spec, rank: Rank):
     full = torch.full_like(x, FILLED.get(make, 0))
-    return {"outside [0, 1)": [], "far from normal": [], **due_of(full, spec.parts(tuple(x.shape)), rank)}
+    return {"outside [0, 1)": [], "far from normal": [], **due_of(full, shards_of(spec, tuple(x.shape)), rank)}
 
 
 def law_of_factory(kind: str, clause: str, source: str, spec: str) -> Law:
@@ -109,7 +109,7 @@ def scattered(x: Whole, spec: ShardingSpec, src: int = 0, group: Group = None):
 @scattered.due
 def _(x, spec, src, group, rank: Rank):
     own = x if place_in(group, rank) == src else torch.zeros_like(x)
-    return {**due_of(x, spec.parts(tuple(x.shape)), rank), "input": own}
+    return {**due_of(x, shards_of(spec, tuple(x.shape)), rank), "input": own}
 
 
 @sharded_law(
@@ -207,7 +207,7 @@ def reshard(x: Whole, spec: ShardingSpec, boxes: OwnBoxes, respec: ShardingSpec,
 
 @reshard.due
 def _(x, respec, rank: Rank):
-    return {**due_of(x, respec.parts(tuple(x.shape)), rank), "has the spec": Of(True)}
+    return {**due_of(x, respec.shards(tuple(x.shape)), rank), "has the spec": Of(True)}
 
 
 LAWS = [

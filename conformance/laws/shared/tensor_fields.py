@@ -125,7 +125,7 @@ class Boxed:
     @classmethod
     def of(cls, case: Case, name: str = "x") -> Boxed:
         spec = case.tensor("x")
-        return cls(spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes")))
+        return cls(spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes"), alone=True))
 
     def boxes(self, rank: int) -> tuple[Box, ...]:
         return self.shards.of(rank)
