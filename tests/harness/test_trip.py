@@ -7,8 +7,9 @@ import torch
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.laws.checkpoint.holders import Piece, pieces
-from shardlaw.conformance.laws.checkpoint.trip import poison, read_trip, worlds
+from shardlaw.conformance.laws.checkpoint.calls import poison
+from shardlaw.conformance.laws.checkpoint.holders import elements, shards_of_cut
+from shardlaw.conformance.laws.checkpoint.trip import read_trip, worlds
 from shardlaw.conformance.rank.storage import extents, reader, storage, writer
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.state_dict import Slot
@@ -52,15 +53,15 @@ def test_poison_differs_everywhere(dtype):
 
 def test_a_cut_hands_out_a_dim():
     layout = Layout((6, 2), Mesh.of(2), parse_placements("S(0)"))
-    assert pieces(layout, "1@0,3@1,2@0") == [Piece(Box((0, 0), (1, 2)), 0), Piece(Box((1, 0), (3, 2)), 1), Piece(Box((4, 0), (2, 2)), 0)]
-    assert pieces(layout) == [Piece(Box((0, 0), (3, 2)), 0), Piece(Box((3, 0), (3, 2)), 1)]
-    assert Piece(Box((4, 0), (3, 2)), 0).of(torch.ones(6, 2)).tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert str(shards_of_cut(layout, "1@0,3@1,2@0")) == "0:1,0:2@0;1:4,0:2@1;4:6,0:2@0"
+    assert str(shards_of_cut(layout)) == "0:3,0:2@0;3:6,0:2@1"
+    assert elements(torch.ones(6, 2), Box((4, 0), (3, 2))).tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
 @pytest.mark.parametrize("cut", ["1", "1@", "x@0", "1@0;2@1"])
 def test_a_cut_that_is_none_is_refused(cut):
     with pytest.raises(NotationError, match="SIZE@RANK"):
-        pieces(Layout((6,), Mesh.of(2), parse_placements("S(0)")), cut)
+        shards_of_cut(Layout((6,), Mesh.of(2), parse_placements("S(0)")), cut)
 
 
 def test_the_storage_of_a_target_is_found_by_name(tmp_path):
