@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -83,7 +83,7 @@ class Sweep(Sequence[Sample]):
         return max(mesh.ranks) < self.world_size and not (self.op.flat and mesh.ndim > 1) and not (self.op.shallow and mesh.ndim > 2)
 
     def __len__(self) -> int:
-        return len(self.chosen) + sum(self._counts)
+        return len(self.chosen) + self._sums[-1]
 
     @overload
     def __getitem__(self, at: int) -> Sample: ...
@@ -123,9 +123,15 @@ class Sweep(Sequence[Sample]):
         """How many samples the blocks have, in ascending order."""
         return sorted(count for count, *_ in self._blocks)
 
+    @cached_property
+    def _sums(self) -> list[int]:
+        """How many samples the smallest blocks have together: none, one, two of them, and so on."""
+        return [0, *itertools.accumulate(self._counts)]
+
     def _before(self, turn: int) -> int:
         """How many samples the turns before ``turn`` take: in each turn every block gives one, as long as it has any."""
-        return sum(min(count, turn) for count in self._counts)
+        ended = bisect_left(self._counts, turn)
+        return self._sums[ended] + (len(self._counts) - ended) * turn
 
     def _decode(self, index: int) -> Sample:
         turn = bisect_right(range(self._counts[-1]), index, key=self._before) - 1

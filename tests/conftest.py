@@ -1,5 +1,6 @@
 """The tests' own laws and planted faults are modules of ``tests``, which ranks import too."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -16,3 +17,9 @@ for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
 # how long an example takes says something of the machine, not of the code
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now, torch and the catalogue, stays: it need not be searched for garbage again and again."""
+    gc.collect()
+    gc.freeze()

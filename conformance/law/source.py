@@ -159,29 +159,25 @@ class Definition:
 @cache
 def _of_function(module: str, line: int, code: str, name: str) -> Definition:
     """A function under the name that a script gives it."""
-    node = copy.deepcopy(_function_node(module, line, code))
-    if isinstance(node, ast.Lambda):
-        return _definition(name, ast.Assign([ast.Name(name, ast.Store())], node), module)
-    node.name = name
-    return _definition(name, node, module)
+    node = _function_node(module, line, code)
+    return _definition(name, ast.Assign([ast.Name(name, ast.Store())], node) if isinstance(node, ast.Lambda) else node, module)
 
 
 @cache
 def _of_binding(module: str, name: str) -> Definition:
     """What a module binds at its top."""
-    return _definition(name, copy.deepcopy(_bindings_of(module)[name]), module)
+    return _definition(name, _bindings_of(module)[name], module)
 
 
-def _definition(name: str, node: ast.stmt, module: str) -> Definition:
-    written = _without_docstring(copy.deepcopy(node).body) if isinstance(node, ast.FunctionDef) else []
+def _definition(name: str, written: ast.stmt, module: str) -> Definition:
     cleaner = _Cleaner()
-    cleaned = ast.fix_missing_locations(cleaner.visit(node))
-    if isinstance(cleaned, ast.FunctionDef) and [*map(ast.dump, cleaned.body)] == [*map(ast.dump, written)]:
-        head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
-        text = head.removesuffix("    pass") + _lines(module, written)
-    else:
-        text = ast.unparse(cleaned)
-    return Definition(text, tuple(cleaner.privates), tuple(_names(cleaned)))
+    cleaned = ast.fix_missing_locations(cleaner.visit(copy.deepcopy(written)))
+    if isinstance(cleaned, ast.FunctionDef) and isinstance(written, ast.FunctionDef):
+        cleaned.name, body = name, _without_docstring(written.body)
+        if [*map(ast.dump, cleaned.body)] == [*map(ast.dump, body)]:  # nothing was taken away: as it stands, with its comments
+            head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
+            return Definition(head.removesuffix("    pass") + _lines(module, body), tuple(cleaner.privates), tuple(_names(cleaned)))
+    return Definition(ast.unparse(cleaned), tuple(cleaner.privates), tuple(_names(cleaned)))
 
 
 class _Cleaner(ast.NodeTransformer):

@@ -7,9 +7,6 @@ import pytest
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.features.features import FEATURES, features_of, known, line_of, missing
-from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.search import draw
 
 INPUT_SPACE = [
     "sizes", "what is judged", "partial inputs", "programs", "history", "arguments", "in place", "backward", "meshes", "strided shards",
@@ -110,16 +107,3 @@ def test_what_was_not_reached_is_listed_and_a_family_is_reached_by_any_of_its_me
     assert {"option:*", "dtype:bool", "partial:avg"} <= set(left)
     assert "history" not in left
     assert missing(FEATURES) == []
-
-
-@pytest.mark.parametrize("law_id", catalogue())
-def test_the_cases_of_a_law_have_known_features_only(law_id: str) -> None:
-    law, limits = catalogue()[law_id], Limits()
-    cases = [Case.parse(law.control)]
-    if law.sweep is not None:
-        listed = law.sweep(limits)
-        cases += [listed[at] for at in range(0, len(listed), max(1, len(listed) // 10))]
-    if law.draw is not None:
-        draw(law.draw(limits), 1, 5, cases.append)
-    strange = {feature for case in cases for feature in features_of(case, law) if not known(feature)}
-    assert strange == set()

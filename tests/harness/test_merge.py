@@ -197,6 +197,7 @@ def test_a_whole_run_is_its_own_merge(tmp_path: Path) -> None:
 LAWS = ("mesh.local-rank", "mesh.refusals", "mesh.coordinates", "layout.wrapper[rows]")
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("expect", [(), ("--no-expect",)])
 def test_the_shards_of_a_real_run_make_up_the_whole(expect: tuple[str, ...], tmp_path: Path) -> None:
     for shard in ("1/3", "2/3", "3/3", "1/1"):

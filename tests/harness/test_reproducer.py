@@ -15,6 +15,7 @@ from shardlaw.conformance.law.script import Script, ScriptError, Stage
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.report import reproducer as template
 from shardlaw.conformance.report.reproducer import About, Join, render, reproducer
+from shardlaw.conformance.run import proof
 
 HEADER = ["A reduction adds what all ranks hold.", "collective.sum mesh=2 x=3", "Seen with torch 2.13.0."]
 ADD = ("x = torch.full((3,), float(rank))", "dist.all_reduce(x)")
@@ -24,7 +25,8 @@ SHARD = (
 )
 
 
-def ran(text: str, folder: Path, limit: int = 60) -> subprocess.CompletedProcess[str]:
+def alone(text: str, folder: Path, limit: int = 60) -> subprocess.CompletedProcess[str]:
+    """A script as a user runs it; the others are forked from a process that has torch loaded."""
     path = folder / "script.py"
     path.write_text(text)
     return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=limit, check=False, cwd=folder)
@@ -36,17 +38,19 @@ def held(text: str) -> str:
     return text
 
 
+@pytest.mark.ranks
 def test_a_script_whose_ranks_are_right_exits_0(tmp_path: Path) -> None:
-    done = ran(held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER)), tmp_path)
+    done = alone(held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER)), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rank 0: right" in done.stdout
     assert "rank 1: right" in done.stdout
     assert "expected tensor([1., 1., 1.])" in done.stdout
 
 
+@pytest.mark.ranks
 def test_one_wrong_rank_is_the_fault(tmp_path: Path) -> None:
     body = (*ADD, "return torch.ones(3), x + (rank == 1)")
-    done = ran(held(render(Script((Stage(2, body),)), HEADER)), tmp_path)
+    done = alone(held(render(Script((Stage(2, body),)), HEADER)), tmp_path)
     assert done.returncode == 1
     assert "rank 0: right" in done.stdout
     assert "rank 1: WRONG" in done.stdout
@@ -70,17 +74,19 @@ WAITS = ("if rank == 0:", "    dist.recv(torch.ones(1), 1)", "return 1, 1")
         (("import torch.no_such_module", "return 1, 1"), About("wrong-value"), 2, "no_such_module"),
     ],
 )
+@pytest.mark.ranks
 def test_only_what_a_script_is_about_is_the_fault(
-    body: tuple[str, ...], about: About, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: tuple[str, ...], about: About, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
     monkeypatch.setattr(template, "GRACE_SECONDS", 6)
-    done = ran(held(render(Script((Stage(2, body),)), HEADER, about=about)), tmp_path)
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
+    done = proof.run(held(render(Script((Stage(2, body),)), HEADER, about=about)))
+    assert done.code == code, done.output
+    assert said in done.output
 
 
-def test_what_the_body_catches_is_no_fault(tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_what_the_body_catches_is_no_fault() -> None:
     body = (
         "try:",
         "    DTensor.from_local(torch.ones(2), None, 5)",
@@ -88,24 +94,26 @@ def test_what_the_body_catches_is_no_fault(tmp_path: Path) -> None:
         '    return "refused", "refused"',
         'return "refused", "accepted"',
     )
-    done = ran(held(render(Script((Stage(2, body),), SHARD), HEADER)), tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = proof.run(held(render(Script((Stage(2, body),), SHARD), HEADER)))
+    assert done.code == 0, done.output
 
 
-def test_stages_run_one_after_another_and_share_a_folder(tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_stages_run_one_after_another_and_share_a_folder() -> None:
     save = Stage(2, ('torch.save(WANT[rank], f"{folder}/{rank}")', "return None, None"))
     load = Stage(3, ("if rank > 1:", "    return None, None", 'return WANT[rank], torch.load(f"{folder}/{rank}")'))
     script = Script((save, load), constants=("WANT = {0: torch.arange(3), 1: torch.zeros(0, 4)}",))
-    done = ran(held(render(script, HEADER)), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("right") == 5
+    done = proof.run(held(render(script, HEADER)))
+    assert done.code == 0, done.output
+    assert done.output.count("right") == 5
 
 
-def test_a_first_stage_at_fault_ends_the_script(tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_a_first_stage_at_fault_ends_the_script() -> None:
     script = Script((Stage(2, ("return 1, 2",)), Stage(1, ('print("second")', "return 1, 1"))))
-    done = ran(render(script, HEADER), tmp_path)
-    assert done.returncode == 1
-    assert "second" not in done.stdout
+    done = proof.run(render(script, HEADER))
+    assert done.code == 1
+    assert "second" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -140,12 +148,13 @@ def test_a_tolerance_is_written_out() -> None:
     assert "torch.allclose(want, got.cpu(), 0, 1e-05, equal_nan=True)" in text
 
 
-def test_a_history_runs_first_in_the_same_ranks(tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_a_history_runs_first_in_the_same_ranks() -> None:
     earlier = Script((Stage(2, ("torch.served = NUMBER", "raise ValueError('ignored')")),), constants=("NUMBER = 7",))
     last = Script((Stage(2, ("return 7, torch.served",)),))
     text = held(render(last, HEADER, [earlier]))
-    assert ran(text, tmp_path).returncode == 0
-    assert ran(held(render(last, HEADER)), tmp_path).returncode == 1
+    assert proof.run(text).code == 0
+    assert proof.run(held(render(last, HEADER))).code == 1
 
 
 def test_imports_are_merged_and_cut() -> None:
@@ -195,14 +204,15 @@ def test_the_header_names_clause_case_and_version() -> None:
     assert text.startswith('"""A clause.\nmesh.x mesh=2 x=5x6:S(0)\nSeen with torch 2.13.0 (wrong-value). Exits 1 while')
 
 
-def test_a_script_is_about_the_backend_of_its_target(tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_a_script_is_about_the_backend_of_its_target() -> None:
     join = Join.of(Target(backend="gloo", setup="torch.distributed:is_available", env=(("MINE", "a b"),)))
     text = held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER, join=join))
     assert (
         "        os.environ.update({'MINE': 'a b'})\n        torch.distributed.is_available()\n        dist.init_process_group(\"gloo\","
         in text
     )
-    assert ran(text, tmp_path).returncode == 0
+    assert proof.run(text).code == 0
 
 
 def test_a_script_may_import_the_backend_and_no_other() -> None:

@@ -23,7 +23,12 @@ UNSEEN = ("held", "refused", "rejected", "hang", "crash")  # what does not show 
 
 def in_folders(*folders: str) -> list[Law]:
     """The laws of these folders of the catalogue."""
-    return [law for room in MODULES if room.partition(".")[0] in folders for law in laws_of(f"shardlaw.conformance.laws.{room}")]
+    return [law for room in MODULES if room.partition(".")[0] in folders for law in in_room(room)]
+
+
+def in_room(room: str) -> tuple[Law, ...]:
+    """The laws of one module of the catalogue."""
+    return laws_of(f"shardlaw.conformance.laws.{room}")
 
 
 def first_cases(law: Law, count: int = FIRST_CASES) -> list[Case]:

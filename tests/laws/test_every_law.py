@@ -9,14 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardlaw.conformance.law.act import validate
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import features_of, known
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws import MODULES
 from shardlaw.conformance.report.reproducer import About, reproducer
 from shardlaw.conformance.run import proof
-from tests.laws.planting import PLANT, UNSEEN, Plant, first_cases, in_folders, planting
+from tests.laws.planting import PLANT, UNSEEN, Plant, in_folders, planting
 from tests.planted.hook import Fault, fault_of
 
 LAWS = in_folders(*{room.partition(".")[0] for room in MODULES} - {"op"})
@@ -55,18 +53,3 @@ def test_the_planted_fault_is_seen_in_a_case_that_holds_without_it(law: Law, pla
     assert healthy.code == 0, healthy.output
     faulty = proof.run(script, setup=PLANT, argument=fault.name)
     assert faulty.code == 1, faulty.output
-
-
-@by_law
-def test_every_case_can_be_told_again(law: Law) -> None:
-    for case in first_cases(law, 24):
-        assert Case.parse(case.text) == case
-        assert case.world <= 4
-        assert [feature for feature in features_of(case, law) if not known(feature)] == []
-        validate(law, case)
-
-
-@by_law
-def test_every_case_has_a_script(law: Law) -> None:
-    for case in first_cases(law, 6):
-        assert "dist.init_process_group" in reproducer(law, case)

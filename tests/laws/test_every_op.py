@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlaw.conformance.law.act import validate
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import features_of, known
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
@@ -104,17 +102,3 @@ def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, tmp_p
     assert proof.run(script).code == 0
     faulty_run = proof.run(script, setup=PLANT, argument=fault)
     assert faulty_run.code == 1, faulty_run.output
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-def test_every_case_can_be_told_again(law: Law) -> None:
-    for case in first_cases(law, 3) if law.profile == "smoke" else [Case.parse(law.control)]:
-        assert Case.parse(case.text) == case
-        assert case.world <= 4
-        assert [feature for feature in features_of(case, law) if not known(feature)] == []
-        validate(law, case)
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-def test_the_control_has_a_script(law: Law) -> None:
-    assert "shardlaw" not in reproducer(law, Case.parse(law.control))

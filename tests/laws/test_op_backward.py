@@ -7,43 +7,9 @@ import contextlib
 import pytest
 import torch
 
-from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.law.program.fields import operands_of
 from shardlaw.conformance.law.program.parse import Program
-from shardlaw.conformance.laws.op import backward as op_backward
-from shardlaw.conformance.laws.op import programs as op_programs
-from shardlaw.conformance.laws.op.backward import plain_run, wanted
-from shardlaw.conformance.laws.op.results import plain_of
-from shardlaw.conformance.run.search import draw, seed_of
 from shardlaw.strategies.op_catalogue import OPS
 from shardlaw.strategies.op_gradients import DIFFERENTIABLE, UNSETTLED, WITHOUT_GRADIENT, GradientSweep
-
-pytestmark = pytest.mark.ranks
-
-LAWS = [*op_backward.LAWS, *op_programs.LAWS]
-
-
-def some_cases(law: Law, count: int) -> list[Case]:
-    cases = [Case.parse(law.control)]
-    if law.sweep is not None:
-        cases += law.sweep(Limits())[:count]
-    assert law.draw is not None
-    draw(law.draw(Limits()), seed_of(0, law.id), count, cases.append)
-    return cases
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-def test_cases_read_back_and_run_plain(law: Law) -> None:
-    for case in some_cases(law, 3):
-        assert Case.parse(case.text) == case
-        assert str(Program.parse(case.get("steps"))) == case.get("steps")
-        if "wrt" in case:
-            run = plain_run(case)
-            assert run.arriving
-            assert [*run.grads] == wanted(case)
-        else:
-            Program.parse(case.get("steps")).run_plain(plain_of(operands_of(case)))
 
 
 def test_every_op_has_a_law_or_no_gradient() -> None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.law.program.fields import operands_of
 from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.laws.op.forward import LAWS
-from shardlaw.conformance.laws.op.programs import history, program
-from shardlaw.conformance.laws.op.results import plain_of, specs
 from shardlaw.conformance.run.search import draw
 from shardlaw.reference.placement import Partial, Shard
 from shardlaw.strategies.op_catalogue import OPS
@@ -19,13 +15,6 @@ from shardlaw.strategies.op_table import TableError, read_ops
 from shardlaw.strategies.ops import Op
 
 FORWARD = [law for law in LAWS if law.name == "op.forward"]
-
-
-def drawn(law: Law, count: int = 6) -> list[Case]:
-    cases: list[Case] = []
-    assert law.draw is not None
-    draw(law.draw(Limits()), 1, count, cases.append)
-    return cases
 
 
 def test_there_is_a_law_for_every_op() -> None:
@@ -59,19 +48,6 @@ def test_sweeps_are_lazy_and_repeatable() -> None:
 
 def test_a_smaller_world_has_smaller_meshes() -> None:
     assert {sample.mesh.size for sample in Sweep(OPS["mm"], world_size=2)[:60]} == {2}
-
-
-@pytest.mark.parametrize("law", [*LAWS, history, program], ids=lambda law: law.id)
-def test_cases_read_back_and_run_plain(law: Law) -> None:
-    cases = [Case.parse(law.control), *drawn(law, 3)]
-    cases += law.sweep(Limits())[:3] if law.sweep is not None else []
-    for case in cases:
-        assert Case.parse(case.text) == case
-        assert Case.from_json(case.to_json()) == case
-        steps = Program.parse(case.get("steps"))
-        assert str(steps) == case.get("steps")
-        if not any(0 in spec.shape or spec.memory != "plain" for spec in specs(case).values()):
-            steps.run_plain(plain_of(operands_of(case)))
 
 
 def test_what_a_sweep_found_shrinks() -> None:

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from shardlaw.conformance.law.program.parse import Program, Watcher, watched_by
 from shardlaw.reference.notation import NotationError
 
-pytestmark = pytest.mark.ranks
-
 CANONICAL = (
     "mean(a,1,keepdim=True)",
     "b=sum(a,0);relu(b)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import cache
 
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -45,8 +46,9 @@ def lengths(length: int, ranks: int, runs: int, owner: int) -> int:
     return sum(piece(piece(length, runs, run), ranks, owner) for run in range(runs))
 
 
-def owners(extent: int, cuts: list[tuple[int, int]]) -> dict[tuple[int, ...], dict[int, int]]:
-    """For each choice of ranks along the mesh dims that cut this tensor dim: local position -> global index."""
+@cache  # what one tensor dim gives, the others do not change
+def owners(extent: int, cuts: tuple[tuple[int, int], ...]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """For each choice of ranks along the mesh dims that cut this tensor dim: the global indices by their local positions."""
     found: dict[tuple[int, ...], dict[int, int]] = {who: {} for who in itertools.product(*(range(ranks) for ranks, _ in cuts))}
     for index in range(extent):
         position, length, who = index, extent, []
@@ -56,7 +58,9 @@ def owners(extent: int, cuts: list[tuple[int, int]]) -> dict[tuple[int, ...], di
             who.append(owner)
         assert position not in found[tuple(who)], "two elements at one place"
         found[tuple(who)][position] = index
-    return found
+    for held in found.values():
+        assert sorted(held) == list(range(len(held))), "a hole in the local tensor"
+    return {who: tuple(held[position] for position in range(len(held))) for who, held in found.items()}
 
 
 def model(shape: tuple[int, ...], mesh: Mesh, placements: tuple[Placement, ...]) -> dict[tuple[int, ...], tuple[tuple[int, ...], ...]]:
@@ -64,17 +68,12 @@ def model(shape: tuple[int, ...], mesh: Mesh, placements: tuple[Placement, ...])
     by_dim = []
     for dim, extent in enumerate(shape):
         cutting = [at for at, placement in enumerate(placements) if shard_dim(placement) == dim]
-        cuts = [(mesh.shape[at], getattr(placements[at], "split_factor", 1)) for at in cutting]
+        cuts = tuple((mesh.shape[at], getattr(placements[at], "split_factor", 1)) for at in cutting)
         by_dim.append((cutting, owners(extent, cuts)))
-    owned = {}
-    for coord in itertools.product(*map(range, mesh.shape)):
-        lists = []
-        for cutting, found in by_dim:
-            held = found[tuple(coord[at] for at in cutting)]
-            assert sorted(held) == list(range(len(held))), "a hole in the local tensor"
-            lists.append(tuple(held[position] for position in range(len(held))))
-        owned[coord] = tuple(lists)
-    return owned
+    return {
+        coord: tuple([found[tuple([coord[at] for at in cutting])] for cutting, found in by_dim])
+        for coord in itertools.product(*map(range, mesh.shape))
+    }
 
 
 def drawn(rng: random.Random) -> tuple[tuple[int, ...], Mesh, tuple[Placement, ...]]:

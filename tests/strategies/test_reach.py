@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,8 +54,18 @@ def drawn(strategy: SearchStrategy[T], count: int = 1_000) -> list[T]:
     return found
 
 
-def counted(strategy: SearchStrategy[T], features: Callable[[T], frozenset[str]]) -> Counter[str]:
-    return Counter(feature for value in drawn(strategy) for feature in features(value))
+def counted(values: Iterable[T], features: Callable[[T], frozenset[str]]) -> Counter[str]:
+    return Counter(feature for value in values for feature in features(value))
+
+
+@cache
+def drawn_layouts() -> list[Layout]:
+    return drawn(layouts())
+
+
+@cache
+def drawn_meshes() -> list[Mesh]:
+    return drawn(meshes())
 
 
 def of(layout: Layout) -> frozenset[str]:
@@ -72,25 +83,25 @@ STRIDED = ("strided", "strided-lone", "strided-stacked", "strided-uneven")
 
 
 def test_layouts_reach_every_feature_of_a_layout() -> None:
-    reached = counted(layouts(), of)
+    reached = counted(drawn_layouts(), of)
     assert {feature: reached[feature] for feature in SIZES + MESHES + STRIDED if reached[feature] < 10} == {}
 
 
 def test_layouts_with_reductions_reach_every_operation() -> None:
-    reached = counted(layouts(kinds=("R", "S", "P"), reduce_ops=REDUCE_OPS), of)
+    reached = counted(drawn(layouts(kinds=("R", "S", "P"), reduce_ops=REDUCE_OPS)), of)
     wanted = [f"partial:{op}" for op in REDUCE_OPS] + ["partial-twice"]
     assert {feature: reached[feature] for feature in wanted if reached[feature] < 10} == {}
     assert "mixed-partials" not in reached
-    assert counted(layouts(kinds=("P",), reduce_ops=("sum", "avg")), of)["partial-mixed"] > 10
+    assert counted(drawn(layouts(kinds=("P",), reduce_ops=("sum", "avg"))), of)["partial-mixed"] > 10
 
 
 def test_nested_shards_are_common_on_meshes_of_several_dims() -> None:
-    found = [layout for layout in drawn(layouts()) if layout.mesh.ndim > 1]
+    found = [layout for layout in drawn_layouts() if layout.mesh.ndim > 1]
     assert sum("nested" in of(layout) for layout in found) > len(found) / 4
 
 
 def test_meshes_are_plain_most_often_and_come_from_a_small_palette() -> None:
-    found = drawn(meshes())
+    found = drawn_meshes()
     plain = sum("@" not in str(mesh) for mesh in found)
     assert len(found) / 2 < plain < len(found) * 0.8
     assert len(set(found)) < 110
@@ -109,7 +120,7 @@ def test_ranks_fail_to_ascend_along_each_mesh_dim() -> None:
 
 
 def test_sub_meshes_leave_out_the_first_rank_or_one_in_the_middle() -> None:
-    texts = {str(mesh) for mesh in drawn(meshes())}
+    texts = {str(mesh) for mesh in drawn_meshes()}
     assert {"2@0,2", "2@1,2", "3@0,1,3"} <= texts
 
 
