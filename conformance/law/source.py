@@ -172,12 +172,14 @@ def _of_binding(module: str, name: str) -> Definition:
 def _definition(name: str, written: ast.stmt, module: str) -> Definition:
     cleaner = _Cleaner()
     cleaned = ast.fix_missing_locations(cleaner.visit(copy.deepcopy(written)))
+    text = ""
     if isinstance(cleaned, ast.FunctionDef) and isinstance(written, ast.FunctionDef):
         cleaned.name, body = name, _without_docstring(written.body)
         if [*map(ast.dump, cleaned.body)] == [*map(ast.dump, body)]:  # nothing was taken away: as it stands, with its comments
             head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
-            return Definition(head.removesuffix("    pass") + _lines(module, body), tuple(cleaner.privates), tuple(_names(cleaned)))
-    return Definition(ast.unparse(cleaned), tuple(cleaner.privates), tuple(_names(cleaned)))
+            text = head.removesuffix("    pass") + _lines(module, body)
+    text = text or ast.unparse(cleaned)
+    return Definition(text, tuple(cleaner.privates), tuple(_names(text)))
 
 
 class _Cleaner(ast.NodeTransformer):
@@ -251,7 +253,7 @@ def _names_only(node: ast.AST) -> set[str]:
     }
 
 
-def _names(node: ast.AST) -> Iterator[str]:
+def _names(text: str) -> Iterator[str]:
     """The names that a definition reads and does not bind itself, each once."""
 
     def read(table: symtable.SymbolTable) -> Iterator[str]:
@@ -261,7 +263,7 @@ def _names(node: ast.AST) -> Iterator[str]:
         for inner in table.get_children():
             yield from read(inner)
 
-    yield from dict.fromkeys(read(symtable.symtable(ast.unparse(ast.fix_missing_locations(node)), "definition", "exec")))
+    yield from dict.fromkeys(read(symtable.symtable(text, "definition", "exec")))
 
 
 def _is_ours(module: str) -> bool:

@@ -53,6 +53,7 @@ def test_what_is_refused_and_was_not_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
     (tmp_path / "shardlaw.toml").write_text('[target.lossy]\nbackend = "gloo"\nsetup = "planted:plant"\n')
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    env.pop("SHARDLAW_LAWS", None)  # of other tests
 
     def shardlaw(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "shardlaw", *arguments]
