@@ -30,7 +30,7 @@ def try_case(law: Law, case: Case, here: RankContext) -> None:
             law.check(case, here)
         return
     act = law.acts[here.stage]
-    watched = any(isinstance(parameter.type, ProgramField) for parameter in act.due_parameters.values())
+    watched = any(isinstance(parameter.type, ProgramField) for parameter in act.all_parameters().values())
     members = law.members_of(case, here.stage)
     if members is not None and here.rank not in members:
         act.arguments(case, here)  # making meshes and groups takes all ranks
