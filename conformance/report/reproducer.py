@@ -347,7 +347,7 @@ def _check(text: str, packages: Collection[str] = ()) -> None:
     tree = _parsed(text)
     allowed = {"torch", *packages, *sys.stdlib_module_names}
     # most of a script is literals: who looks for statements alone need not look at each number
-    spelled = not text.isascii() or re.search(r"\b(exec|eval|compile)\b", text)
+    spelled = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
     for node in ast.walk(tree) if spelled else _statements(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
