@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,6 +20,9 @@ from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.observer import LocalObserver, Observer
 
 BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from shardlaw.conformance.world.start import serve; serve({control}, {folder!r}, {driver})"
+
+PORTS = range(20_000, 32_000)  # Linux gives from 32768 on
+PORT_ATTEMPTS = 100
 
 
 class WorldError(Exception):
@@ -152,11 +156,14 @@ class ForkserverLauncher:
 
 
 def free_port(host: str = "localhost") -> int:
-    """A TCP port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of this machine that nobody listens on, for a process to come. It is below those that systems give to whoever asks for any
+    port, so that none of them takes it in the meantime. Raises :class:`WorldError` where there is none."""
+    for _ in range(PORT_ATTEMPTS):
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise WorldError(f"no free TCP port among {PORT_ATTEMPTS} tried from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def environment(target: Target, *, apart: bool = False) -> dict[str, str]:

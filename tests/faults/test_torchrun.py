@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.world.hosts.torchrun import follows, launch_info
+from shardlaw.conformance.world.launch import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -35,9 +35,7 @@ LAUNCHED = {
 @contextmanager
 def launched(report: Path, *arguments: str, processes: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
     """Two agents of torchrun that run the same command."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "SHARDLAW_LAWS": ""}
     agents: list[subprocess.Popen[str]] = []
