@@ -1,5 +1,5 @@
 """The laws that a release of torch supports wholly: ``python -m benchmarks.supported REPORT...`` prints those that allow refusals and of
-which no case of these runs (folders of reports, all of one torch) was refused. What it prints is ``expectations/torch-X/supported.txt``."""
+which no case of these runs (folders of reports, all of one torch) was refused. What it prints is ``expectations/supported-X.txt``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.verdict import KINDS, struck
 from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Tried, common_pattern, parting, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
-from shardlaw.conformance.run.expectations import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, WIDEST_SHARE, Entry, holds, read
+from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry, read
+from shardlaw.conformance.run.expectations import WIDEST_SHARE
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -151,7 +152,7 @@ def _entry_for(found: FindingLine, law: Law, there: Sequence[Entry], report: Run
 
 
 def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
-    here = law.id in entry.laws and holds(entry, report.target.torch, report.target.name)
+    here = law.id in entry.laws and entry.holds(report.target.torch, report.target.name)
     return here and entry.matches(found.kind, frozenset(found.features), _error(found))
 
 
@@ -233,7 +234,7 @@ def _append(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
     try:
         tomllib.loads(text.replace("\r\n", "\n") + added.replace("\r\n", "\n"))
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"-o {path}: cannot be added to: want [[expect]] tables alone: {error}") from None
+        raise UsageError(f"-o {path}: cannot be added to: want [[cause]] and [[expect]] tables alone: {error}") from None
     try:
         new = b"" if os.path.exists(path) else old
         with open(path, "ab") as file:
@@ -248,7 +249,8 @@ def _doubtful(report: RunReport) -> Iterator[str]:
     for line in report.expectations:
         what = f"{line.kind} of {line.law}" + (f" with {', '.join(line.features)}" if line.features else "")
         if line.stale:
-            yield f"{line.where}: stale: {what} did not happen, though its features were reached"
+            why = "and its case holds" if line.mended else "though its features were reached"
+            yield f"{line.where}: stale: {what} did not happen, {why}"
         if line.refused:
             said = [warning for warning in report.warnings if warning.startswith(f"{line.where}: ")]
             yield from said[:1] or [f"{line.where}: too wide: {what}: name more features or say wide = true"]

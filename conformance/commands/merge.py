@@ -20,7 +20,8 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine, read_report
 from shardlaw.conformance.report.writer import check_folder, clear, write_report
-from shardlaw.conformance.run.expectations import Entry, Expectations
+from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import write_text
 
 # of a law's counts those that are no sums over shards: every shard comes upon all cases of the enumerator
@@ -223,6 +224,8 @@ def _entry(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> En
         finding=first.finding,
         wide=first.wide,
         rare=first.rare,
+        case=first.case,
+        mended=any(line.mended for line in lines),
         file=Path(where or first.where),
         line=int(number) if where and number.isdecimal() else 0,
         laws=tuple(matched),
@@ -250,6 +253,7 @@ def _expectation(entry: Entry, line: ExpectationLine, known: Expectations, too_w
         stale=entry.stale,
         refused=entry in too_wide,
         happened=bool(entry.happened),
+        mended=entry.mended,
         matched=dict(entry.cases),
     )
 

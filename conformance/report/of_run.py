@@ -22,7 +22,7 @@ from shardlaw.conformance.run.finding_file import told
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.run.expectations import Entry
+    from shardlaw.conformance.run.expectation_file import Entry
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
 # by a finding's id its reproducer, what is to be noted, and whether the script is proven
@@ -65,7 +65,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
-        expectations=[_expectation_line(entry, run, id(entry) in too_wide) for entry in entries],
+        expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
         features_missing=missing(run.features),
@@ -142,7 +142,7 @@ def _unconfirmed_line(verdict: Verdict) -> UnconfirmedLine:
     )
 
 
-def _expectation_line(entry: Entry, run: RunState, refused: bool) -> ExpectationLine:
+def _expectation_line(entry: Entry, run: RunState, torch_version: str, refused: bool) -> ExpectationLine:
     return ExpectationLine(
         law=entry.law,
         kind=entry.kind,
@@ -157,5 +157,9 @@ def _expectation_line(entry: Entry, run: RunState, refused: bool) -> Expectation
         rare=entry.rare,
         refused=refused,
         happened=bool(entry.happened),
+        cause=entry.cause.id if entry.cause else "",
+        case=entry.case,
+        mended=entry.mended,
+        unseen=entry.unseen(torch_version),
         matched=dict(entry.cases),
     )

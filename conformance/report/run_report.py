@@ -105,8 +105,12 @@ class ErrorLine(msgspec.Struct, kw_only=True):
 
 
 class ExpectationLine(msgspec.Struct, kw_only=True):
-    """What became of one expectation. ``matched`` counts by law the cases that it would match, ``masked`` is the largest share of a law's
-    cases among them. ``happened`` is set also where a later layer's entry took the hits."""
+    """What became of one expectation.
+
+    ``matched`` counts by law the cases that it would match, ``masked`` is the largest share of a law's cases among them. ``happened`` is
+    set also where a later layer's entry took the hits, ``mended`` where its own ``case`` was judged and does not deviate so, ``unseen``
+    where nobody had tried its ``cause`` on this release of torch.
+    """
 
     law: str
     kind: str
@@ -121,6 +125,10 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
     rare: bool = False
     refused: bool = False
     happened: bool = False
+    cause: str = ""
+    case: str = ""
+    mended: bool = False
+    unseen: bool = False
     matched: dict[str, int] = {}
 
 
@@ -202,6 +210,18 @@ class RunReport(msgspec.Struct, kw_only=True):
     def declared(self) -> dict[str, list[str]]:
         """For each word that the target declares as missing the laws that it leaves untested."""
         return {word: [law.id for law in self.laws if word in law.lacks] for word in self.target.cannot}
+
+    def stale(self) -> list[str]:
+        """In a line each, the expectations that are there no longer."""
+        return [
+            f"{line.where}: {line.kind} of {line.law} is gone" + (f": {line.case} holds" if line.mended else ": it did not happen")
+            for line in self.expectations
+            if line.stale
+        ]
+
+    def used_unseen(self) -> list[str]:
+        """The causes, or entries, that account for a finding on a release of torch on which nobody had tried them."""
+        return list(dict.fromkeys(line.cause or line.where for line in self.expectations if line.unseen and line.hits))
 
     def untested(self) -> dict[str, list[str]]:
         """The laws that say nothing, by the reason why."""

@@ -29,6 +29,7 @@ LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
 SHOWN_OTHERS = 4
 SHOWN_EXPECTED = 12
+SHOWN_UNSEEN = 6
 STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
 
 
@@ -152,9 +153,10 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         out.print("declared:")
         for line in declared(report):
             out.print(f"  {line}")
-    stale = [entry for entry in report.expectations if entry.stale]
-    for entry in stale:
-        out.print(f"stale: {entry.where}: {entry.kind} of {entry.law} did not happen")
+    for line in report.stale():
+        out.print(f"stale: {line}")
+    if unseen := report.used_unseen():
+        out.print(f"expected on a release of torch that nobody tried yet: {some(unseen, SHOWN_UNSEEN, 'causes')}")
     for warning in report.warnings:
         out.print(f"warning: {warning}")
     for error in report.errors:

@@ -1,45 +1,24 @@
 """Expectations: known findings, each written down with a reason, so that a run says what is new.
 
-They come in layers, each a list of TOML files: those shipped for the torch version (one file a chapter), the target's own, the
-user's. Where several entries match, the last layer's counts. An entry::
-
-    [[expect]]
-    law = "op.backward[amin]"          # as on the command line
-    kind = "wrong-value"
-    features = ["tie"]                 # all of them on the case
-    signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash
-    torch = ">=2.11,<2.16"
-    target = "nccl"                    # where it is true of one target only
-    finding = "f3a9c1e0"
-    case = "op.backward[amin] mesh=2 a=2x2:S(0):float32:ties steps=amin(a,0)"    # the smallest known: shardlaw repro '...'
-    reason = "tie count is taken per shard"
-    issue = "https://..."
-    wide = true                        # it may match more than 20 % of a law's cases
-    rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
+They come in layers, each a list of files (:mod:`shardlaw.conformance.run.expectation_file`): those shipped (one file a chapter), the
+target's own, the user's. Where several entries match, the last layer's counts.
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more
-than 20 % of a law's cases hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says ``wide = true``. An
-entry that never happened though its features were reached 20 times is stale. What ``shardlaw expect update``
-writes has ``reason = "..."`` and is refused until somebody says why.
+than 20 % of a law's cases hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says ``wide = true``. A run
+tries the case of every entry, before anything that it draws: an entry whose case holds, and that happened in no other, is stale.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from shardlaw.conformance.errors import UsageError, one_of
-from shardlaw.conformance.law.selection import glob, select_ids
-from shardlaw.conformance.law.verdict import KINDS, struck
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, Entry, read
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -48,67 +27,8 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parents[1] / "expectations"
 WIDEST_SHARE = 0.2
-SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
 AVOIDED_KINDS = frozenset({"hang", "crash"})
 HITS_BEFORE_AVOIDED = 3
-REACHED_TO_JUDGE = 20
-UNFILLED = "..."
-
-
-@dataclass(eq=False)
-class Entry:
-    """One known finding, where it is written, and what a run saw of it.
-
-    ``laws`` are the ids that ``law`` selects. ``hits`` counts the deviations that it accounts for, ``cases`` by law the cases that it would
-    match whatever their verdict, ``happened`` by law the deviations that matched, also those that a later layer's entry accounts for.
-    """
-
-    law: str
-    kind: str
-    reason: str
-    features: frozenset[str] = frozenset()
-    signature: str = ""
-    torch: str = ""
-    target: str = ""
-    finding: str = ""
-    case: str = ""
-    issue: str = ""
-    wide: bool = False
-    rare: bool = False
-    file: Path = Path()
-    line: int = 0
-    laws: tuple[str, ...] = ()
-    hits: int = 0
-    happened: Counter[str] = field(default_factory=Counter)
-    cases: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}"
-
-    @property
-    def filled_in(self) -> bool:
-        """Whether its reason says anything."""
-        return re.search(r"\w", self.reason) is not None
-
-    @property
-    def stale(self) -> bool:
-        """Whether it did not happen though its features were reached often enough to tell."""
-        return not (self.happened or self.rare) and self.cases.total() >= REACHED_TO_JUDGE
-
-    def stale_in(self, law_id: str) -> bool:
-        """Whether the cases of one law show that it happens there no longer."""
-        return not (self.happened[law_id] or self.rare) and self.cases[law_id] >= REACHED_TO_JUDGE
-
-    @cached_property
-    def _error(self) -> re.Pattern[str]:
-        # a whole signature ("law | kind | check | error"), as a finding has it, means its error
-        error = self.signature.split(" | ", 3)[3] if self.signature.count(" | ") >= 3 else self.signature
-        return re.compile(glob(error).pattern)
-
-    def matches(self, kind: str, features: AbstractSet[str], error: str) -> bool:
-        """Whether it accounts for a deviation of one of its laws."""
-        return kind == self.kind and self.features <= features and (not self.signature or self._error.search(struck(error)) is not None)
 
 
 @dataclass(frozen=True)
@@ -132,10 +52,17 @@ class Expectations:
     def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None) -> None:
         self.entries = tuple(entries)
         self._of_law: dict[str, list[Entry]] = {}
+        self._of_case: dict[Case, list[Entry]] = {}
         self._judged: Counter[str] = Counter(judged)
         for entry in reversed(self.entries):
             for law_id in entry.laws:
                 self._of_law.setdefault(law_id, []).append(entry)
+            if entry.case:
+                self._of_case.setdefault(Case.parse(entry.case), []).append(entry)
+
+    def known(self, law_id: str) -> list[Case]:
+        """The cases of a law that entries name, but for those that may hang or crash: trying them costs a world."""
+        return [case for case, entries in self._of_case.items() if case.law == law_id and AVOIDED_KINDS.isdisjoint(e.kind for e in entries)]
 
     def match(self, law_id: str, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
         """The entry that accounts for a deviation, or ``None``. With ``count`` it is a hit."""
@@ -160,6 +87,11 @@ class Expectations:
                 self.judged(law_id, features)
                 return entry
         return None
+
+    def tried(self, verdict: Verdict, features: AbstractSet[str]) -> None:
+        """Note what became of the entries whose own case was judged."""
+        for entry in self._of_case.get(verdict.case, ()):
+            entry.mended = verdict.status != "deviates" or not entry.matches(verdict.kind or "", features, verdict.error)
 
     def judged(self, law_id: str, features: AbstractSet[str]) -> None:
         """Count one case of a law towards the share that entries would match."""
@@ -191,12 +123,8 @@ class Expectations:
 
 
 def shipped() -> list[Path]:
-    """The files that come with this package, in folders named after the version of torch in which their entries were first seen, the
-    newest last. An entry says with ``torch`` where it holds, unless it holds in all."""
-    from packaging.version import Version
-
-    folders = sorted(SHIPPED.glob("torch-*"), key=lambda folder: Version(folder.name.removeprefix("torch-")))
-    return [file for folder in folders for file in sorted(folder.glob("*.toml"))]
+    """The files that come with this package."""
+    return sorted(SHIPPED.glob("*.toml"))
 
 
 def layers(target: Target, extra: Sequence[Path] = ()) -> list[Path]:
@@ -214,155 +142,4 @@ def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target:
     ids = [law.id for law in laws]
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     entries = [entry for file in files for entry in read(file, ids, aliases)]
-    return Expectations(entry for entry in entries if holds(entry, torch_version, target))
-
-
-def holds(entry: Entry, torch_version: str, target: str) -> bool:
-    """Whether an entry is about this torch and this target."""
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import Version
-
-    if entry.target and not glob(entry.target).fullmatch(target):
-        return False
-    return not entry.torch or Version(Version(torch_version).base_version) in SpecifierSet(entry.torch, prereleases=True)
-
-
-def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
-    """The entries of one file, in order; with ``drafts`` also those whose reason is not filled in. Raises :class:`UsageError`."""
-    try:
-        text = file.read_text("utf-8")
-        data = tomllib.loads(text)
-    except UnicodeDecodeError:
-        raise UsageError(f"{file}: no file of expectations: not UTF-8 text") from None
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = at[1] if at else max(len(text.splitlines()), 1)
-        raise UsageError(f"{file}:{line}: no TOML: {error}") from None
-    lines = _Lines(file, text)
-    for key in data:
-        if key != "expect":
-            raise UsageError(f"{lines.of_key(key)}: unknown {key!r}: a file of expectations holds [[expect]] tables only")
-    blocks = data.get("expect", [])
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise UsageError(f"{lines.of_key('expect')}: want [[expect]] tables")
-    entries = [_entry(block, at, lines, ids, dict(aliases or {})) for at, block in enumerate(blocks)]
-    unfilled = [number for number, entry in enumerate(entries) if not entry.filled_in]
-    if unfilled and not drafts:
-        reason = entries[unfilled[0]].reason
-        raise UsageError(f"{lines.of_key('reason', unfilled[0])}: reason = {reason!r} is not filled in: say what causes it")
-    return entries
-
-
-class _Lines:
-    """Where the tables and keys of a file stand; TOML itself does not tell."""
-
-    def __init__(self, file: Path, text: str) -> None:
-        self.file = file
-        self._lines = text.splitlines()
-        self.headers: list[int] = []
-        quote = ""
-        for number, line in enumerate(self._lines, 1):
-            if not quote and re.match(r"\s*\[\[\s*expect\s*\]\]", line):
-                self.headers.append(number)
-            for mark in re.findall(r'"""|\'\'\'', line):
-                quote = "" if mark == quote else quote or mark
-
-    def of_entry(self, at: int) -> int:
-        return self.headers[at] if at < len(self.headers) else 1
-
-    def of_key(self, key: str, at: int | None = None) -> str:
-        """``FILE:LINE`` of a key: of the table ``at``, or anywhere."""
-        first = 1 if at is None else self.of_entry(at)
-        last = len(self._lines) if at is None or at + 1 >= len(self.headers) else self.headers[at + 1] - 1
-        for number in range(first, last + 1):
-            if re.match(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]", self._lines[number - 1]):
-                return f"{self.file}:{number}"
-        return f"{self.file}:{first}"
-
-
-MARKS = ("wide", "rare")
-TEXTS = ("law", "kind", "reason", "signature", "torch", "target", "finding", "case", "issue")
-KEYS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(TEXTS, (Annotated[str, msgspec.Meta(pattern=r"\S")], "a text that is not empty")),
-    "features": (list[str], "a list of texts"),
-    **dict.fromkeys(MARKS, (bool, "true or false")),
-}
-Refuse = Callable[[str, str], UsageError]
-
-
-def _entry(block: Mapping[str, Any], at: int, lines: _Lines, ids: Sequence[str], aliases: dict[str, str]) -> Entry:
-    from shardlaw.conformance.law.features.features import FEATURES, known
-
-    def refuse(key: str, message: str) -> UsageError:
-        return UsageError(f"{lines.of_key(key, at)}: {message}")
-
-    for key, value in block.items():
-        if key not in KEYS:
-            raise refuse(key, f"unknown key {key!r} ({one_of(key, KEYS)})")
-        kind, wanted = KEYS[key]
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            raise refuse(key, f"{key} = {value!r}: want {wanted}") from None
-    features = block.get("features", [])
-    for key in ("law", "kind", "reason"):
-        if key not in block:
-            raise refuse(key, f"an expectation without {key}")
-    for feature in features:
-        if not known(feature):
-            raise refuse("features", f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
-    if block["kind"] not in KINDS:
-        raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], KINDS)})")
-    _check_signature(block, refuse)
-    laws = _laws(block["law"], ids, aliases, refuse)
-    _check_case(block.get("case", ""), laws, refuse)
-    return Entry(
-        **{key: block[key] for key in TEXTS if key in block},
-        features=frozenset(features),
-        **{mark: block.get(mark, False) for mark in MARKS},
-        file=lines.file,
-        line=lines.of_entry(at),
-        laws=laws,
-    )
-
-
-def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
-    from shardlaw.conformance.law.case import Case
-    from shardlaw.reference.notation import NotationError
-
-    if not text:
-        return
-    try:
-        case = Case.parse(text)
-    except NotationError as error:
-        raise refuse("case", f"case = {text!r}: {error}") from None
-    if case.law not in laws:
-        raise refuse("case", f"case = {text!r}: want a case of a law that the entry is about")
-
-
-def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    signature = block.get("signature", "")
-    if block["kind"] in SIGNED_KINDS and not signature:
-        raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
-    error = signature.split(" | ", 3)[3] if signature.count(" | ") >= 3 else signature
-    if error and struck(error) != error.strip():
-        raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
-    if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):
-        raise refuse("finding", f"finding = {block['finding']!r}: want the 8 hex digits of a finding's id")
-    try:
-        SpecifierSet(block.get("torch", ""))
-    except InvalidSpecifier:
-        raise refuse("torch", f"torch = {block['torch']!r}: want versions such as '>=2.11,<2.16'") from None
-
-
-def _laws(pattern: str, ids: Sequence[str], aliases: dict[str, str], refuse: Refuse) -> tuple[str, ...]:
-    if pattern.startswith("!"):
-        raise refuse("law", f"law = {pattern!r}: want what it is about, not what it is not")
-    try:
-        return tuple(select_ids(ids, [pattern], aliases))
-    except UsageError as error:
-        raise refuse("law", str(error)) from None
+    return Expectations(entry for entry in entries if entry.holds(torch_version, target))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.run.expectations import Entry
+    from shardlaw.conformance.run.expectation_file import Entry
     from shardlaw.conformance.run.search import Plan
     from shardlaw.conformance.run.state import LawResult, Listener, RunState
     from shardlaw.conformance.world import Pool
@@ -84,8 +84,10 @@ class LawRun:
 
         try:
             self._pool.wait_ready()
-            for case in run.known.get(self.law.id, [])[run.request.shard[0] - 1 :: run.request.shard[1]]:
-                self._hand_over(case, False, 0)
+            known = [*run.known.get(self.law.id, []), *run.expectations.known(self.law.id)]
+            for case in known[run.request.shard[0] - 1 :: run.request.shard[1]]:
+                if case.world <= run.request.world_size:
+                    self._hand_over(case, False, 0)
             self._plan.feed(take)
         except Enough:
             if not self._stop:
@@ -140,6 +142,7 @@ class LawRun:
         run.features.update(reached)
         result.features.update(reached)
         run.expectations.judged(self.law.id, reached)
+        run.expectations.tried(verdict, reached)
         if verdict.status == "refused":
             result.refused += 1
             result.refusals[struck(verdict.error)] += 1

@@ -1,6 +1,6 @@
 """Which laws a release of torch was seen to support wholly: where one refuses cases of such a law, support was lost.
 
-``expectations/torch-X/supported.txt`` lists laws that allow refusals and of which torch X refused no case in the runs that the list was
+``expectations/supported-X.txt`` lists laws that allow refusals and of which torch X refused no case in the runs that the list was
 made from (``python -m benchmarks.supported``). It says something of that release and of later ones.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from shardlaw.conformance.run.expectations import SHIPPED
 
-NAME = "supported.txt"
+FILES = "supported-*.txt"
 # one refused case of many may be a corner that no earlier run drew
 ENOUGH_REFUSED = 2
 
@@ -20,7 +20,7 @@ def supported(torch_version: str) -> frozenset[str]:
     from packaging.version import Version
 
     release = Version(Version(torch_version).base_version)
-    lists = {Version(file.parent.name.removeprefix("torch-")): file for file in SHIPPED.glob(f"torch-*/{NAME}")}
+    lists = {Version(file.stem.removeprefix("supported-")): file for file in SHIPPED.glob(FILES)}
     earlier = [version for version in lists if version <= release]
     return frozenset(read(lists[max(earlier)].read_text("utf-8").splitlines())) if earlier else frozenset()
 

@@ -19,7 +19,8 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, TargetLine, Totals, read_report
-from shardlaw.conformance.run.expectations import Entry, load
+from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.expectations import load
 from shardlaw.conformance.run.finding_file import to_json
 
 GATHER = Case.parse("redistribute.local mesh=2x2 x=5:_S(0,3),S(0) to=R,R")
@@ -317,7 +318,7 @@ def test_a_report_of_another_schema_or_torch_is_refused(shell: Shell) -> None:
         ("[[expect]]\n", "toml:1: an expectation without law"),
         ("[[expect", "toml:1: no TOML"),
         ("[other]\n", "toml:1: unknown 'other'"),
-        ('expect = [{law = "mesh.groups", kind = "hang", reason = "x"}]\n', "cannot be added to: want [[expect]] tables"),
+        ('expect = [{law = "mesh.groups", kind = "hang", reason = "x"}]\n', "cannot be added to: want [[cause]] and [[expect]] tables"),
     ],
 )
 def test_a_file_that_is_none_of_expectations_is_left_alone(shell: Shell, old: str, message: str) -> None:

@@ -7,17 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from packaging.version import Version
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.law.verdict import Answer, Deviation
-from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run import expectations
+from shardlaw.conformance.law.verdict import Answer, Deviation, Verdict
 from shardlaw.conformance.run.engine import Run
-from shardlaw.conformance.run.expectations import Expectations, holds, layers, load, read, shipped
+from shardlaw.conformance.run.expectation_file import read
+from shardlaw.conformance.run.expectations import Expectations, layers, load, shipped
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.world.judge import judge
 
@@ -30,6 +28,34 @@ class FakeLaw:
 
 LAWS = [FakeLaw("op.forward[mean]"), FakeLaw("op.forward[sum]"), FakeLaw("mesh.groups"), FakeLaw("roundtrip.dtensor", ("roundtrip.old",))]
 MEAN = '[[expect]]\nlaw = "op.forward[mean]"\nkind = "wrong-value"\nfeatures = ["uneven"]\nreason = "weighs ranks, not elements"\n'
+
+CAUSE = """[[cause]]
+id = "weighs-ranks"
+title = "The mean weighs ranks, not elements"
+where = "mean_rule, torch/distributed/tensor/_ops/_math_ops.py"
+seen = ["2.11", "2.13"]
+
+[[cause.expect]]
+law = "op.forward[mean]"
+kind = "wrong-value"
+features = ["uneven"]
+
+[[cause.expect]]
+law = "op.forward[sum]"
+kind = "raised"
+signature = "no strategy"
+torch = ">=2.15"
+
+[[cause]]
+id = "newer"
+title = "Another fault"
+seen = ["2.15"]
+issue = "https://example.org/1"
+
+[[cause.expect]]
+law = "mesh.groups"
+kind = "wrong-value"
+"""
 
 
 def loaded(text: str, folder: Path, torch: str = "2.13.0+cpu", target: str = "gloo") -> Expectations:
@@ -209,6 +235,12 @@ def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tm
         (MEAN.replace("wrong-value", "raised") + 'signature = "got 3 of 4"\n', "op.toml:6: signature has numbers or names"),
         (MEAN + "[[expects]]\n", "op.toml:6: unknown 'expects'"),
         ("expect = 3\n", "op.toml:1: want [[expect]] tables"),
+        (CAUSE.replace('"newer"', '"weighs-ranks"'), "op.toml:19: id = 'weighs-ranks': the cause in line 1 has it"),
+        (CAUSE.replace('"newer"', '"Newer one"'), "op.toml:19: id = 'Newer one': want small letters"),
+        (CAUSE.replace("title = ", "titel = ", 1), "op.toml:3: unknown key 'titel' (nearest: title"),
+        (CAUSE.replace('["2.15"]', '"2.15"'), "op.toml:21: seen = '2.15': want a list of releases"),
+        (CAUSE.replace("mesh.groups", "mesh.gruops"), "op.toml:25: no law matches 'mesh.gruops'"),
+        ('[[cause]]\nid = "a"\ntitle = "b"\n', "op.toml:1: a cause without [[cause.expect]] tables"),
         ("[[expect]\n", "op.toml:1: no TOML"),
         ("{}", "op.toml:1: no TOML"),
     ],
@@ -224,27 +256,56 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             read(tmp_path / name, ["mesh.groups"])
 
 
-def test_headers_within_texts_do_not_count_as_lines() -> None:
-    lines = expectations._Lines(Path("f"), 'a = """\n[[expect]]\n"""\n[[expect]]\nlaw = 1\n')
-    assert lines.headers == [4]
-    assert lines.of_key("law", 0) == "f:5"
+def test_the_entries_of_a_cause_have_its_title_as_their_reason(tmp_path: Path) -> None:
+    known = loaded(CAUSE + MEAN, tmp_path)
+    assert [(entry.law, entry.reason, entry.cause and entry.cause.id) for entry in known.entries] == [
+        ("op.forward[mean]", "The mean weighs ranks, not elements", "weighs-ranks"),
+        ("op.forward[mean]", "weighs ranks, not elements", None),
+    ]
+    (newer,) = loaded(CAUSE[CAUSE.index('[[cause]]\nid = "newer"') :], tmp_path, "2.15.0").entries
+    assert (newer.issue, newer.where) == ("https://example.org/1", f"{tmp_path}/op.toml:7")
 
 
-def test_what_an_older_torch_did_is_not_expected_of_a_newer_one() -> None:
-    for file in shipped():
-        version = Version(file.parent.name.removeprefix("torch-"))
-        if version < Version("2.13"):
-            entries = read(file, sorted(catalogue()))
-            assert [entry.where for entry in entries if not entry.torch or holds(entry, "2.13.0", "gloo")] == []
+@pytest.mark.parametrize(
+    ("torch", "laws", "unseen"),
+    [
+        ("2.11.0", ["op.forward[mean]"], False),
+        ("2.12.1", ["op.forward[mean]"], True),
+        ("2.13.0+cpu", ["op.forward[mean]"], False),
+        ("2.14.0", ["op.forward[mean]", "mesh.groups"], True),  # 2.13 has the one, 2.15 the other, and nobody tried 2.14
+        ("2.15.0", ["op.forward[sum]", "mesh.groups"], False),  # the first is mended there, but for one of its entries
+        ("2.16.0", ["op.forward[sum]", "mesh.groups"], True),
+    ],
+)
+def test_a_cause_holds_where_it_was_seen_and_near_there(torch: str, laws: list[str], unseen: bool, tmp_path: Path) -> None:
+    entries = loaded(CAUSE, tmp_path, torch).entries
+    assert [entry.law for entry in entries] == laws
+    assert any(entry.unseen(torch) for entry in entries) is unseen
 
 
-def test_files_of_every_version_are_shipped_the_newest_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("2.9", "2.13", "2.11"):
-        (tmp_path / f"torch-{version}").mkdir()
-        (tmp_path / f"torch-{version}" / "op.toml").write_text("")
-    monkeypatch.setattr(expectations, "SHIPPED", tmp_path)
-    assert [path.parent.name for path in shipped()] == ["torch-2.9", "torch-2.11", "torch-2.13"]
-    assert [path.name for path in layers(Target(expect=("their.toml",)), [Path("mine.toml")])] == ["op.toml"] * 3 + [
+def test_an_entry_whose_case_holds_is_stale(tmp_path: Path) -> None:
+    text = "op.forward[mean] mesh=2 a=5:S(0) steps=mean(a)"
+    known = loaded(MEAN + f'case = "{text}"\n', tmp_path)
+    (entry,) = known.entries
+    (case,) = known.known("op.forward[mean]")
+    for _ in range(30):
+        known.judged("op.forward[mean]", {"uneven"})
+    assert not entry.stale  # its case was not tried
+    known.tried(Verdict(case, "held"), {"uneven"})
+    assert entry.stale
+    known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")  # another case shows that it is there
+    assert not entry.stale
+    assert loaded(MEAN.replace("wrong-value", "hang") + f'case = "{text}"\n', tmp_path).known("op.forward[mean]") == []
+
+
+def test_headers_within_texts_do_not_count_as_lines(tmp_path: Path) -> None:
+    text = MEAN.replace('"weighs ranks, not elements"', '"""\n[[expect]]\n"""') + "\n" + MEAN
+    assert [entry.line for entry in loaded(text, tmp_path).entries] == [1, 9]
+
+
+def test_the_files_of_all_layers_come_in_order() -> None:
+    assert [path.name for path in layers(Target(expect=("their.toml",)), [Path("mine.toml")])] == [
+        *(path.name for path in shipped()),
         "their.toml",
         "mine.toml",
     ]

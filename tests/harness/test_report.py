@@ -18,7 +18,8 @@ from shardlaw.conformance.report.junit import junit
 from shardlaw.conformance.report.markdown import markdown
 from shardlaw.conformance.report.run_report import read_report
 from shardlaw.conformance.report.writer import ReportWriter
-from shardlaw.conformance.run.expectations import Entry, Expectations
+from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import read_finding, read_folder, write_finding
 from tests.harness.runs import CASE, LAWS, FakeRun, finding, verdict
 

@@ -12,10 +12,10 @@ import pytest
 
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.expectations import SHIPPED
-from shardlaw.conformance.run.supported import NAME, read, supported
+from shardlaw.conformance.run.supported import FILES, read, supported
 
 ROOT = Path(__file__).parents[2]
-LISTS = sorted(SHIPPED.glob(f"torch-*/{NAME}"))
+LISTS = sorted(SHIPPED.glob(FILES))
 PLANTED = """
 import torch
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -33,7 +33,7 @@ def plant():
 """
 
 
-@pytest.mark.parametrize("file", LISTS, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("file", LISTS, ids=lambda file: file.stem)
 def test_a_list_names_laws_that_may_refuse(file: Path) -> None:
     laws = catalogue()
     named = read(file.read_text().splitlines())

@@ -13,7 +13,8 @@ from shardlaw.conformance.law.script import ScriptError
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.reproducer import reproducer
-from shardlaw.conformance.run.expectations import Entry, layers, load
+from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.expectations import layers, load
 from shardlaw.conformance.world import Pool
 
 OTHER = not torch.__version__.startswith("2.13.")

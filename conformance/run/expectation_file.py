@@ -1,0 +1,363 @@
+"""Known findings as files have them: TOML, with tables that each name a cause in torch and tables that each match findings.
+
+A cause, with the findings that it accounts for::
+
+    [[cause]]
+    id = "loss-mean-of-local-means"
+    title = "The mean of a loss over uneven shards is the mean of local means"
+    where = "DecompShardingStrategy.propagate_strategy, torch/distributed/tensor/_decompositions.py"
+    seen = ["2.11", "2.13"]            # the releases of torch on which a case of it deviates
+    issue = "https://..."              # where there is one
+
+    [[cause.expect]]
+    law = "op.forward[nn.functional.mse_loss]"      # as on the command line
+    kind = "wrong-value"
+    features = ["uneven"]              # all of them on the case
+    signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash
+    torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
+    target = "nccl"                    # where it is true of one target only
+    finding = "f3a9c1e0"
+    case = "op.forward[nn.functional.mse_loss] mesh=2 a=5x3:S(0) ..."    # the smallest known: shardlaw repro '...'
+    wide = true                        # it may match more than 20 % of a law's cases
+    rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
+
+A finding whose cause nobody looked for yet is an ``[[expect]]`` table with the same keys and a ``reason``. What ``shardlaw expect update``
+writes has ``reason = "..."`` and is refused until somebody says why.
+
+``seen`` says on which releases the entries hold: those that it lists, and any that no cause of the file lists if they hold on the nearest
+release below or above that one does.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.selection import glob, select_ids
+from shardlaw.conformance.law.verdict import KINDS, struck
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
+LOUD_KINDS = frozenset({"raised", "crash", "hang"})
+REACHED_TO_JUDGE = 20
+UNFILLED = "..."
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One fault of torch. ``where`` is the function to mend and its file, ``seen`` the releases on which a case of it deviates, ``tried``
+    those that any cause of its file lists: both without the last part of a version, in order."""
+
+    id: str
+    title: str
+    where: str = ""
+    issue: str = ""
+    seen: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+
+    def holds(self, version: Version) -> bool:
+        """Whether it is to be expected of a release."""
+        near = self._nearest(version)
+        return not self.seen or bool(near & set(self.seen))
+
+    def unseen(self, version: Version) -> bool:
+        """Whether nobody has tried this release."""
+        return bool(self.seen) and _release(version) not in self.tried
+
+    def _nearest(self, version: Version) -> set[str]:
+        from packaging.version import Version
+
+        if _release(version) in self.tried:
+            return {_release(version)}
+        at = bisect([Version(one) for one in self.tried], Version(_release(version)))
+        return set(self.tried[max(0, at - 1) : at + 1])
+
+
+@dataclass(eq=False)
+class Entry:
+    """One known finding, where it is written, and what a run saw of it.
+
+    ``laws`` are the ids that ``law`` selects. ``hits`` counts the deviations that it accounts for, ``cases`` by law the cases that it would
+    match whatever their verdict, ``happened`` by law the deviations that matched, also those that a later layer's entry accounts for.
+    ``mended``: its own case was judged, and does not deviate so.
+    """
+
+    law: str
+    kind: str
+    reason: str
+    features: frozenset[str] = frozenset()
+    signature: str = ""
+    torch: str = ""
+    target: str = ""
+    finding: str = ""
+    case: str = ""
+    issue: str = ""
+    wide: bool = False
+    rare: bool = False
+    cause: Cause | None = None
+    file: Path = Path()
+    line: int = 0
+    laws: tuple[str, ...] = ()
+    hits: int = 0
+    mended: bool = False
+    happened: Counter[str] = field(default_factory=Counter)
+    cases: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def filled_in(self) -> bool:
+        """Whether its reason says anything."""
+        return re.search(r"\w", self.reason) is not None
+
+    @property
+    def loud(self) -> bool:
+        """Whether a user who meets it is told that something is wrong."""
+        return self.kind in LOUD_KINDS or (self.kind == "wrong-error" and "accepted" not in self.signature)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is there no longer: its case does not show it, or, of one without a case, it did not happen though its features were
+        reached often enough to tell."""
+        return not self.happened and (self.mended or self._not_met(self.cases.total()))
+
+    def stale_in(self, law_id: str) -> bool:
+        """Whether the cases of one law show that it happens there no longer."""
+        return not self.happened[law_id] and (self.mended or self._not_met(self.cases[law_id]))
+
+    def _not_met(self, reached: int) -> bool:
+        return not (self.case or self.rare) and reached >= REACHED_TO_JUDGE
+
+    @cached_property
+    def _error(self) -> re.Pattern[str]:
+        return re.compile(glob(_error(self.signature)).pattern)
+
+    def matches(self, kind: str, features: AbstractSet[str], error: str) -> bool:
+        """Whether it accounts for a deviation of one of its laws."""
+        return kind == self.kind and self.features <= features and (not self.signature or self._error.search(struck(error)) is not None)
+
+    def holds(self, torch_version: str, target: str) -> bool:
+        """Whether it is about this torch and this target."""
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import Version
+
+        version = Version(Version(torch_version).base_version)
+        if self.target and not glob(self.target).fullmatch(target):
+            return False
+        if self.torch or self.cause is None:
+            return version in SpecifierSet(self.torch, prereleases=True)
+        return self.cause.holds(version)
+
+    def unseen(self, torch_version: str) -> bool:
+        """Whether it is expected of a release on which nobody has tried it."""
+        from packaging.version import Version
+
+        return self.cause is not None and not self.torch and self.cause.unseen(Version(Version(torch_version).base_version))
+
+
+def _release(version: Version) -> str:
+    return f"{version.major}.{version.minor}"
+
+
+def _error(signature: str) -> str:
+    # a whole signature ("law | kind | check | error"), as a finding has it, means its error
+    return signature.split(" | ", 3)[3] if signature.count(" | ") >= 3 else signature
+
+
+def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
+    """The entries of one file, those of its causes first; with ``drafts`` also those whose reason is not filled in. Raises
+    :class:`UsageError`, with file and line."""
+    return _File(file, ids, dict(aliases or {})).entries(drafts)
+
+
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+Keys = Mapping[str, tuple[Any, str]]
+TEXT = (Text, "a text that is not empty")
+ENTRY_TEXTS = ("law", "kind", "signature", "torch", "target", "finding", "case", "issue")
+MARKS = ("wide", "rare")
+NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
+ENTRY_KEYS: Keys = {
+    **dict.fromkeys(ENTRY_TEXTS, TEXT),
+    "features": (list[str], "a list of texts"),
+    **dict.fromkeys(MARKS, (bool, "true or false")),
+}
+CAUSE_KEYS: Keys = {
+    "id": (Annotated[str, msgspec.Meta(pattern=f"^{NAME}$")], "small letters and digits, with dashes between words"),
+    **dict.fromkeys(("title", "where", "issue"), TEXT),
+    "seen": (list[Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")]], "a list of releases such as '2.13'"),
+    "expect": (list[dict[str, Any]], "[[cause.expect]] tables"),
+}
+LONE_KEYS: Keys = {**ENTRY_KEYS, "reason": TEXT}
+Refuse = Callable[[str, str], UsageError]
+
+
+class _File:
+    """One file: its tables, and where their keys stand, which TOML itself does not tell."""
+
+    def __init__(self, file: Path, ids: Sequence[str], aliases: dict[str, str]) -> None:
+        self.file, self._ids, self._aliases = file, ids, aliases
+        try:
+            text = file.read_text("utf-8")
+            self._data = tomllib.loads(text)
+        except UnicodeDecodeError:
+            raise UsageError(f"{file}: no file of expectations: not UTF-8 text") from None
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+            line = at[1] if at else max(len(text.splitlines()), 1)
+            raise UsageError(f"{file}:{line}: no TOML: {error}") from None
+        self._lines = text.splitlines()
+        self._headers: dict[str, list[int]] = {"expect": [], "cause": [], "cause.expect": []}
+        quote = ""
+        for number, line_text in enumerate(self._lines, 1):
+            header = re.match(r"\s*\[\[\s*([\w.]+)\s*\]\]", line_text)
+            if not quote and header:
+                self._headers.setdefault(header[1], []).append(number)
+            for mark in re.findall(r'"""|\'\'\'', line_text):
+                quote = "" if mark == quote else quote or mark
+
+    def entries(self, drafts: bool) -> list[Entry]:
+        for key in self._data:
+            if key not in ("cause", "expect"):
+                raise UsageError(f"{self._place(key)}: unknown {key!r}: a file of expectations holds [[cause]] and [[expect]] tables only")
+        return [*self._of_causes(), *self._alone(drafts)]
+
+    def _tables(self, name: str, tables: Any, first: int = 0) -> Iterator[tuple[dict[str, Any], int, Refuse]]:
+        """Each table with its line, and what refuses one of its keys."""
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise UsageError(f"{self._place(name)}: want [[{name}]] tables")
+        for at, table in enumerate(tables, first):
+            line = self._headers[name][at] if at < len(self._headers[name]) else 1
+
+            def refuse(key: str, message: str, line: int = line) -> UsageError:
+                return UsageError(f"{self._place(key, line)}: {message}")
+
+            yield table, line, refuse
+
+    def _place(self, key: str, table: int = 0) -> str:
+        """``FILE:LINE`` of a key, of the table that begins in a line or anywhere."""
+        headers = sorted(line for lines in self._headers.values() for line in lines)
+        last = next((line - 1 for line in headers if line > table > 0), len(self._lines))
+        first = table or 1
+        for number in range(first, last + 1):
+            if re.match(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]", self._lines[number - 1]):
+                return f"{self.file}:{number}"
+        return f"{self.file}:{first}"
+
+    def _of_causes(self) -> Iterator[Entry]:
+        blocks = list(self._tables("cause", self._data.get("cause", [])))
+        for block, _, refuse in blocks:
+            _check_keys(block, CAUSE_KEYS, refuse)
+        tried = {release for block, _, _ in blocks for release in block.get("seen", ())}
+        known: dict[str, int] = {}
+        done = 0
+        for block, line, refuse in blocks:
+            for key in ("id", "title", "expect"):
+                if key not in block:
+                    raise refuse(key, f"a cause without {key}" if key != "expect" else "a cause without [[cause.expect]] tables")
+            if block["id"] in known:
+                raise refuse("id", f"id = {block['id']!r}: the cause in line {known[block['id']]} has it")
+            known[block["id"]] = line
+            told = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
+            cause = Cause(**told, seen=_in_order(block.get("seen", ())), tried=_in_order(tried))
+            for table, at, refuse_entry in self._tables("cause.expect", block["expect"], done):
+                _check_keys(table, ENTRY_KEYS, refuse_entry)
+                yield self._entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
+            done += len(block["expect"])
+
+    def _alone(self, drafts: bool) -> Iterator[Entry]:
+        for block, line, refuse in self._tables("expect", self._data.get("expect", [])):
+            _check_keys(block, LONE_KEYS, refuse)
+            entry = self._entry(block, line, refuse, None)
+            if not (entry.filled_in or drafts):
+                raise refuse("reason", f"reason = {entry.reason!r} is not filled in: say what causes it")
+            yield entry
+
+    def _entry(self, block: Mapping[str, Any], line: int, refuse: Refuse, cause: Cause | None) -> Entry:
+        from shardlaw.conformance.law.features.features import FEATURES, known
+
+        for key in ("law", "kind", "reason"):
+            if key not in block:
+                raise refuse(key, f"an expectation without {key}")
+        for feature in block.get("features", ()):
+            if not known(feature):
+                raise refuse("features", f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
+        if block["kind"] not in KINDS:
+            raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], KINDS)})")
+        _check_signature(block, refuse)
+        laws = self._laws(block["law"], refuse)
+        _check_case(block.get("case", ""), laws, refuse)
+        told = {key: block[key] for key in (*ENTRY_TEXTS, *MARKS, "reason") if key in block}
+        return Entry(**told, features=frozenset(block.get("features", ())), cause=cause, file=self.file, line=line, laws=laws)
+
+    def _laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
+        if pattern.startswith("!"):
+            raise refuse("law", f"law = {pattern!r}: want what it is about, not what it is not")
+        try:
+            return tuple(select_ids(self._ids, [pattern], self._aliases))
+        except UsageError as error:
+            raise refuse("law", str(error)) from None
+
+
+def _in_order(releases: Iterator[str] | AbstractSet[str] | Sequence[str]) -> tuple[str, ...]:
+    from packaging.version import Version
+
+    return tuple(sorted(set(releases), key=Version))
+
+
+def _check_keys(block: Mapping[str, Any], keys: Keys, refuse: Refuse) -> None:
+    for key, value in block.items():
+        if key not in keys:
+            raise refuse(key, f"unknown key {key!r} ({one_of(key, keys)})")
+        kind, wanted = keys[key]
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise refuse(key, f"{key} = {value!r}: want {wanted}") from None
+
+
+def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
+    from shardlaw.reference.notation import NotationError
+
+    if not text:
+        return
+    try:
+        case = Case.parse(text)
+    except NotationError as error:
+        raise refuse("case", f"case = {text!r}: {error}") from None
+    if case.law not in laws:
+        raise refuse("case", f"case = {text!r}: want a case of a law that the entry is about")
+
+
+def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    signature = block.get("signature", "")
+    if block["kind"] in SIGNED_KINDS and not signature:
+        raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
+    error = _error(signature)
+    if error and struck(error) != error.strip():
+        raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
+    if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):
+        raise refuse("finding", f"finding = {block['finding']!r}: want the 8 hex digits of a finding's id")
+    try:
+        SpecifierSet(block.get("torch", ""))
+    except InvalidSpecifier:
+        raise refuse("torch", f"torch = {block['torch']!r}: want versions such as '>=2.11,<2.16'") from None
