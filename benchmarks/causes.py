@@ -1,8 +1,8 @@
-"""The known causes: ``python -m benchmarks.causes [--try [FILE]] [--issue ID] [--places]``.
+"""The known causes: ``python -m benchmarks.causes [--try [CHAPTER ...]] [--issue ID] [--places]``.
 
 Without an option it writes ``docs/findings.md`` and ``docs/releases.md`` anew from ``conformance/expectations/``. ``--try`` tries the case
 of every entry in a fresh world of the torch at hand, prints those that do not deviate as they say, and notes in the files on which
-release each cause was seen; with a FILE, the causes of that chapter alone. ``--issue`` prints the text of an issue for torch.
+release each cause was seen; of the chapters that are named, or of all. ``--issue`` prints the text of an issue for torch.
 ``--places`` prints how often the place that a trace names is the one that the cause gives, and which are not.
 """
 
@@ -24,7 +24,6 @@ from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.rank.trace import place_of
 from shardlaw.conformance.report.reproducer import About, reproducer
 from shardlaw.conformance.run.expectation_file import Cause, Entry, read
-from shardlaw.conformance.run.expectations import shipped
 from shardlaw.conformance.world import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +74,7 @@ FINDINGS_HEAD = """\
 
 {count} known causes, {silent} of them silent: the program goes on with something wrong. Each is a table of
 `conformance/expectations/`, from which `python -m benchmarks.causes` writes this page. `shardlaw repro 'CASE'` prints a script that needs
-torch alone, `python -m benchmarks.causes --issue ID` the text of an issue. [releases.md](releases.md) says which release of torch has which.
+torch alone, `python -m benchmarks.causes --issue ID` the text of an issue. [releases.md](releases.md) says which release has which.
 
 """
 RELEASES_HEAD = """\
@@ -220,7 +219,7 @@ def _same_place(named: str, where: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     option, *more = arguments or [""]
-    files = [SOURCES / f"{name}.toml" for name in more] if option == "--try" and more else shipped()
+    files = [SOURCES / f"{name}.toml" for name in more] if option == "--try" and more else sorted(SOURCES.glob("*.toml"))
     try:
         if option == "--try":
             try_all(files)

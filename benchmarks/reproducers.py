@@ -1,16 +1,13 @@
 """Whether the reproducers show what they say: ``python -m benchmarks.reproducers [LAW ...]``.
 
-Tries every case that an expectation names, of the laws that are asked for, and every case in ``docs/findings.md``, in a fresh world, writes
-the script of what deviates there, runs it as a run does before it hands one out, and prints those that are not proven. The last line
-counts them; exits 1 where any is not.
+Tries every case that an expectation names, of the laws that are asked for, in a fresh world, writes the script of what deviates there, runs
+it as a run does before it hands one out, and prints those that are not proven. The last line counts them; exits 1 where any is not.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -24,26 +21,13 @@ from shardlaw.conformance.run import proof
 from shardlaw.conformance.run.expectations import layers, load
 from shardlaw.conformance.world import Pool
 
-FINDINGS = Path(__file__).parent.parent / "docs/findings.md"
-
 
 def cases(patterns: list[str]) -> Iterator[str]:
     """The texts of cases of known faults."""
     laws = list(catalogue().values())
     wanted = {law.id for law in select(laws, patterns, ())}
-    found = [entry.case for entry in load(layers(Target()), laws, torch.__version__).entries if entry.case]
-    sections = re.split(r"^##? ", FINDINGS.read_text(), flags=re.MULTILINE)
-    told = [section for section in sections if speaks_of(section.partition("\n")[0], torch.__version__)]
-    rows = [row for section in told for row in re.findall(r"\| `([^`]+)` \|$", section, re.MULTILINE)]
-    for text in dict.fromkeys([*rows, *found]):
-        if Case.parse(text).law in wanted:
-            yield text
-
-
-def speaks_of(heading: str, version: str) -> bool:
-    """Whether a section is about a version of torch: the one that its heading names, or any where it names none."""
-    named = re.search(r"torch (\d+(\.\d+)+)", heading)
-    return named is None or version.partition("+")[0] == named[1]
+    entries = load(layers(Target()), laws, torch.__version__).entries
+    yield from dict.fromkeys(entry.case for entry in entries if entry.case and Case.parse(entry.case).law in wanted)
 
 
 def main(patterns: list[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_report
 
 SCHEMA = 1
 SPEAKS = ("held", "expected", "stale", "deviates")
@@ -114,6 +114,20 @@ class Cases(msgspec.Struct, kw_only=True):
     changed: list[ChangedCase]
 
 
+class KnownCause(msgspec.Struct, kw_only=True):
+    """A known cause: its id, and what it does."""
+
+    id: str
+    title: str
+
+
+class Causes(msgspec.Struct, kw_only=True):
+    """Known causes that only one of the two reports met, of laws that both judged: ``mended`` the first, ``came`` the second."""
+
+    mended: list[KnownCause]
+    came: list[KnownCause]
+
+
 class Comparison(msgspec.Struct, kw_only=True):
     """Two reports side by side. ``differs`` holds, by its name, what the runs themselves have not in common; ``worse`` says in words why
     ``exit`` is 1, ``apart`` why it is 2. ``cases`` is null where a report lists none."""
@@ -123,6 +137,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     second: Side
     differs: dict[str, list[Any]]
     findings: Findings
+    causes: Causes
     laws: Laws
     refusals: Refusals
     features: Features
@@ -146,6 +161,7 @@ def compared(first: Path, second: Path) -> Comparison:
         second=_side(second, new),
         differs=_differs(old, new),
         findings=findings,
+        causes=Causes(mended=_met(old, new), came=_met(new, old)),
         laws=laws,
         refusals=Refusals(new=_refused(new, old), gone=_refused(old, new)),
         features=Features(lost=sorted(reached[0] - reached[1]), gained=sorted(reached[1] - reached[0])),
@@ -240,6 +256,20 @@ def _paired(
                 gone.remove(before)
                 came.remove(after)
     return pairs, gone, came
+
+
+def _met(one: RunReport, other: RunReport) -> list[KnownCause]:
+    """The causes that one report met and the other did not, though it tried a case of theirs or does not expect them any more."""
+    judged = {law.id for law in other.laws if law.cases}
+    there: dict[str, list[ExpectationLine]] = {}
+    for line in other.expectations:
+        there.setdefault(line.cause, []).append(line)
+    met = {line.cause: line.reason for line in one.expectations if line.cause and line.happened and judged.issuperset(line.matched)}
+    return [
+        KnownCause(id=name, title=title)
+        for name, title in met.items()
+        if name not in there or (any(line.mended for line in there[name]) and not any(line.happened for line in there[name]))
+    ]
 
 
 def _laws(old: RunReport, new: RunReport) -> Laws:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from shardlaw.conformance.report.comparison import ChangedFinding, ChangedRefusal, Comparison, FoundLine, Side
+from shardlaw.conformance.report.comparison import ChangedFinding, ChangedRefusal, Comparison, FoundLine, KnownCause, Side
 from shardlaw.conformance.report.terminal import STYLES, short
 
 SHOWN_EXPECTED = 8
@@ -30,6 +30,8 @@ def show(out: Console, found: Comparison) -> None:
         _heading(out, f"changed ({len(found.findings.changed)})")
         for pair in found.findings.changed:
             _print_changed(out, pair)
+    _print_causes(out, "known causes that are mended", found.causes.mended)
+    _print_causes(out, "known causes that came", found.causes.came)
     _print_laws(out, found)
     _print_refusals(out, "newly refused", found.refusals.new)
     _print_refusals(out, "refused no longer", found.refusals.gone)
@@ -82,6 +84,13 @@ def _print_changed(out: Console, pair: ChangedFinding) -> None:
     out.print(Text.assemble("  ", (second.kind, "yellow"), f" {name} {second.text}"))
     for changed in pair.changed:
         out.print(f"    {changed}: {short(getattr(first, changed))} -> {short(getattr(second, changed))}")
+
+
+def _print_causes(out: Console, title: str, causes: Sequence[KnownCause]) -> None:
+    if causes:
+        _heading(out, f"{title} ({len(causes)})")
+        for cause in causes:
+            out.print(Text.assemble("  ", (cause.id, "yellow"), f" {cause.title}"))
 
 
 def _print_laws(out: Console, found: Comparison) -> None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
-LOUD_KINDS = frozenset({"raised", "crash", "hang"})
+LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence"})
 REACHED_TO_JUDGE = 20
 UNFILLED = "..."
 

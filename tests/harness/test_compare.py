@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.report.comparison import Comparison, compared
-from shardlaw.conformance.report.run_report import RunReport
+from shardlaw.conformance.report.run_report import ExpectationLine, RunReport
 from tests.harness.reports import CASE, expectation, finding, law, report, stored
 
 OTHER = "op.forward[sum] mesh=2 x=4:S(0) steps=b=sum(x)"
@@ -118,6 +119,27 @@ def test_reports_with_and_without_expectations_are_not_compared(tmp_path: Path, 
     out = capsys.readouterr().out
     assert "differs  expectations: 1 -> 0\n" in out
     assert out.endswith("exit 2: 1 expectations in the first, 0 in the second\n")
+
+
+def test_a_known_cause_is_mended_where_its_case_holds_or_is_expected_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    laws = [law("mesh.groups", "expected"), law("mesh.copies", "expected")]
+
+    def met(name: str, on: str = "mesh.groups", **more: Any) -> ExpectationLine:
+        return expectation(on, cause=name, reason=f"what {name} does", matched={on: 3}, **more)
+
+    before = [
+        met("mended", happened=True),
+        met("gone", happened=True),
+        met("stays", happened=True),
+        met("untried", "mesh.copies", happened=True),
+    ]
+    after = [met("mended", mended=True), met("stays", happened=True), met("stays", mended=True), met("newer", happened=True)]
+    second = report([laws[0], law("mesh.copies", "untested", 0)], expectations=after)
+    stored(tmp_path / "a", report(laws, expectations=before)), stored(tmp_path / "b", second)
+    causes = compared(tmp_path / "a", tmp_path / "b").causes
+    assert ([cause.id for cause in causes.mended], [cause.id for cause in causes.came]) == (["mended", "gone"], ["newer"])
+    cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "known causes that are mended (2):\n  mended what mended does\n" in capsys.readouterr().out
 
 
 def test_a_run_that_was_not_finished_is_worse(tmp_path: Path) -> None:
