@@ -53,6 +53,7 @@ class LawRun:
         self._listener = listener
         self._add = add
         self._plan = plan
+        plan.covered = lambda case: run.expectations.covers(plan.law.id, features_of(case, plan.law))
         self._seconds = seconds
         self._fed = False
         self._owed = 0

@@ -4,6 +4,8 @@ Hypothesis never sees a failure that was not asked for. In the first pass nothin
 remembered with their verdicts. Then, for one signature at a time, the same seed is replayed from memory and only that signature
 fails, so that only shrink candidates reach a world. What the enumerator found is shrunk in the same way, over the law's
 ``narrow`` strategy: cases no larger than the one found.
+
+Strategies know of no faults. Of the drawn cases that a known finding covers, three in four are passed over, and others drawn for them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ if TYPE_CHECKING:
 SHRINK_SECONDS = 10.0
 NARROW_DRAWS = 80
 NARROW_BATCH = 10
+COVERED_KEPT = 4  # one in so many
+ROUNDS = 4
 SCALE = {"smoke": 1, "ci": 8, "nightly": 60}
+
+
+def none_is(case: Case) -> bool:
+    """Of no case."""
+    return False
 
 
 class Enough(BaseException):
@@ -86,7 +95,8 @@ class Plan:
     """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them.
 
     ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon, ``swept`` those of them that the enumerator gave, of
-    how many ``combinations`` (0 where it does not say).
+    how many ``combinations`` (0 where it does not say). ``covered`` says of a case whether a known finding covers it: what is drawn in the
+    place of those that are :meth:`passed_over` comes of further ``rounds``, each the seed and the number of its draws.
     """
 
     law: Law
@@ -95,6 +105,8 @@ class Plan:
     sweeps: int
     draws: int
     shard: tuple[int, int] = (1, 1)
+    covered: Callable[[Case], bool] = none_is
+    rounds: list[tuple[int, int]] = field(default_factory=list, init=False)
     swept: int = field(default=0, init=False)
     combinations: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
@@ -104,10 +116,16 @@ class Plan:
         scale = SCALE[profile]
         return cls(law, limits, seed_of(seed, law.id), law.sweeps * scale, law.draws * scale, shard)
 
+    def passed_over(self, case: Case) -> bool:
+        """Whether a drawn case is left out for the sake of others: by its text, so that it is in every run with these known findings."""
+        return zlib.crc32(case.text.encode()) % COVERED_KEPT != 0 and self.covered(case)
+
     def feed(self, take: Callable[[Case, bool], None]) -> None:
         """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
         self.number = 0
+        self.rounds.clear()
         seen: set[Case] = set()
+        left = self.draws
 
         def offer(case: Case, drawn: bool) -> None:
             self.number += 1
@@ -117,14 +135,25 @@ class Plan:
             if self._mine(self.number) and case.world <= self.limits.world_size:
                 take(case, drawn)
 
+        def offer_drawn(case: Case) -> None:
+            nonlocal left
+            if self.passed_over(case):
+                left += 1
+            else:
+                offer(case, True)
+
         if self.law.sweep is not None and self.sweeps:
             cases = self.law.sweep(self.limits)
             for case in itertools.islice(cases, self.sweeps):
                 self.swept += 1
                 offer(case, False)
             self.combinations = getattr(cases, "combinations", 0)
-        if self.law.draw is not None and self.draws:
-            draw(self.law.draw(self.limits), self.seed, self.draws, lambda case: offer(case, True))
+        if self.law.draw is not None and left:
+            strategy = self.law.draw(self.limits)
+            while left and len(self.rounds) < ROUNDS:
+                self.rounds.append((self.seed + len(self.rounds), left))
+                left = 0
+                draw(strategy, *self.rounds[-1], offer_drawn)
 
     def _mine(self, number: int) -> bool:
         """Whether the shard has the case of this number. Dealt by a hash: what an enumerator repeats at every so many cases must not fall
@@ -167,7 +196,9 @@ class Shrinker:
         start = Shrunk(first.case, first, False, 0)
         self._deadline = time.monotonic() + self.seconds
         if drawn and law.draw is not None:
-            return self._replay(law.draw(self.plan.limits), self.plan.draws, first.signature) or start
+            strategy = law.draw(self.plan.limits)
+            found = (self._replay(strategy, *drawn, first.signature, self.plan.passed_over) for drawn in self.plan.rounds)
+            return next(filter(None, found), start)
         if law.narrow is None:
             return start
         strategy = law.narrow(first.case)
@@ -179,7 +210,7 @@ class Shrinker:
             del unseen[:NARROW_BATCH]
         if unseen or not any(self._shows(self.memory[case], first.signature) for case in near):
             return self._smallest(near, first) or start
-        return self._replay(strategy, NARROW_DRAWS, first.signature) or start
+        return self._replay(strategy, self.plan.seed, NARROW_DRAWS, first.signature) or start
 
     def _smallest(self, near: Sequence[Case], first: Verdict) -> Shrunk | None:
         """The shortest of the cases judged near the first one that shows its signature, where there is one."""
@@ -195,7 +226,15 @@ class Shrinker:
         for case, verdict in zip(cases, self.pool.judge(self.plan.law, list(cases)), strict=True):
             self.memory[case] = verdict
 
-    def _replay(self, strategy: SearchStrategy[Case], count: int, signature: str) -> Shrunk | None:
+    def _replay(
+        self,
+        strategy: SearchStrategy[Case],
+        seed: int,
+        count: int,
+        signature: str,
+        skip: Callable[[Case], bool] = none_is,
+    ) -> Shrunk | None:
+        """The smallest case that this drawing leads to. ``skip``: those that it was not asked for, until the signature has shown."""
         best: Verdict | None = None
 
         def show(case: Case) -> None:
@@ -203,7 +242,7 @@ class Shrinker:
             if case not in self.memory:
                 if time.monotonic() > self._deadline:
                     raise Enough
-                if case.world > self.plan.limits.world_size:
+                if case.world > self.plan.limits.world_size or (best is None and skip(case)):
                     return
                 self._judge([case])
             verdict = self.memory[case]
@@ -215,7 +254,7 @@ class Shrinker:
 
         minimal = True
         try:
-            draw(strategy, self.plan.seed, count, show, shrink=True)
+            draw(strategy, seed, count, show, shrink=True)
         except _Shown:
             pass
         except Enough:

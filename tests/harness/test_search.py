@@ -10,6 +10,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.run.confirm import Confirmer
+from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.search import Enough, Plan, draw, reduce_history, seed_of
 
 
@@ -120,6 +122,39 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
     assert len(found.case.after) == 1
     assert found.case.after[0].get("shape").startswith("3x")
     assert pool.fresh(LAW, Case.from_json(found.case.to_json())).status == "deviates"
+
+
+def covering(plan: Plan, word: str) -> Plan:
+    """The plan where a known finding covers the cases that hold a word."""
+    known = Expectations([Entry(LAW.id, "wrong-value", "known", features=frozenset({word}), laws=(LAW.id,))])
+    plan.covered = lambda case: known.covers(LAW.id, set(case.text.split()))
+    return plan
+
+
+@pytest.mark.parametrize(("word", "most", "least"), [("flag=True", 50, 230), (LAW.id, 150, 140), ("elsewhere", 0, 300)])
+def test_three_in_four_drawn_cases_that_a_known_finding_covers_give_way_to_others(word: str, most: int, least: int) -> None:
+    plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), word)
+    first, second = list[Case](), list[Case]()
+    for found in (first, second):
+        plan.feed(lambda case, _, found=found: found.append(case))
+    assert first == second
+    assert sum(word in case.text for case in first) <= most
+    assert least <= len(first) <= plan.number <= LAW.draws
+    assert sum(count for _, count in plan.rounds) <= 3 * LAW.draws
+
+
+def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
+    pool, memory = PoolOfOne(three_faults), dict[Case, Verdict]()
+    plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), "flag=True")
+    plan.feed(lambda case, _: memory.update({case: pool.judge(LAW, [case])[0]}))
+    first = next(verdict for verdict in memory.values() if verdict.check == "flagged")
+    before = pool.calls
+    found = Confirmer(plan, pool, memory, 10.0, lambda verdict: False).confirm(first, drawn=True)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.minimal
+    assert found.case.text == "test.sum shape=5x0 flag=True"
+    assert plan.passed_over(found.case)
+    assert pool.calls - before < 100
 
 
 def test_what_does_not_repeat_is_no_finding() -> None:
