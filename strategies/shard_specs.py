@@ -17,26 +17,22 @@ MANY = 1 << 24
 
 
 @kept
-def chunk_specs(shape: Shape, ranks: Sequence[int], *, every: bool = True, beyond: int = 12) -> SearchStrategy[tuple[Shape, ChunkSpec]]:
-    """A shape and a spec that cuts it into chunks along one of its dims; ``shape`` has at least one.
+def chunk_specs(shape: Shape, ranks: Sequence[int], *, every: bool = True) -> SearchStrategy[ChunkSpec]:
+    """A spec that cuts ``shape`` into chunks along one of its dims; it has at least one.
 
-    ``every``: each of ``ranks`` gets one chunk; otherwise some may get none, or several. Where a chunk without elements would begin beyond
-    the end of the dim, the dim is made as long as there are ranks, except in one case of ``beyond``.
+    ``every``: each of ``ranks`` gets one chunk; otherwise some may get none, or several.
 
     Shrinks to the first dim and to ranks in order.
     """
 
     @st.composite
-    def spec(draw: st.DrawFn) -> tuple[Shape, ChunkSpec]:
+    def spec(draw: st.DrawFn) -> ChunkSpec:
         dim = draw(st.integers(0, len(shape) - 1))
         order = tuple(draw(st.permutations(sorted(ranks)))) if draw(st.integers(0, 2)) == 2 else tuple(sorted(ranks))
         if not every and draw(st.integers(0, 3)) == 3:
             order = tuple(draw(st.lists(st.sampled_from(order), min_size=1, max_size=len(order) + 1)))
-        extents, count = list(shape), len(order)
-        if -(-extents[dim] // count) * (count - 1) > extents[dim] and draw(st.integers(1, beyond)) < beyond:
-            extents[dim] = count
         negative = draw(st.integers(0, 5)) == 5
-        return tuple(extents), ChunkSpec(dim - len(shape) if negative else dim, order)
+        return ChunkSpec(dim - len(shape) if negative else dim, order)
 
     return spec()
 
@@ -47,7 +43,7 @@ def enumerable_specs(shape: Shape, ranks: Sequence[int], *, max_boxes: int = 5) 
     return drawn.map(lambda drawn: handed_out(shape, drawn[0][1], alone(ranks), drawn[1]))
 
 
-def specs(shape: Shape, ranks: Sequence[int]) -> SearchStrategy[tuple[Shape, Spec]]:
-    """A shape and a spec of either kind, in which a rank may hold nothing."""
-    boxes = enumerable_specs(shape, ranks).map(lambda spec: (shape, spec))
+def specs(shape: Shape, ranks: Sequence[int]) -> SearchStrategy[Spec]:
+    """A spec of either kind, in which a rank may hold nothing."""
+    boxes = enumerable_specs(shape, ranks)
     return boxes if not shape else st.one_of(chunk_specs(shape, ranks, every=False), boxes)

@@ -14,7 +14,7 @@ LINES: dict[str, dict[str, str]] = {
         "size-0": "a tensor dim of extent 0",
         "size-1": "a tensor dim of extent 1",
         "0-d": "a tensor without dims",
-        "replicated": "a tensor that nothing shards or leaves to be reduced",
+        "replicated": "a tensor that is replicated along the first mesh dim",
         "broadcast": "operands of different shapes that broadcast",
         "extents-differ": "operands of different extents along a dim that both shard",
     },

@@ -71,11 +71,6 @@ def inside(limits: Limits) -> list[Mesh]:
     return draws.meshes(limits, outside=False, tables=False, least=2)
 
 
-def outside(limits: Limits) -> list[Mesh]:
-    """Meshes that leave ranks of the world out."""
-    return [mesh for mesh in draws.meshes(limits, tables=False) if mesh.size <= max(mesh.ranks)]
-
-
 def moved(limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), **options: Any) -> st.SearchStrategy[Case]:
     """Cases of a tensor that is redistributed over the whole world."""
     options = {"dtypes": draws.FLOATS, "on": inside(limits), "targets": ("R", "S"), **options}
@@ -99,9 +94,8 @@ def over_world(
 
 
 def draw_redistribute(limits: Limits) -> st.SearchStrategy[Case]:
-    strided = moved(limits, ("R", "S", "_S"), targets=("R", "S", "_S"), dtypes=("float32",))
-    elsewhere = moved(limits, on=outside(limits), dtypes=("float32",))
-    return draws.mostly(draws.mostly(moved(limits), strided, 9), elsewhere, 24)
+    on = draws.meshes(limits, tables=False, least=2)
+    return moved(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"))
 
 
 @law(
@@ -150,9 +144,8 @@ def _(gradient):
 
 def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     extra = {"grads": st.sampled_from(["replicate", "partial"])}
-    strided = draws.placed(limits, on=inside(limits), extra=extra)
-    elsewhere = draws.placed(limits, on=outside(limits), kinds=("R", "S", "P"), extra=extra)
-    return draws.mostly(draws.mostly(over_world(limits, extra=extra), strided, 9), elsewhere, 24)
+    on = draws.meshes(limits, tables=False, least=2)
+    return draws.placed(limits, on=on, kinds=("R", "S", "_S", "P"), dtypes=draws.FLOATS, extra=extra)
 
 
 @law(

@@ -72,8 +72,7 @@ def _(x: Global, requires_grad=False):
 
 def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    plain = draws.placed(limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
-    return draws.mostly(plain, draws.placed(limits, on=on, dtypes=limits.dtypes), 8)
+    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
 
 @law(
@@ -102,8 +101,7 @@ def draw_source(limits: Limits) -> SearchStrategy[Case]:
         return {"src": draw(st.integers(1, min(layout.mesh.shape) - 1))}
 
     on = [mesh for mesh in draws.meshes(limits, tables=False) if min(mesh.shape) > 1]
-    plain = draws.placed(limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, extra=source)
-    return draws.mostly(plain, draws.placed(limits, on=on, extra=source), 8)
+    return draws.placed(limits, on=on, dtypes=limits.dtypes, extra=source)
 
 
 def sweep_source(limits: Limits) -> list[Case]:
@@ -131,17 +129,12 @@ def _(x: OwnValues, src):
     return {"local": x.of(first_rank(x.mesh, src))}
 
 
-def draw_kept(limits: Limits) -> SearchStrategy[Case]:
-    sharded = draws.placed(limits, kinds=("S",), dtypes=limits.dtypes, memories=MEMORIES, min_dims=1)
-    return draws.mostly(sharded, draws.placed(limits, kinds=("R",)), 8)
-
-
 @law(
     "layout.input-kept",
     source=f"{DOC}, distribute_tensor: an out-of-place function",
     control="mesh=2 x=5x6:S(1)",
-    features=lambda case: {"replicated"} if set(case.get("x").split(":")[1].split(",")) == {"R"} else set(),
-    draw=draw_kept,
+    features=lambda case: {"replicated"} if case.get("x").split(":")[1].startswith("R") else set(),
+    draw=lambda limits: draws.placed(limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES),
     draws=30,
     needs=("broadcast", "scatter"),
     weight=0.3,
@@ -184,7 +177,7 @@ def _(x: GlobalOf, rank: Rank):
     "layout.chunks",
     source="torch.distributed.tensor, docstring of DTensor.__create_chunk_list__",
     control="mesh=2x2 x=5x6:S(0),S(0)",
-    draw=lambda limits: draws.mostly(draws.placed(limits, kinds=("R", "S")), draws.placed(limits), 4),
+    draw=lambda limits: draws.placed(limits),
     draws=90,
     members=True,
     weight=0.5,
@@ -207,8 +200,7 @@ def _(x: Global, rank: Rank):
 
 def draw_full(limits: Limits) -> SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    plain = draws.placed(limits, on=on, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES)
-    return draws.mostly(plain, draws.placed(limits, on=on), 5)
+    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
 
 @law(

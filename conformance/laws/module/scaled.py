@@ -66,9 +66,9 @@ def scaled_steps(parameters: Sequence[nn.Parameter], gradients: Any, device: str
 def draw_scaled(draw: st.DrawFn, limits: Limits) -> Case:
     mesh, first = draw(st.sampled_from(meshes(limits))), draw(shapes(min_dims=1, max_dims=2, min_size=1))
     at = draw(placements(mesh, len(first), kinds=("R", "S", "S")))
-    second = draw(shapes(min_dims=len(first), max_dims=2, min_size=1))
-    # torch looks at where the first of the list lies: one that lies differently is in the sweep
-    specs: dict[str, Any] = {"a": TensorSpec(first, at, "float64"), "b": TensorSpec(second, at, "float64")}
+    second = draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    beside = draw(placements(mesh, len(second), kinds=("R", "S", "S")))
+    specs: dict[str, Any] = {"a": TensorSpec(first, at, "float64"), "b": TensorSpec(second, beside, "float64")}
     name = draw(st.sampled_from(sorted(specs)))
     place = draw(st.integers(0, math.prod(specs[name].shape) - 1))
     return fields(mesh=mesh, **specs, odd=draw(st.sampled_from(ODD)), in_=name, at=place, seed=draw(draws.seeds()))

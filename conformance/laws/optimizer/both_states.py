@@ -222,7 +222,7 @@ TOGETHER = (
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=flat,whole",
     f"mesh=2 x=2:S(0):{SMALL} a=2:S(0):{SMALL} how=whole with=same",
     f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=flat with=scheduled",
-    # behind what smoke tries: ranks that are not given anything wait
+    # behind what smoke tries: where ranks wait for each other it takes as long as a case may
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=broadcast",
 )
 WRAPPED = (

@@ -76,7 +76,7 @@ def sweep_pairs(limits: Limits) -> list[Case]:
     "redistribute.idempotent",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-    draw=moving(plain=("R", "S"), tables=False, one_in=9),
+    draw=moving(kinds=("R", "S", "_S"), tables=False),
     draws=50,
     weight=0.5,
 )
@@ -159,8 +159,7 @@ def draw_quiet(draw: st.DrawFn, limits: Limits) -> Case:
     mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
     free = draw(placements(mesh, len(shape), kinds=("R", "S", "P")))
     source = tuple(p if size == 1 else Replicate() for p, size in zip(free, mesh.shape, strict=True))
-    strided = ("_S",) * (draw(st.integers(0, 5)) == 5)
-    to = draw(placements(mesh, len(shape), kinds=("R", "S", *strided)))
+    to = draw(placements(mesh, len(shape), kinds=("R", "S", "_S")))
     return fields(mesh=mesh, x=TensorSpec(shape, source), to=to, seed=draw(draws.seeds()))
 
 

@@ -20,16 +20,13 @@ DOC = "torch.distributed.tensor docs, DTensor.redistribute"
 
 
 def moving(
-    *, plain: tuple[str, ...] = ("R", "S", "P"), one_in: int = 6, tables: bool = True, **options: Any
+    *, kinds: tuple[str, ...] = ("R", "S", "_S", "P"), tables: bool = True, **options: Any
 ) -> Callable[[Limits], st.SearchStrategy[Case]]:
-    """Redistributions, one in ``one_in`` with strided shards among its placements."""
-    whole = tuple(kind for kind in plain if kind != "P")
+    """Redistributions from and to placements of these kinds."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
         on = draws.meshes(limits, tables=tables)
-        usual = draws.moved(limits, on=on, kinds=plain, targets=plain, dtypes=limits.dtypes, **options)
-        strided = draws.moved(limits, on=on, kinds=(*plain, "_S"), targets=(*whole, "_S"), **options)
-        return draws.mostly(usual, strided, one_in)
+        return draws.moved(limits, on=on, kinds=kinds, targets=kinds, dtypes=limits.dtypes, **options)
 
     return draw
 
@@ -88,7 +85,7 @@ def _(x: Global, via, to):
     "redistribute.back",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-    draw=moving(plain=("R", "S"), tables=False),
+    draw=moving(kinds=("R", "S", "_S"), tables=False),
     draws=120,
     sweep=draws.out_of_order("S(1)", to="S(0)"),
     sweeps=3,
@@ -120,8 +117,7 @@ def moving_law(id: str, clause: str, source: str = DOC, **record: Any) -> Law:
 
 def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    usual = draws.placed(limits, on=on, kinds=("R", "S", "P"), reduce_ops=("sum", "max", "avg"))
-    return draws.mostly(usual, draws.placed(limits, on=on), 6)
+    return draws.placed(limits, on=on, kinds=("R", "S", "_S", "P"), reduce_ops=("sum", "max", "avg"))
 
 
 @law(
@@ -148,9 +144,8 @@ def _(x: Global):
 
 def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     ops = ("sum", "max", "avg", "min", "product")
-    on = draws.meshes(limits, tables=False)
-    usual = draws.placed(limits, on=on, kinds=("R", "S", "P"), reduce_ops=ops, memories=("plain", "transposed"))
-    return draws.mostly(usual, draws.placed(limits, on=on, kinds=("R", "S", "_S", "P")), 6)
+    on, kinds = draws.meshes(limits, tables=False), ("R", "S", "_S", "P")
+    return draws.placed(limits, on=on, kinds=kinds, reduce_ops=ops, memories=("plain", "transposed"))
 
 
 @law(
@@ -182,7 +177,7 @@ def _(x: Global, rank: Rank):
     "redistribute.async",
     source=f"{DOC} (async_op)",
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(1)",
-    draw=moving(tables=False, one_in=9),
+    draw=moving(tables=False),
     draws=70,
     sweep=draws.out_of_order("S(0)", to="R"),
     sweeps=3,

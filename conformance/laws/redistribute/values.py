@@ -185,15 +185,14 @@ def _(x: Global):
 def draw_apart(limits: Limits) -> st.SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False, least=2)
     options: dict[str, Any] = {"on": on, "dtypes": draws.EXACT, "memories": ("plain", "transposed")}
-    of_replicas = to_elements(kinds=("R",), **options)(limits)
-    any_kind = to_elements(targets=("R", "S", "P"), **options)(limits)
+    drawn = to_elements(targets=("R", "S", "P"), **options)(limits)
 
     def moves(case: Case) -> bool:
         """Whether any mesh dim of several ranks changes its placement; without one the memory may be the same."""
         ends = case.tensor("x").placements or (), case.placements("to")
         return any(size > 1 and old != new for size, old, new in zip(case.mesh().shape, *ends, strict=True))
 
-    return draws.mostly(of_replicas, any_kind, 3).filter(moves)
+    return drawn.filter(moves)
 
 
 @law(

@@ -80,7 +80,8 @@ def draw_copied(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         how = draw(st.sampled_from(sorted(WAYS)))
         world, ranks, more = draw(shared(limits))
-        shape, spec = draw(specs(draw(shapes(min_dims=1)), ranks))
+        shape = draw(shapes(min_dims=1))
+        spec = draw(specs(shape, ranks))
         x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how == "detach" else DTYPES)))
         to = draw(dtypes(limits)) if how in CONVERTS else None
         return fields(world=world, **more, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
@@ -208,7 +209,8 @@ def draw_custom(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         world, ranks, more = draw(shared(limits))
-        shape, spec = draw(chunk_specs(draw(shapes(min_dims=1, min_size=1)), ranks))
+        shape = draw(shapes(min_dims=1, min_size=1))
+        spec = draw(chunk_specs(shape, ranks))
         return fields(
             world=world, **more, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
         )

@@ -158,12 +158,6 @@ def moved(
     return case()
 
 
-def mostly(plain: SearchStrategy[Case], odd: SearchStrategy[Case], one_in: int) -> SearchStrategy[Case]:
-    """Cases of ``plain``, one in so many of ``odd``: for what is known to deviate, and would hide the rest if it came
-    as often."""
-    return st.sampled_from([False] * (one_in - 1) + [True]).flatmap(lambda rare: odd if rare else plain)
-
-
 def replicated(layout: Layout) -> Placements:
     """``R`` on every mesh dim."""
     return (Replicate(),) * layout.mesh.ndim
