@@ -69,9 +69,7 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
     worst = _worst(answers)
     if worst is not None:
         rank, deviation = worst
-        # of a wrong refusal, what follows the words for what was attempted is the error
-        error = re.split(": (?:must be )?refused,? ", deviation.message, maxsplit=1)[-1] if deviation.kind == "wrong-error" else ""
-        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", error)
+        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", _error_in(deviation))
     for column in _by_check(answers):
         found = _judge_deposits(column, target)
         if found is not None:
@@ -97,6 +95,12 @@ def _outcome(answer: Answer) -> str:
 
 def _error(answer: Answer) -> str:
     return f"{answer.raised.error}: {answer.raised.text}" if answer.raised else ""
+
+
+def _error_in(deviation: Deviation) -> str:
+    """The error that a rank tells of: what follows the words for what was attempted."""
+    before = {"wrong-error": ": (?:must be )?refused,? ", "raised": ": raised "}.get(deviation.kind)
+    return re.split(before, deviation.message, maxsplit=1)[-1] if before else ""
 
 
 def _worst(answers: Sequence[Answer]) -> tuple[int, Deviation] | None:

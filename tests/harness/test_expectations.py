@@ -115,9 +115,17 @@ def test_a_signature_is_part_of_the_struck_error(signature: str, error: str, hit
     ],
 )
 def test_the_error_of_a_wrong_refusal_does_not_hold_the_case(message: str, error: str) -> None:
+    assert judged_error("wrong-error", message) == error
+
+
+def test_the_error_of_a_value_that_did_not_come_is_that_of_torch() -> None:
+    assert judged_error("raised", "result: raised RuntimeError: no rule: raised late") == "RuntimeError: no rule: raised late"
+    assert judged_error("wrong-value", "holds 3: raised eyebrows") == ""
+
+
+def judged_error(kind: str, message: str) -> str:
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
-    answer = Answer(0, "deviates", (Deviation("wrong-error", "refusal", message),))
-    assert judge(law, Case.parse("mesh.x mesh=2"), [answer], Target()).error == error
+    return judge(law, Case.parse("mesh.x mesh=2"), [Answer(0, "deviates", (Deviation(kind, "result", message),))], Target()).error
 
 
 def test_a_later_layer_accounts_for_what_two_match(tmp_path: Path) -> None:
