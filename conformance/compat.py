@@ -7,8 +7,8 @@ the installed version.
 
 from __future__ import annotations
 
+import functools
 import importlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -180,6 +180,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "functional": ("call functional collectives", ("torch.distributed._functional_collectives:",)),
     "op_db": ("read samples of ops", ("torch.testing._internal.common_methods_invocations:op_db",)),
     "op_dispatcher": ("ask which ops can be sharded", ("torch.distributed.tensor:DTensor._op_dispatcher",)),
+    "planner": ("plan ops", ("torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator",)),
     "has_decomposition": (
         "ask which ops are sharded by their decomposition",
         ("torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",),
@@ -347,53 +348,51 @@ SEATED_MESH = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
 # what a script calls a strided shard, once it has the import of it: see :func:`import_of`
 STRIDED_SHARD = "_StridedShard"
 
-# What a trace listens to: files of torch by how they begin (of each the functions that count, or all), and names of its functions
+# How ops are planned
 
+SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
-RULES = "torch/distributed/tensor/_ops/"
-NO_RULES = ("utils.py", "single_dim_strategy.py", "strategy_validation.py")
+_READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
 
 
-def _files(root: str, names: str) -> tuple[str, ...]:
-    return tuple(f"torch/distributed/{root}{name}" for name in names.split())
+def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
+    """From here on torch plans an op by ``plan(true, schema)``, ``true`` being its own function; what is returned undoes it. Raises
+    :class:`TorchMovedError`."""
+    planner = name("planner")
+    own = private("plan an op once for several ranks", f"{type(planner).__module__}:{type(planner).__name__}.{PLANS_AN_OP}").__name__
+    setattr(planner, own, lambda schema: plan(functools.partial(getattr(type(planner), own), planner), schema))
+    return lambda: delattr(planner, own)
 
 
-# where shards are cut, gathered and reduced
-MOVES = _files("tensor/", "placement_types.py _redistribute.py")
-# ops that have a kernel of their own beside their rule
-HANDLERS = _files("tensor/", "_nonlinear_redux.py _tp_conv.py")
-CHECKPOINTS = _files("", "checkpoint/ _state_dict_utils.py")
-MAKERS = _files("tensor/", "_api.py _shards_wrapper.py _collective_utils.py")
-MODULES = (*_files("tensor/", "parallel/ experimental/"), *_files("", "fsdp/ _composable/"))
-RANDOM = _files("tensor/", "_random.py")
-MESHES = _files("", "device_mesh.py _mesh_layout.py")
-SHARDED = _files("", "_shard/")
-STEPS: dict[str, tuple[str, ...] | None] = {
-    **dict.fromkeys((*MOVES, *HANDLERS, *CHECKPOINTS, *MAKERS, *MODULES, *RANDOM, *MESHES, *SHARDED)),
-    "torch/distributed/tensor/_utils.py": ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset"),
-    "torch/distributed/tensor/_sharding_prop.py": (),
-}
-# where the faults of a chapter's laws are looked for first
-HOMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("plan", "roundtrip", "optimizer"), CHECKPOINTS),
-    **dict.fromkeys(("op", "gradient"), HANDLERS),
-    "sharded_tensor": (*SHARDED, *CHECKPOINTS),
-    "module": MODULES,
-    "random": RANDOM,
-    "mesh": MESHES,
-    "layout": MAKERS,
-    "redistribute": MOVES,
-}
-# of the functions there those that do something say so with a verb; properties, wrappers and helpers do not
-DOES = re.compile(
-    "_*(broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|gather|generate"
-    "|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|partition|plan|prepare|propagate|read"
-    "|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|shard|shards_get|slice|split|stage|to|transform|traverse"
-    "|unflatten|unpack|unpad|unwrap|update|validate|write)(_|$)"
-)
-# what only hands on: it stands in the stack of most errors, or is called for every tensor
-HANDS_ON = re.compile(
-    "_dispatch_get_local_results_slow_path|_propagate_op_sharding_dispatch_slow_path|propagate_single_input_strategy|strategy_fn"
-    "|__torch_dispatch__|wrap|unwrap|wait_tensor|trigger_wait|all_gather|all_gather_single|all_reduce|reduce_scatter|broadcast_object"
-    "|gather_object|scatter_object|create_stream|create_from_tensor"
-)
+def has_rule(op: Any) -> bool:
+    """Whether an overload is sharded by a rule of its own, and its plan leaves the shapes in its arguments alone."""
+    planner = name("planner")
+    tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+    local = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster")
+    return any(op in getattr(planner, table, ()) for table in tables) and not any(op in getattr(planner, table, ()) for table in local)
+
+
+def plans_depend_on() -> tuple[Any, ...]:
+    """What a plan depends on beside its schema."""
+    import torch
+    from torch.distributed.tensor import _redistribute
+
+    flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
+    return (torch.get_default_dtype(), *(getattr(_redistribute, flag, None) for flag in flags))
+
+
+def note_coordinates(note: Callable[[], object]) -> None:
+    """From here on ``note`` is called whenever a mesh is asked where in it this rank stands."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for method in _READS_WHERE_IT_STANDS:
+        setattr(DeviceMesh, method, _noted(getattr(DeviceMesh, method), note))
+
+
+def _noted(true: Callable[..., Any], note: Callable[[], object]) -> Callable[..., Any]:
+    @functools.wraps(true)
+    def noting(*args: Any, **options: Any) -> Any:
+        note()
+        return true(*args, **options)
+
+    return noting

@@ -15,6 +15,7 @@ import torch
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.rank.shared_plans import lacking
 from shardlaw.conformance.target.builtin import devices_needed, devices_seen
 from shardlaw.conformance.target.config import check_target, known_targets, named_target, read_config
 from shardlaw.conformance.target.probe import RANKS, TRIES, probe, told
@@ -55,6 +56,8 @@ def examine(name: str) -> int:
         if verdict.status != "held":
             raise UsageError(f"target {target.name}: a second all_reduce failed: {told(verdict)}")
         print(f"ok  all_reduce in a warm world: {seconds * 1000:.0f} ms")
+    missing = lacking()
+    print(f"--  every rank plans every op: {missing}" if missing else "ok  ranks of a smoke or ci run plan an op once and share the plan")
     print(f"target {target.name} can be validated here")
     return 0
 

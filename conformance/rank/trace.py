@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shardlaw.conformance import compat
+from shardlaw.conformance import compat_trace as heard
+from shardlaw.conformance.compat import PLANS_AN_OP
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Answer, Verdict
@@ -26,12 +27,12 @@ _HELPERS = ("__init__", "__eq__", "__hash__", "__repr__", "__str__", "__post_ini
 
 def is_rule(file: str, function: str) -> bool:
     """Whether a function that is called while an op is planned is the rule of an op."""
-    return file.startswith(compat.RULES) and not file.endswith(compat.NO_RULES) and function not in _HELPERS
+    return file.startswith(heard.RULES) and not file.endswith(heard.NO_RULES) and function not in _HELPERS
 
 
 def is_step(file: str, function: str) -> bool:
     """Whether a call of a function says what torch does with a sharded tensor or a checkpoint."""
-    for place, functions in compat.STEPS.items():
+    for place, functions in heard.STEPS.items():
         if file.startswith(place):
             return function not in _HELPERS and not function.startswith("is_") and (functions is None or function in functions)
     return False
@@ -65,7 +66,7 @@ class Tracer:
             _, op, rules = self._ops.pop()
             self._note(f"op {op}: {rules[0] if rules else 'no rule'}{_decided(argument)}")
         elif event == "call":
-            if code.co_name == compat.PLANS_AN_OP:
+            if code.co_name == PLANS_AN_OP:
                 schema = frame.f_locals.get("op_schema")
                 self._ops.append((frame, f"{getattr(schema, 'op', '?')}({_inputs(schema)})", []))
             elif self._ops:
@@ -125,17 +126,17 @@ def where(steps: list[str], raised: str = "", chapter: str = "op", usual: Collec
             frames.append(f"{function}, {place[place.find(ROOT) :]}")
     ops = [step.partition(": ")[2] for step in steps if step.startswith("op ")]
     calls = [step for step in steps if not step.startswith("op ")]
-    homes = compat.HOMES.get(chapter, ())
-    home = [step for step in calls if any(place in step for place in homes) and compat.DOES.match(_name(step))]
+    homes = heard.HOMES.get(chapter, ())
+    home = [step for step in calls if any(place in step for place in homes) and heard.DOES.match(_name(step))]
     unusual = [step for step in home if step not in usual]
-    moves = [step for step in calls if any(place in step for place in compat.MOVES)]
+    moves = [step for step in calls if any(place in step for place in heard.MOVES)]
     known = [_telling(some) for some in (frames, unusual, home, ops, moves, frames, steps)]
     return next((found[-1] for found in known if found), "") or next((some[-1] for some in (frames, ops, calls) if some), "")
 
 
 def _telling(steps: Iterable[str]) -> list[str]:
     """Those that do more than to hand on."""
-    return [step for step in steps if not compat.HANDS_ON.fullmatch(_name(step)) and not step.startswith("no rule")]
+    return [step for step in steps if not heard.HANDS_ON.fullmatch(_name(step)) and not step.startswith("no rule")]
 
 
 def _name(step: str) -> str:

@@ -29,18 +29,22 @@ LISTED = "a case of the law's own list, not shrunk"
 
 @dataclass
 class Confirmer:
-    """Turns the first verdict of a new signature into a finding, or into nothing when it does not repeat."""
+    """Turns the first verdict of a new signature into a finding, or into nothing when it does not repeat. ``shared``: it is of ranks that
+    took each other's plans."""
 
     plan: Plan
     pool: Pool
     memory: dict[Case, Verdict]
     shrink_seconds: float
     known: Callable[[Verdict], bool]
+    shared: bool = False
 
     def confirm(self, first: Verdict, drawn: bool) -> Finding | None:
         """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history."""
         law = self.plan.law
         again = self.pool.fresh(law, first.case)
+        if self.shared and again.status == "deviates" and not self.known(again):  # it counts how ranks depart that plan for themselves
+            first = self.memory[first.case] = replace(again, history=first.history)
         if again.signature != first.signature:
             return self._with_history(first)
         shrinker = Shrinker(self.plan, self.pool, self.memory, self.shrink_seconds, self.known)

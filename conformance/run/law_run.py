@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from shardlaw.conformance.world import WorldError, signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.verdict import Verdict
     from shardlaw.conformance.run.expectation_file import Entry
     from shardlaw.conformance.run.search import Plan
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 FINDINGS_A_LAW = 6
 SHRINK_SECONDS = 10.0
+SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class _Seen:
     features: frozenset[str]
     drawn: bool
     number: int
+
+
+def shares_plans(law: Law, profile: str) -> bool:
+    """Whether one rank may plan an op for all in a law's first pass: not in a law that tries what torch remembers of its plans, nor in one
+    that looks on how torch works."""
+    remembers = any(getattr(parameter.type, "fresh", False) for act in law.acts for parameter in act.all_parameters().values())
+    return os.environ.get(SHARED_PLANS) != "0" and profile != "nightly" and bool(law.acts) and not remembers
 
 
 class LawRun:
@@ -55,6 +65,7 @@ class LawRun:
         self._plan = plan
         plan.covered = lambda case: run.expectations.covers(plan.law.id, features_of(case, plan.law))
         self._seconds = seconds
+        self._sharing = shares_plans(plan.law, run.request.profile)
         self._fed = False
         self._owed = 0
         self._early: list[_Seen] | None = []
@@ -110,7 +121,7 @@ class LawRun:
             self._take_in(_Seen(verdict, features, drawn, number))
 
         self._owed += 1
-        self._pool.feed(self.law, case, done)
+        self._pool.feed(self.law, case, done, sharing=self._sharing)
 
     # The verdicts
 
@@ -213,7 +224,7 @@ class LawRun:
         for seen in sorted(self._new.values(), key=lambda new: new.number)[:FINDINGS_A_LAW]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
-            confirmer = Confirmer(self._plan, self._pool, self._memory, min(SHRINK_SECONDS, run.shrinking), self._is_known)
+            confirmer = Confirmer(self._plan, self._pool, self._memory, min(SHRINK_SECONDS, run.shrinking), self._is_known, self._sharing)
             found = confirmer.confirm(seen.verdict, seen.drawn)
             run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
             if found is None:

@@ -66,9 +66,11 @@ class Pool:
 
     # What callers ask for
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None]) -> None:
-        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait."""
+    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, sharing: bool = False) -> None:
+        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``sharing``: one rank may plan
+        an op for all."""
         job = self._job(law, case, done)
+        job.sharing = sharing
         self._pending[job.size].append(job)
         self._owed += 1
         if self._delivering:

@@ -33,6 +33,7 @@ from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import RankContext, Rejected
 from shardlaw.conformance.rank.perform import try_case
+from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.output import tail
@@ -52,13 +53,14 @@ class LeftBehindError(Exception):
 
 @dataclass
 class Rank:
-    """A rank of a live world, serving its driver at the other end of ``stream``."""
+    """A rank of a live world, serving its driver at the other end of ``stream``; ``plans`` where its ranks share them."""
 
     rank: int
     world: int
     target: Target
     stream: socket.socket
     page: Page
+    plans: SharedPlans | None = None
 
     def __post_init__(self) -> None:
         self._frames = protocol.Frames(protocol.ToRank)
@@ -112,6 +114,8 @@ class Rank:
         here.stage = task.stage
         if task.traced:
             here.tracer = Tracer()
+        if self.plans is not None:
+            self.plans.begin(f"{batch}.{index}" if task.sharing else "")
         try:
             try_case(find(task.law), Case.parse(task.text), here)
             self._look_around()
@@ -379,7 +383,8 @@ def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) 
             stream.sendall(protocol.frame(protocol.Failed(f"{type(error).__name__}: {text}")))
             leave(1)
         stream.sendall(protocol.frame(protocol.Ready()))
-        Rank(rank, spawn.size, target, stream, page).serve()
+        alone = spawn.size == 1 or len(spawn.ranks) < spawn.size or lacking()
+        Rank(rank, spawn.size, target, stream, page, None if alone else SharedPlans(rank, spawn.folder)).serve()
         code = 0
     except (EOFError, ConnectionError):
         code = 0

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlaw.conformance import compat
+from shardlaw.conformance import compat, compat_trace
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
 from shardlaw.conformance.laws import MODULES, laws_of
 
 ROOT = Path(__file__).parents[2]
-COMPAT = ROOT / "conformance" / "compat.py"
+COMPAT = [ROOT / "conformance" / "compat.py", ROOT / "conformance" / "compat_trace.py"]
 PACKAGES = ("reference", "strategies", "conformance")
 SHADOWS = {"torch", "random", "math"}
 ROOT_FILES = 8
@@ -152,7 +152,7 @@ def private_in_text(text: str) -> Iterator[str]:
 
 @cache
 def known_to_compat() -> set[str]:
-    return {*re.findall(r"\b_[a-zA-Z]\w*", COMPAT.read_text("utf-8"))}
+    return {*re.findall(r"\b_[a-zA-Z]\w*", "".join(path.read_text("utf-8") for path in COMPAT))}
 
 
 def is_cited(text: str) -> bool:
@@ -161,7 +161,7 @@ def is_cited(text: str) -> bool:
 
 
 def test_private_names_of_torch_are_touched_in_one_module_only() -> None:
-    every = [(path, tree) for path, tree in modules("public", *PACKAGES) if path != COMPAT]
+    every = [(path, tree) for path, tree in modules("public", *PACKAGES) if path not in COMPAT]
     assert [f"{path.relative_to(ROOT)}: {name}" for path, tree in every for name in private_names(tree)] == []
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_private_name_of_torch_is_let_alone(line: str) -> None:
 
 def test_every_file_that_a_trace_listens_to_is_there() -> None:
     home = Path(torch.__file__).parents[1]
-    assert [place for place in (*compat.STEPS, compat.RULES) if not (home / place).exists()] == []
+    assert [place for place in (*compat_trace.STEPS, compat_trace.RULES) if not (home / place).exists()] == []
 
 
 @pytest.mark.parametrize("key", sorted(compat.NAMES))
