@@ -1,0 +1,206 @@
+"""Plans that ranks share: what is taken is what would be worked out, and faults of some ranks alone are found all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.rank import shared_plans
+from shardlaw.conformance.rank.shared_plans import ApartError, key_of, read, written
+from shardlaw.conformance.run.law_run import SHARED_PLANS, shares_plans
+from shardlaw.conformance.world import Pool
+from tests.laws.planting import ROOT, first_cases
+from tests.planted import rank_faults
+
+LAWS = ("op.forward[add]", "op.forward[mm]", "op.forward[sum]", "op.program")
+FAULTS = [name for name in vars(rank_faults) if name.startswith(("rank_1", "the_last", "ranks_outside"))]
+
+
+def compared() -> None:
+    """A target's ``setup``: whatever a rank takes it works out too, and raises where that is not the same."""
+    true = shared_plans.read
+
+    def checked(answer: bytes, meshes: list[DeviceMesh]) -> Any:
+        taken = true(answer, meshes)
+        with open(os.environ["PLANS_TAKEN"], "a") as file:
+            file.write(f"{taken.output_spec}\n")
+        return taken
+
+    shared_plans.read = checked
+    plan = shared_plans.SharedPlans._plan
+
+    def both(self: Any, worked_out: Any, schema: Any) -> Any:
+        before, self._taken = self._taken, False
+        found = plan(self, worked_out, schema)
+        taken, self._taken = self._taken, before or self._taken
+        if taken and not alike(found, self._own(worked_out, schema)):
+            raise AssertionError(f"what was taken of {schema} is not what is worked out")
+        return found
+
+    shared_plans.SharedPlans._plan = both  # type: ignore[method-assign]
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two plans, or parts of them, are the same in all that they hold."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, DeviceMesh):
+        return one is other
+    if type(one) is compat.DTensorSpec:
+        return one == other and hash(one) == hash(other) and repr(one) == repr(other)
+    if hasattr(one, "redistribute_schema"):
+        return all(alike(getattr(one, name), getattr(other, name)) for name in PARTS)
+    if hasattr(one, "args_schema"):
+        parts = ("op", "args_schema", "schema_info")
+        return one == other and hash(one) == hash(other) and all(alike(getattr(one, name), getattr(other, name)) for name in parts)
+    return bool(one == other)
+
+
+PARTS = ("output_spec", "redistribute_schema", "needs_redistribute", "use_val_from_redistribute_schema")
+
+
+@pytest.fixture
+def lonely() -> Iterator[DeviceMesh]:
+    """A mesh of one rank, this process."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    dist.destroy_process_group()
+
+
+def planned(run: Any) -> list[tuple[Any, Any]]:
+    """The schemas that torch plans while something runs, and their plans."""
+    found = []
+
+    def plan(true: Any, schema: Any) -> Any:
+        found.append((schema, true(schema)))
+        return found[-1][1]
+
+    compat.name("op_plans")()
+    undo = compat.plan_by(plan)
+    try:
+        run()
+    finally:
+        undo()
+    return found
+
+
+def test_what_is_read_is_what_was_written(lonely: DeviceMesh) -> None:
+    places = [Shard(0), Shard(1), Replicate(), Partial(), compat.StridedShard(0, split_factor=2)]
+    seen = 0
+    for first in places:
+        for second in places:
+            x = DTensor.from_local(torch.ones(4, 4), lonely, [first, second], run_check=False)
+            y = DTensor.from_local(torch.ones(4, 4), lonely, [Replicate(), Shard(1)], run_check=False)
+            for op in (
+                lambda x, y: x + 1,
+                torch.add,
+                torch.mm,
+                lambda x, y: torch._foreach_mul([x, y], 2),
+                lambda x, y: x.sum(0),
+                torch.equal,
+            ):
+                for schema, plan in planned(lambda op=op, x=x, y=y: attempted(op, x, y)):
+                    try:
+                        key, meshes = key_of(schema)
+                    except ApartError:
+                        continue
+                    assert meshes == [lonely]
+                    assert key_of(schema)[0] == key
+                    assert alike(read(written(plan, meshes), meshes), plan)
+                    seen += 1
+    assert seen > 80
+
+
+def attempted(op: Any, *args: Any) -> None:
+    """Run an op that may be refused."""
+    with suppress(RuntimeError, NotImplementedError):
+        op(*args)
+
+
+def test_norms_masks_tensors_and_generators_stay_apart(lonely: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(4, 4), lonely, [Shard(0), Replicate()], run_check=False)
+    (schema, plan), *_ = planned(lambda: torch.linalg.vector_norm(x, 3))
+    with pytest.raises(ApartError):
+        written(plan, key_of(schema)[1])
+    for item in (torch.ones(2), torch.Generator(), object()):
+        schema.kwargs_schema["given"] = item
+        with pytest.raises(ApartError):
+            key_of(schema)
+
+
+def test_a_key_tells_apart_what_plans_depend_on(lonely: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(4, 4), lonely, [Shard(0), Replicate()], run_check=False)
+    keys = {key_of(schema)[0] for value in (1, 1.0, True) for schema, _ in planned(lambda value=value: torch.add(x, value))}
+    assert len(keys) == 3
+    torch.set_default_dtype(torch.float64)
+    try:
+        keys |= {key_of(schema)[0] for schema, _ in planned(lambda: torch.add(x, 1))}
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(keys) == 4
+
+
+def test_who_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SHARED_PLANS, raising=False)
+    law = find("op.forward[add]")
+    assert (shares_plans(law, "smoke"), shares_plans(law, "ci"), shares_plans(law, "nightly")) == (True, True, False)
+    assert not shares_plans(find("op.history"), "smoke")
+    monkeypatch.setenv(SHARED_PLANS, "0")
+    assert not shares_plans(law, "smoke")
+
+
+def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shared_plans.lacking() == ""
+    monkeypatch.setattr(compat, "PLANS_AN_OP", "nothing_of_the_kind")
+    assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.lacking()
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("law", ["op.forward[add]", "op.forward[mm]", "op.forward[linalg.vector_norm]", "op.program"])
+def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    env = (("PYTHONPATH", str(ROOT)), ("PLANS_TAKEN", str(taken)))
+    verdicts = []
+    with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
+        for case in first_cases(find(law)):
+            pool.feed(find(law), case, verdicts.append, sharing=True)
+        pool.flush()
+    assert [verdict.error for verdict in verdicts if "what was taken" in verdict.error] == []
+    assert len(taken.read_text().splitlines()) > 20
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_some_ranks_alone_is_found(fault: str, tmp_path: Path) -> None:
+    named = tmp_path / "fault"
+    named.write_text(fault)
+    (tmp_path / "shardlaw.toml").write_text('[target.faulty]\nbackend = "gloo"\nsetup = "tests.planted.hook:planted"\n')
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    env = {**os.environ, "PYTHONPATH": path, "PLANTED_FAULT_FILE": str(named)}
+    env.pop(SHARED_PLANS, None)
+    command = [sys.executable, "-m", "shardlaw", "run", *LAWS, "--target", "faulty", "-x", "--report", "report"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [found["law"] for found in report["findings"] if found["status"] == "new"] != []

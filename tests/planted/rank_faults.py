@@ -1,0 +1,118 @@
+"""Faults of planning on some ranks alone, planted one at a time: a run in which ranks share plans must find them too.
+
+Every function plants one fault when it is called in a rank process, before the process group starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from tests.planted.hook import instead
+
+
+def _first(_: Any) -> bool:
+    return dist.get_rank() == 1
+
+
+def _last(_: Any) -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+def _outside(schema: Any) -> bool:
+    return any(spec.mesh.get_coordinate() is None for spec in schema.args_spec)
+
+
+def _plans(where: Callable[[Any], bool], change: Callable[[Any, Any], None]) -> None:
+    """On ranks ``where`` it says so, a plan is changed."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        if where(schema):
+            change(found, schema)
+        return found
+
+
+def _specs(found: Any) -> list[Any]:
+    specs = found.output_spec if isinstance(found.output_spec, (list, tuple)) else [found.output_spec]
+    return [spec for spec in specs if spec is not None]
+
+
+def _claims(placement: Any) -> Callable[[Any, Any], None]:
+    def change(found: Any, schema: Any) -> None:
+        for spec in _specs(found):
+            spec.placements = tuple(placement for _ in spec.placements)
+
+    return change
+
+
+def _describes(change: Callable[[Any], Any]) -> Callable[[Any, Any], None]:
+    def changed(found: Any, schema: Any) -> None:
+        for spec in _specs(found):
+            spec.tensor_meta = change(spec.tensor_meta)
+
+    return changed
+
+
+def rank_1_claims_its_results_whole() -> None:
+    _plans(_first, _claims(Replicate()))
+
+
+def the_last_rank_claims_its_results_whole() -> None:
+    _plans(_last, _claims(Replicate()))
+
+
+def rank_1_claims_its_results_pending() -> None:
+    _plans(_first, _claims(Partial()))
+
+
+def the_last_rank_claims_its_results_sharded() -> None:
+    _plans(_last, _claims(Shard(0)))
+
+
+def rank_1_takes_results_for_longer() -> None:
+    _plans(_first, _describes(lambda meta: meta._replace(shape=torch.Size([size + 1 for size in meta.shape] or [1]))))
+
+
+def the_last_rank_takes_results_for_double() -> None:
+    _plans(_last, _describes(lambda meta: meta._replace(dtype=torch.float64 if meta.dtype != torch.float64 else torch.float32)))
+
+
+def rank_1_moves_no_operand() -> None:
+    def change(found: Any, schema: Any) -> None:
+        if not found.use_val_from_redistribute_schema:
+            found.needs_redistribute = False
+
+    _plans(_first, change)
+
+
+def the_last_rank_swaps_mesh_dims() -> None:
+    def change(found: Any, schema: Any) -> None:
+        for spec in _specs(found):
+            spec.placements = spec.placements[::-1]
+
+    _plans(_last, change)
+
+
+def rank_1_refuses() -> None:
+    def change(found: Any, schema: Any) -> None:
+        raise RuntimeError("rank 1 finds no plan")
+
+    _plans(_first, change)
+
+
+def ranks_outside_a_mesh_take_results_for_longer() -> None:
+    _plans(_outside, _describes(lambda meta: meta._replace(shape=torch.Size([size + 1 for size in meta.shape] or [1]))))
+
+
+def ranks_outside_a_mesh_refuse() -> None:
+    def change(found: Any, schema: Any) -> None:
+        raise RuntimeError("a rank outside the mesh finds no plan")
+
+    _plans(_outside, change)
