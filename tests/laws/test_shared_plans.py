@@ -28,7 +28,7 @@ from shardlaw.conformance.world import Pool
 from tests.laws.planting import ROOT, first_cases
 from tests.planted import rank_faults
 
-LAWS = ("op.forward[add]", "op.forward[mm]", "op.forward[sum]", "op.program")
+LAWS = ("op.forward[add]", "op.forward[mm]", "op.forward[sum]")
 FAULTS = [name for name in vars(rank_faults) if name.startswith(("rank_1", "the_last", "ranks_outside"))]
 
 

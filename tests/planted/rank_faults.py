@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from tests.planted.hook import instead
+from tests.planted.hook import breaks, instead
 
 
 def _first(_: Any) -> bool:
@@ -103,6 +103,17 @@ def the_last_rank_swaps_mesh_dims() -> None:
 def rank_1_refuses() -> None:
     def change(found: Any, schema: Any) -> None:
         raise RuntimeError("rank 1 finds no plan")
+
+    _plans(_first, change)
+
+
+@breaks("op.plans-agree")
+def rank_1_asks_for_what_is_there() -> None:
+    """Rank 1 says that operands are to be moved, and moves none."""
+
+    def change(found: Any, schema: Any) -> None:
+        if not found.needs_redistribute:
+            found.needs_redistribute, found.redistribute_schema = True, schema
 
     _plans(_first, change)
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.due import caught
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.program.fields import Operands, ProgramField
@@ -67,6 +71,41 @@ def history(steps: FreshProgram, operands: Operands):
 def _(steps, operands, mesh: DeviceMesh, rank: Rank):
     values, after = plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
     return {**{f"step{at}": value for at, value in enumerate(values, 1)}, **after}
+
+
+@law(
+    "op.plans-agree",
+    source=DTENSOR,
+    control="mesh=2 a=4x2:S(0):float32:positive b=2x4:R steps=mm(a,b)",
+    draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
+    draws=60,
+    refusal="allowed",
+)
+def plans_agree(steps: FreshProgram, operands: Operands):
+    """All ranks of a mesh plan the ops of a program alike: what they ask of operands and what they claim of results."""
+    told: list[str] = []
+    planner, true = compat.planner, compat.planner.propagate_op_sharding_non_cached
+
+    def plan(schema):
+        found = true(schema)
+        if not found.use_val_from_redistribute_schema:  # local sizes are of a rank
+            told.append(f"{schema}: {found.needs_redistribute} {found.redistribute_schema} {found.output_spec!r}")
+        return found
+
+    planner.propagate_op_sharding_non_cached = plan
+    ended = caught(lambda: steps(operands))  # by an error where a shard is too small: that is not about plans
+    del planner.propagate_op_sharding_non_cached
+    every: list[Any] = [None] * dist.get_world_size()
+    members = [tensor.device_mesh for tensor in operands.values() if isinstance(tensor, DTensor)]
+    counts = not isinstance(ended, Exception) and all(mesh.get_coordinate() is not None for mesh in members)
+    dist.all_gather_object(every, told if counts else None)
+    return {"alike": len({str(one) for one in every if one is not None}) <= 1}
+
+
+@plans_agree.due
+def _(steps, operands, mesh: DeviceMesh, rank: Rank):
+    plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
+    return {"alike": True}
 
 
 def out(op: Op) -> Law:
