@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -19,7 +20,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank import shared_plans
 from shardlaw.conformance.rank.shared_plans import ApartError, key_of, read, written
@@ -189,12 +192,44 @@ def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
     assert len(taken.read_text().splitlines()) > 20
 
 
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+    """Worlds in which the fault is at work that a file names."""
+    named = tmp_path_factory.mktemp("shared") / "fault"
+    env = (("PYTHONPATH", str(ROOT)), ("RANK_FAULT_FILE", str(named)))
+    with Pool(Target(setup="tests.planted.rank_faults:each_when_asked", env=env, timeout=10.0)) as pool:
+        yield pool, named
+
+
+def cases_of_size(rows: int) -> Iterator[Case]:
+    """Cases that nobody has planned before: ops that move operands and ops that do not, on all ranks and on some."""
+    sizes = (rows, rows + 100)
+    for mesh, places in (("4", ("R", "S(0)", "S(1)")), ("2x2", ("R,S(0)", "S(1),R", "S(0),S(1)")), ("2@1,2", ("R", "S(0)"))):
+        for size, a, b in itertools.product(sizes, places, places):
+            x, y = (f"{size}x{size}:{place}:float32:small" for place in (a, b))
+            yield Case.of("op.forward[mul]", mesh=mesh, a=x, b=y, steps="mul(a,b)", seed=1)
+            yield Case.of("op.forward[mm]", mesh=mesh, a=x, b=y, steps="mm(a,b)", seed=1)
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_some_ranks_alone_is_found(fault: str, tmp_path: Path) -> None:
-    named = tmp_path / "fault"
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path]) -> None:
+    pool, named = asked
     named.write_text(fault)
+    verdicts: list[Verdict] = []
+    for case in cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4):
+        pool.feed(find(case.law), case, verdicts.append, sharing=True)
+    pool.flush()
+    seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
+    assert bool(seen) == bool(fault), [verdict.message for verdict in seen][:3]
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(240)
+def test_a_fault_of_one_rank_alone_is_a_finding_of_a_run(tmp_path: Path) -> None:
+    named = tmp_path / "fault"
+    named.write_text("rank_1_claims_its_results_whole")
     (tmp_path / "shardlaw.toml").write_text('[target.faulty]\nbackend = "gloo"\nsetup = "tests.planted.hook:planted"\n')
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     env = {**os.environ, "PYTHONPATH": path, "PLANTED_FAULT_FILE": str(named)}
