@@ -218,10 +218,13 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
     pool, named = asked
     named.write_text(fault)
     verdicts: list[Verdict] = []
-    for case in cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4):
-        pool.feed(find(case.law), case, verdicts.append, sharing=True)
-    pool.flush()
-    seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
+    seen: list[Verdict] = []
+    cases = cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4)
+    while not seen and (some := [*itertools.islice(cases, 12)]):  # some of these faults make ranks hang
+        for case in some:
+            pool.feed(find(case.law), case, verdicts.append, sharing=True)
+        pool.flush()
+        seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
     assert bool(seen) == bool(fault), [verdict.message for verdict in seen][:3]
 
 

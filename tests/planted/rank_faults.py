@@ -94,8 +94,8 @@ def rank_1_takes_results_for_longer() -> None:
     _plans(_first, _describes(lambda meta: meta._replace(shape=torch.Size([size + 1 for size in meta.shape] or [1]))))
 
 
-def the_last_rank_takes_results_for_double() -> None:
-    _plans(_last, _describes(lambda meta: meta._replace(dtype=torch.float64 if meta.dtype != torch.float64 else torch.float32)))
+def the_last_rank_claims_its_results_pending_maxima() -> None:
+    _plans(_last, _claims(Partial("max")))
 
 
 def rank_1_moves_no_operand() -> None:
@@ -122,7 +122,7 @@ def rank_1_refuses() -> None:
 
 
 @breaks("op.plans-agree")
-def rank_1_asks_for_what_is_there() -> None:
+def needless_moves_asked_by_rank_1() -> None:
     """Rank 1 says that operands are to be moved, and moves none."""
 
     def change(found: Any, schema: Any) -> None:
