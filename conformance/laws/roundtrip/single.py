@@ -51,6 +51,7 @@ KEYS = (
     "mesh=3 mesh.load=2 x=7:S(0) a=2x3:S(1):bfloat16 b=3:- state={m:{x:x,xx:a},n:{x:b}} keys=m.x+n",
     "mesh=2 x=5:S(0) a=4:R state={x:x,l:[a,1],t:(1,2)} keys=all",
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R state={x:x,xa:a,n:1} keys=xa",
+    "mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},x:a} keys=m.x",
 )
 
 

@@ -37,7 +37,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "transposed": lambda: torch.arange(6.0).reshape(2, 3).t(),
     "offset": lambda: torch.arange(6.0)[2:4],
     "frozen": lambda: nn.Parameter(torch.ones(2), requires_grad=False),
-    "0-d": lambda: torch.tensor(5.0),
+    "0-d": lambda: torch.tensor(5.5),
     "tuple": lambda: (torch.ones(2), 1),
     "list": lambda: [1, [2, 3]],
     "set": lambda: {1, 2},
