@@ -70,6 +70,7 @@ SAFETENSORS = (
     "mesh=2 x=5:S(0):int64 a=4:R:bool hf=shards threads=2 index=two",
     "mesh=3 mesh.load=2 x=2x4:S(0) a=0x3:S(0) b=5:S(0) to.x=R hf=shards",
     "mesh=2 x=5x2:S(0) a=4x3:R hf=consolidated",
+    "mesh=2 x=3x4x5:S(1) a=3x2x4x2:S(2) hf=consolidated",
     "mesh=2 x=5:S(0):int64 hf=consolidated",
     "mesh=2 a=():R x=4:S(0) hf=consolidated",
     "mesh=2 x=5x2:S(0) state={x:x,n:1} hf=shards",
