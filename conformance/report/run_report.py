@@ -108,7 +108,7 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
     """What became of one expectation.
 
     ``matched`` counts by law the cases that it would match, ``masked`` is the largest share of a law's cases among them. ``happened`` is
-    set also where a later layer's entry took the hits, ``mended`` where its own ``case`` was judged and does not deviate so, ``unseen``
+    set also where a later layer's entry took the hits, ``mended`` where its own ``case`` was judged and does not deviate, ``unseen``
     where nobody had tried its ``cause`` on this release of torch.
     """
 

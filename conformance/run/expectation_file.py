@@ -93,7 +93,7 @@ class Entry:
 
     ``laws`` are the ids that ``law`` selects. ``hits`` counts the deviations that it accounts for, ``cases`` by law the cases that it would
     match whatever their verdict, ``happened`` by law the deviations that matched, also those that a later layer's entry accounts for.
-    ``mended``: its own case was judged, and does not deviate so.
+    ``mended``: its own case was judged, and does not deviate.
     """
 
     law: str

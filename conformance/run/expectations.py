@@ -93,10 +93,10 @@ class Expectations:
         """Whether an entry that names features matches a case of a law, whatever comes of it."""
         return any(entry.features and entry.features <= features for entry in self._of_law.get(law_id, ()))
 
-    def tried(self, verdict: Verdict, features: AbstractSet[str]) -> None:
+    def tried(self, verdict: Verdict) -> None:
         """Note what became of the entries whose own case was judged."""
         for entry in self._of_case.get(verdict.case, ()):
-            entry.mended = verdict.status != "deviates" or not entry.matches(verdict.kind or "", features, verdict.error)
+            entry.mended = verdict.status != "deviates"
 
     def judged(self, law_id: str, features: AbstractSet[str]) -> None:
         """Count one case of a law towards the share that entries would match."""

@@ -45,10 +45,11 @@ class _Seen:
 
 
 def shares_plans(law: Law, profile: str) -> bool:
-    """Whether one rank may plan an op for all in a law's first pass: not in a law that tries what torch remembers of its plans, nor in one
-    that looks on how torch works."""
+    """Whether one rank may plan an op for all in a law's first pass: in laws of ops, which plan most, but for those that try what torch
+    remembers of its plans and those that look on how torch works."""
     remembers = any(getattr(parameter.type, "fresh", False) for act in law.acts for parameter in act.all_parameters().values())
-    return os.environ.get(SHARED_PLANS) != "0" and profile != "nightly" and bool(law.acts) and not remembers
+    wanted = os.environ.get(SHARED_PLANS) != "0" and profile != "nightly"
+    return wanted and law.chapter == "op" and bool(law.acts) and not remembers
 
 
 class LawRun:
@@ -154,7 +155,7 @@ class LawRun:
         run.features.update(reached)
         result.features.update(reached)
         run.expectations.judged(self.law.id, reached)
-        run.expectations.tried(verdict, reached)
+        run.expectations.tried(verdict)
         if verdict.status == "refused":
             result.refused += 1
             result.refusals[struck(verdict.error)] += 1

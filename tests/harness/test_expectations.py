@@ -299,7 +299,7 @@ def test_an_entry_whose_case_holds_is_stale(tmp_path: Path) -> None:
     for _ in range(30):
         known.judged("op.forward[mean]", {"uneven"})
     assert not entry.stale  # its case was not tried
-    known.tried(Verdict(case, "held"), {"uneven"})
+    known.tried(Verdict(case, "held"))
     assert entry.stale
     known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")  # another case shows that it is there
     assert not entry.stale
