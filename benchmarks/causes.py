@@ -88,7 +88,8 @@ FINDINGS_COLUMNS = ["", "| what happens | where | seen on | case |", "| --- | --
 
 
 def findings(chapters: dict[str, Known]) -> str:
-    """``docs/findings.md``: by area, silent faults first."""
+    """``docs/findings.md``: the causes that were seen, by area, silent faults first."""
+    chapters = {name: {cause: entries for cause, entries in causes.items() if cause.seen} for name, causes in chapters.items()}
     every = [entries for causes in chapters.values() for entries in causes.values()]
     lines = [FINDINGS_HEAD.format(count=len(every), silent=sum(map(silent, every)))]
     for name, causes in chapters.items():
