@@ -164,7 +164,7 @@ def issue(cause: Cause, entries: Sequence[Entry]) -> str:
 def try_all(files: Sequence[Path]) -> None:
     """Try the case of every entry, and note where its cause was seen."""
     release = ".".join(torch.__version__.split(".")[:2])
-    with Pool(Target(timeout=6)) as pool:
+    with Pool(Target()) as pool:
         for file in files:
             seen = {cause.id: sum(_deviates(pool, entry) for entry in entries) > 0 for cause, entries in known([file])[file.stem].items()}
             _note(file, release, seen)
