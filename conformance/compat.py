@@ -348,16 +348,14 @@ SEATED_MESH = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
 # what a script calls a strided shard, once it has the import of it: see :func:`import_of`
 STRIDED_SHARD = "_StridedShard"
 
-# How ops are planned
-
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
+_PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
 _READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
 
 
 def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
-    """From here on torch plans an op by ``plan(true, schema)``, ``true`` being its own function; what is returned undoes it. Raises
-    :class:`TorchMovedError`."""
+    """From here on torch plans an op by ``plan(true, schema)``, ``true`` being its own function; what is returned undoes it."""
     planner = name("planner")
     own = private("plan an op once for several ranks", f"{type(planner).__module__}:{type(planner).__name__}.{PLANS_AN_OP}").__name__
     setattr(planner, own, lambda schema: plan(functools.partial(getattr(type(planner), own), planner), schema))
@@ -377,16 +375,20 @@ def plans_depend_on() -> tuple[Any, ...]:
     import torch
     from torch.distributed.tensor import _redistribute
 
-    flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-    return (torch.get_default_dtype(), *(getattr(_redistribute, flag, None) for flag in flags))
+    return (torch.get_default_dtype(), *(getattr(_redistribute, flag, None) for flag in _PLANNER_FLAGS))
 
 
-def note_coordinates(note: Callable[[], object]) -> None:
-    """From here on ``note`` is called whenever a mesh is asked where in it this rank stands."""
+def note_coordinates(note: Callable[[], object]) -> Callable[[], None]:
+    """From here on ``note`` is called whenever a mesh is asked where in it this rank stands; what is returned undoes it."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    for method in _READS_WHERE_IT_STANDS:
-        setattr(DeviceMesh, method, _noted(getattr(DeviceMesh, method), note))
+    def put(methods: dict[str, Any]) -> None:
+        for method in methods.items():
+            setattr(DeviceMesh, *method)
+
+    true = {method: getattr(DeviceMesh, method) for method in _READS_WHERE_IT_STANDS}
+    put({method: _noted(own, note) for method, own in true.items()})
+    return functools.partial(put, true)
 
 
 def _noted(true: Callable[..., Any], note: Callable[[], object]) -> Callable[..., Any]:

@@ -58,17 +58,20 @@ class SharedPlans:
         self._rank = rank
         self._folder = folder
         self._case = ""
-        self._installed = self._busy = self._asked = self._taken = False
+        self._undo: tuple[Callable[[], None], ...] = ()
+        self._busy = self._asked = self._taken = False
         self._patient = True
         self._usual = PATIENCE / 30
         self._files: deque[str] = deque()
 
     def begin(self, case: str) -> None:
-        """What is planned from here on is shared under the name of a case, the same on all ranks; not at all where it has none."""
-        if case and not self._installed:
-            compat.note_coordinates(self._note)
-            compat.plan_by(self._plan)
-            self._installed = True
+        """What is planned from here on is shared under the name of a case, the same on all ranks; where it has none, torch is as it was."""
+        if case and not self._undo:
+            self._undo = compat.note_coordinates(self._note), compat.plan_by(self._plan)
+        if not case:
+            for undo in self._undo:
+                undo()
+            self._undo = ()
         if not case and self._taken:
             compat.name("op_plans")()
             self._taken = False

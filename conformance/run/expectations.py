@@ -54,16 +54,20 @@ class Expectations:
         self.entries = tuple(entries)
         self._of_law: dict[str, list[Entry]] = {}
         self._of_case: dict[Case, list[Entry]] = {}
+        self._cases: dict[str, list[Case]] = {}
         self._judged: Counter[str] = Counter(judged)
         for entry in reversed(self.entries):
             for law_id in entry.laws:
                 self._of_law.setdefault(law_id, []).append(entry)
             if entry.case:
-                self._of_case.setdefault(Case.parse(entry.case), []).append(entry)
+                case = Case.parse(entry.case)
+                if case not in self._of_case:
+                    self._cases.setdefault(case.law, []).append(case)
+                self._of_case.setdefault(case, []).append(entry)
 
     def known(self, law_id: str) -> list[Case]:
         """The cases of a law that entries name, but for those that may hang or crash: trying them costs a world."""
-        return [case for case, entries in self._of_case.items() if case.law == law_id and AVOIDED_KINDS.isdisjoint(e.kind for e in entries)]
+        return [case for case in self._cases.get(law_id, ()) if AVOIDED_KINDS.isdisjoint(entry.kind for entry in self._of_case[case])]
 
     def match(self, law_id: str, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
         """The entry that accounts for a deviation, or ``None``. With ``count`` it is a hit."""
