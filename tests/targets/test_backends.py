@@ -179,17 +179,17 @@ def test_probing_tells_gaps_and_what_is_stale(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "limit", "message"),
     [
-        ("raise RuntimeError('no card')", "ended while it started: RuntimeError: no card"),
-        ("import not_there", "ended while it started: ModuleNotFoundError: No module named 'not_there'"),
-        ("os._exit(7)", "ended while it started: exit code 7"),
-        ("time.sleep(60)", "of 2 were not ready within 3 s (startup_timeout)"),
+        ("raise RuntimeError('no card')", 90, "ended while it started: RuntimeError: no card"),
+        ("import not_there", 90, "ended while it started: ModuleNotFoundError: No module named 'not_there'"),
+        ("os._exit(7)", 90, "ended while it started: exit code 7"),
+        ("time.sleep(60)", 3, "of 2 were not ready within 3 s (startup_timeout)"),
     ],
 )
-def test_a_back_end_that_cannot_start_ends_a_run_with_one_line(body: str, message: str, user: User) -> None:
+def test_a_back_end_that_cannot_start_ends_a_run_with_one_line(body: str, limit: int, message: str, user: User) -> None:
     (user.folder / "mine.py").write_text(f"import os, time\n\n\ndef register():\n    {body}\n")
-    (user.folder / "shardlaw.toml").write_text('[target.mine]\nbackend = "gloo"\nsetup = "mine:register"\nstartup_timeout = 3\n')
+    (user.folder / "shardlaw.toml").write_text(f'[target.mine]\nbackend = "gloo"\nsetup = "mine:register"\nstartup_timeout = {limit}\n')
     done = user.shardlaw("run", "--target", "mine", "collective.all-reduce", PYTHONPATH=f"{user.folder}{os.pathsep}{ROOT}")
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
