@@ -67,7 +67,8 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
 
 @dataclass
 class Draft:
-    """An entry to be: what it matches, the findings that it accounts for, and the share of its law's cases that have its features."""
+    """An entry to be: what it matches, the findings that it accounts for, and the share of its law's cases that it would match and which
+    hold."""
 
     law: str
     kind: str
@@ -88,7 +89,7 @@ def _draft(found: FindingLine, law: Law, cases: Sequence[Tried]) -> Draft:
     features = parting(found.features, found.kind, cases)
     share = 0.0
     if features is None:
-        features, share = _narrow(found, [case.features for case in cases])
+        features, share = _narrow(found, cases)
     return Draft(law.id, found.kind, features, _signature(found), [found], share)
 
 
@@ -164,7 +165,7 @@ def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> li
     comments = [first.message, first.text + (f" (after {after} other cases)" if after else ""), shown]
     comments += [f"and {other.id} {other.text}" for other in others]
     if draft.share > WIDEST_SHARE:
-        comments.append(f"matches {draft.share:.0%} of the cases of its law: refused unless it says wide = true")
+        comments.append(f"matches cases that hold, {draft.share:.0%} of those of its law: refused unless it says wide = true")
     keys: dict[str, str | list[str]] = {"law": draft.law, "kind": draft.kind, "features": draft.features}
     if draft.signature:
         keys["signature"] = draft.signature
@@ -178,25 +179,25 @@ def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> li
     return [*(f"# {_printable(text)}" for text in comments), "[[expect]]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
 
 
-def _narrow(found: FindingLine, cases: Sequence[frozenset[str]]) -> tuple[list[str], float]:
-    """The features for an entry, and the share of a law's cases that have them; the share is 0 where nobody can tell."""
+def _narrow(found: FindingLine, cases: Sequence[Tried]) -> tuple[list[str], float]:
+    """The features for an entry, and the share of a law's cases that have them and hold; the share is 0 where nobody can tell."""
     features = [feature for feature in found.features if not feature.startswith(LAST_FEATURES)]
-    share = _share(features, cases)
+    share = _share(features, found.kind, cases)
     for family in LAST_FEATURES:
         if features and share <= WIDEST_SHARE:
             break
         more = [feature for feature in found.features if feature.startswith(family)]
         features = sorted([*features, *more])
-        share = 0.0 if family == "op:" and more else _share(features, cases)
+        share = 0.0 if family == "op:" and more else _share(features, found.kind, cases)
     return features, share
 
 
-def _share(features: Sequence[str], cases: Sequence[frozenset[str]]) -> float:
-    """The share of cases with these features, as far as the text of a case tells; 0 for so few cases that they say nothing."""
+def _share(features: Sequence[str], kind: str, cases: Sequence[Tried]) -> float:
+    """The share of cases with these features which do not deviate so, as far as a case's text tells; 0 where too few are there to say."""
     if len(cases) < REACHED_TO_JUDGE:
         return 0.0
     told = {feature for feature in features if not feature.startswith(SEEN_BY_RANKS)}
-    return sum(told <= case for case in cases) / len(cases)
+    return sum(told <= case.features and case.verdict != kind for case in cases) / len(cases)
 
 
 def _signature(found: FindingLine) -> str:

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine, read_report
 from shardlaw.conformance.report.writer import check_folder, clear, write_report
 from shardlaw.conformance.run.expectation_file import Entry
@@ -141,7 +140,7 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
     first, count = reports[0], shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
     laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
-    entries = [_entry([report.expectations[at] for report in reports], reports) for at in range(len(first.expectations))]
+    entries = [_entry([report.expectations[at] for report in reports]) for at in range(len(first.expectations))]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws})
     too_wide = {found.entry: str(found) for found in known.too_wide()}
     findings, files = _findings(shards, [law.id for law in laws])
@@ -209,12 +208,10 @@ def _reason(law: LawLine, reports: Sequence[RunReport]) -> str:
     return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
 
 
-def _entry(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> Entry:
+def _entry(lines: Sequence[ExpectationLine]) -> Entry:
     """One expectation in all shards, with what all of them counted."""
     first = lines[0]
     matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
-    if not matched and any(line.masked for line in lines):
-        matched = _estimated(lines, reports)
     where, _, number = first.where.rpartition(":")
     return Entry(
         law=first.law,
@@ -230,19 +227,9 @@ def _entry(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> En
         line=int(number) if where and number.isdecimal() else 0,
         laws=tuple(matched),
         hits=sum(line.hits for line in lines),
-        happened=Counter(law_id for law_id in matched if any(line.happened or line.hits for line in lines)),
+        happened=sum((Counter(line.deviated) for line in lines), Counter()),
         cases=matched,
     )
-
-
-def _estimated(lines: Sequence[ExpectationLine], reports: Sequence[RunReport]) -> Counter[str]:
-    """How many cases an entry matches by law, where reports give no more than the largest share of a law's."""
-    found: dict[str, float] = {}
-    for line, report in zip(lines, reports, strict=True):
-        for law in report.laws:
-            if matches(line.law, law.id):
-                found[law.id] = found.get(law.id, 0.0) + line.masked * (law.cases + law.skipped_expected)
-    return Counter({law_id: round(count) for law_id, count in found.items()})
 
 
 def _expectation(entry: Entry, line: ExpectationLine, known: Expectations, too_wide: dict[Entry, str]) -> ExpectationLine:
@@ -255,6 +242,7 @@ def _expectation(entry: Entry, line: ExpectationLine, known: Expectations, too_w
         happened=bool(entry.happened),
         mended=entry.mended,
         matched=dict(entry.cases),
+        deviated=dict(entry.happened),
     )
 
 

@@ -162,4 +162,5 @@ def _expectation_line(entry: Entry, run: RunState, torch_version: str, refused: 
         mended=entry.mended,
         unseen=entry.unseen(torch_version),
         matched=dict(entry.cases),
+        deviated=dict(entry.happened),
     )

@@ -107,9 +107,9 @@ class ErrorLine(msgspec.Struct, kw_only=True):
 class ExpectationLine(msgspec.Struct, kw_only=True):
     """What became of one expectation.
 
-    ``matched`` counts by law the cases that it would match, ``masked`` is the largest share of a law's cases among them. ``happened`` is
-    set also where a later layer's entry took the hits, ``mended`` where its own ``case`` was judged and does not deviate, ``unseen``
-    where nobody had tried its ``cause`` on this release of torch.
+    ``matched`` counts by law the cases that it would match, ``deviated`` those of them that deviate as it says, ``masked`` is the largest
+    share of a law's cases that it would match. ``happened`` is set also where a later layer's entry took the hits, ``mended`` where its
+    own ``case`` was judged and does not deviate, ``unseen`` where nobody had tried its ``cause`` on this release of torch.
     """
 
     law: str
@@ -130,6 +130,7 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
     mended: bool = False
     unseen: bool = False
     matched: dict[str, int] = {}
+    deviated: dict[str, int] = {}
 
 
 class TargetLine(msgspec.Struct, kw_only=True):

@@ -18,7 +18,7 @@ A cause, with the findings that it accounts for::
     target = "nccl"                    # where it is true of one target only
     finding = "f3a9c1e0"
     case = "op.forward[nn.functional.mse_loss] mesh=2 a=5x3:S(0) ..."    # the smallest known: shardlaw repro '...'
-    wide = true                        # it may match more than 20 % of a law's cases
+    wide = true                        # it may match cases that hold, more than 20 % of a law's
     rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
 
 A finding whose cause nobody looked for yet is an ``[[expect]]`` table with the same keys and a ``reason``. What ``shardlaw expect update``

@@ -3,10 +3,11 @@
 They come in layers, each a list of files (:mod:`shardlaw.conformance.run.expectation_file`): those shipped (one file a chapter), the
 target's own, the user's. Where several entries match, the last layer's counts.
 
-Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match more
-than 20 % of a law's cases hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says ``wide = true``. A run
-tries the case of every entry, before anything that it draws: an entry whose case holds, and that happened in no other, is stale. Of what
-it draws it passes over three in four of those cases that entries cover (:mod:`shardlaw.conformance.run.search`), and counts none of these.
+Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match cases which
+hold, and these are more than 20 % of a law's, hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says
+``wide = true``. A run tries the case of every entry, before anything that it draws: an entry whose case holds, and that happened in no
+other, is stale. Of what it draws it passes over three in four of those cases that entries cover (:mod:`shardlaw.conformance.run.search`),
+and counts none of these.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HITS_BEFORE_AVOIDED = 3
 
 @dataclass(frozen=True)
 class TooWide:
-    """An entry that matches so many of a law's cases that it is refused."""
+    """An entry that matches so many of a law's cases which hold that it is refused."""
 
     entry: Entry
     law: str
@@ -42,7 +43,7 @@ class TooWide:
 
     def __str__(self) -> str:
         return (
-            f"{self.entry.where}: matches {self.share:.0%} of the cases of {self.law}, more than {WIDEST_SHARE:.0%}: "
+            f"{self.entry.where}: matches cases of {self.law} that hold, {self.share:.0%} of all, more than {WIDEST_SHARE:.0%}: "
             "refused, name more features or say wide = true"
         )
 
@@ -86,10 +87,11 @@ class Expectations:
         return self.match(law.id, verdict.kind or "", features, verdict.error, count=False)
 
     def avoid(self, law_id: str, features: AbstractSet[str]) -> Entry | None:
-        """The expected hang or crash, met often enough, that a case would be; the case is then counted as one not judged."""
+        """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
         for entry in self._of_law.get(law_id, ()):
             if entry.kind in AVOIDED_KINDS and entry.hits >= HITS_BEFORE_AVOIDED and entry.features <= features:
                 self.judged(law_id, features)
+                entry.happened[law_id] += 1
                 return entry
         return None
 
@@ -114,11 +116,13 @@ class Expectations:
         return max((count / self._judged[law_id] for law_id, count in entry.cases.items()), default=0.0)
 
     def too_wide(self) -> list[TooWide]:
-        """The entries to refuse, each with the law of which it matches most. Laws with fewer than 20 cases say nothing."""
+        """The entries to refuse, each with the law of which it matches most that holds. Laws with fewer than 20 cases say nothing."""
         found = []
         for entry in self.entries:
             shares = {
-                law_id: count / self._judged[law_id] for law_id, count in entry.cases.items() if self._judged[law_id] >= REACHED_TO_JUDGE
+                law_id: (count - entry.happened[law_id]) / self._judged[law_id]
+                for law_id, count in entry.cases.items()
+                if self._judged[law_id] >= REACHED_TO_JUDGE
             }
             law_id = max(shares, key=shares.__getitem__, default="")
             if law_id and not entry.wide and shares[law_id] > WIDEST_SHARE:

@@ -165,7 +165,7 @@ def test_what_would_match_a_fifth_of_a_laws_cases_names_more(shell: Shell) -> No
     assert "of the cases of its law" not in shell.file.read_text()
     shell.file.unlink()
     shell(str(report(folder, finding(common))))
-    assert "# matches 97% of the cases of its law: refused unless it says wide = true" in shell.file.read_text()
+    assert "# matches cases that hold, 97% of those of its law: refused unless it says wide = true" in shell.file.read_text()
 
 
 def test_an_entry_names_the_features_without_which_cases_hold_and_stands_for_a_chapter(shell: Shell) -> None:
@@ -244,7 +244,7 @@ def test_stale_and_wide_entries_are_listed_and_left_alone(shell: Shell) -> None:
         line(where="b.toml:1", refused=True, masked=0.4),
         line(where="c.toml:1", hits=3),
     ]
-    warning = "a.toml:9: matches 50% of the cases of mesh.groups, more than 20%: refused, name more features or say wide = true"
+    warning = "a.toml:9: matches cases of mesh.groups that hold, 50% of all, more than 20%: refused, name more features or say wide = true"
     said = shell(str(report(shell.folder / "report", expectations=lines, warnings=[warning])))
     assert said.splitlines() == [
         "a.toml:3: stale: hang of mesh.groups with submesh did not happen, though its features were reached",

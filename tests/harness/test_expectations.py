@@ -181,7 +181,7 @@ def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
     assert known.masked(known.entries[0]) == 0.3
     (wide,) = known.too_wide()
     assert (wide.law, wide.share) == ("op.forward[mean]", 0.3)
-    assert "op.toml:1: matches 30% of the cases of op.forward[mean]" in str(wide)
+    assert "op.toml:1: matches cases of op.forward[mean] that hold, 30% of all" in str(wide)
     known.entries[0].wide = True
     assert not known.too_wide()
 
@@ -192,6 +192,18 @@ def test_an_entry_is_wide_beyond_a_fifth_of_the_cases_of_a_law(tmp_path: Path, c
     for at in range(cases):
         known.judged("op.forward[mean]", {"uneven"} if at < matched else set())
     assert bool(known.too_wide()) is wide
+
+
+def test_an_entry_is_as_wide_as_what_it_matches_holds(tmp_path: Path) -> None:
+    known = loaded(MEAN, tmp_path)
+    for _ in range(30):
+        known.judged("op.forward[mean]", {"uneven"})
+    for _ in range(24):
+        known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+    assert (known.masked(known.entries[0]), known.too_wide()) == (1.0, []), "six of thirty hold"
+    known.judged("op.forward[mean]", {"uneven"})
+    (wide,) = known.too_wide()
+    assert wide.share == 7 / 31
 
 
 def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:

@@ -96,23 +96,12 @@ def test_what_is_too_wide_is_worked_out_again(tmp_path: Path) -> None:
         one.expectations = [expectation("op.forward[mean]", hits=1, matched={"op.forward[mean]": matched}, refused=bool(warnings))]
         return one
 
-    said = "here/op.toml:3: matches 30% of the cases of op.forward[mean], more than 20%: refused, name more features or say wide = true"
+    matched = "here/op.toml:3: matches cases of op.forward[mean] that hold, 30% of all, more than 20%"
+    said = f"{matched}: refused, name more features or say wide = true"
     _, whole = merged(tmp_path / "a", part(6, [said]), part(0, ["the disk is slow"]))
     assert (whole.warnings, whole.expectations[0].refused) == (["the disk is slow"], False)
     _, whole = merged(tmp_path / "b", part(6, [said]), part(6, [said]))
     assert (whole.warnings, whole.expectations[0].refused) == ([said], True)
-
-
-def test_reports_that_do_not_say_what_an_entry_matched_are_taken_at_their_share(tmp_path: Path) -> None:
-    made = []
-    for masked in (0.1, 0.2):
-        one = report([law("op.forward[mean]", cases=50)])
-        one.expectations = [expectation("op.forward[mean]", hits=2, masked=masked)]
-        made.append(one)
-    _, whole = merged(tmp_path, *made, cases=False)
-    assert (whole.expectations[0].masked, whole.expectations[0].hits) == (0.15, 4)
-    assert whole.totals.distinct == 100
-    assert not (tmp_path / "all" / "cases.txt").exists()
 
 
 def test_a_law_that_one_shard_judged_is_tested(tmp_path: Path) -> None:
