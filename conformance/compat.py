@@ -176,7 +176,6 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "flatten_state_dict": ("flatten a state", ("torch.distributed.checkpoint._nested_dict:flatten_state_dict",)),
     "unflatten_state_dict": ("put a state together again", ("torch.distributed.checkpoint._nested_dict:unflatten_state_dict",)),
-    "dynamo": ("load beforehand what the first DTensor of a process loads", ("torch._dynamo:",)),
     "functional": ("call functional collectives", ("torch.distributed._functional_collectives:",)),
     "op_db": ("read samples of ops", ("torch.testing._internal.common_methods_invocations:op_db",)),
     "op_dispatcher": ("ask which ops can be sharded", ("torch.distributed.tensor:DTensor._op_dispatcher",)),
@@ -351,6 +350,7 @@ STRIDED_SHARD = "_StridedShard"
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
+LATE_MODULES = ("torch._dynamo", "torch.distributed.tensor.debug")  # what the first DTensors of a process load
 _READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
 
 

@@ -15,8 +15,10 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardlaw.conformance.compat import LATE_MODULES
+
 LIMIT_SECONDS = 90.0
-PRELOADED = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
+PRELOADED = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp", *LATE_MODULES]
 PROVEN = "proven"
 
 

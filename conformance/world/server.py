@@ -7,6 +7,7 @@ when its driver does: the kernel signals it, and its stream to the driver ends.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import shutil
@@ -182,9 +183,9 @@ def preload() -> str:
         from shardlaw.conformance.world import worker  # noqa: F401
 
         laws.catalogue()
-        for late in ("dynamo", "CommDebugMode"):
+        for late in compat.LATE_MODULES:
             with suppress(ImportError):
-                compat.name(late)
+                importlib.import_module(late)
     except BaseException as error:
         text = " ".join(str(error).split())[:500]
         return f"{type(error).__name__}: {text}"
