@@ -133,6 +133,11 @@ class Pool:
             shutil.rmtree(job.folder, ignore_errors=True)
         return verdicts[-1]
 
+    def renew(self) -> None:
+        """End the worlds that are alive: what is fed from now on meets new ones."""
+        for queue in self._pending.values():
+            self._manager.dismiss_all(queue)
+
     @property
     def folder(self) -> str:
         """Where worlds and cases keep their files; gone once the pool is closed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,16 +61,33 @@ def judge(pool: Pool, work: list[tuple[Law, Case]]) -> dict[str, list[Verdict]]:
 
 
 @functools.cache
-def tried(law: str) -> list[Case]:
-    """The cases of a law that a fault is looked for in."""
-    return first_cases(find(law), 41)
+def more(law: str) -> list[Case]:
+    """The cases of a law beside its control in which a fault is looked for."""
+    return first_cases(find(law), 41)[1:]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[Pool]:
+    with Pool(Target()) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that names the fault to plant."""
+    return tmp_path_factory.mktemp("planted") / "fault"
+
+
+@pytest.fixture(scope="module")
+def faulty(named: Path) -> Iterator[Pool]:
+    with Pool(plantable(named, timeout=5.0)) as pool:
+        yield pool
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.ranks
-def test_controls_hold() -> None:
-    with Pool(Target()) as pool:
-        said = judge(pool, [(law, Case.parse(law.control)) for law in LAWS])
+def test_controls_hold(healthy: Pool) -> None:
+    said = judge(healthy, [(law, Case.parse(law.control)) for law in LAWS])
     assert len(said) == len(LAWS)
     wrong = {law: verdict.message for law, (verdict,) in said.items() if verdict.status != "held"}
     assert {law: message for law, message in wrong.items() if law not in UNSUPPORTED} == {}
@@ -80,21 +98,23 @@ def test_controls_hold() -> None:
 @pytest.mark.planted
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(BY_FAULT))
-def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, tmp_path: Path) -> None:
+def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, healthy: Pool, faulty: Pool, named: Path) -> None:
     """The control shows it, or, where nothing of it is sharded, one of the next cases; of one law both scripts are
     run."""
-    (tmp_path / "fault").write_text(fault)
+    named.write_text(fault)
+    faulty.renew()
     left = {law.id: law for law in BY_FAULT[fault] if law.id not in UNSUPPORTED}
     shown: Verdict | None = None
-    with Pool(Target()) as healthy, Pool(plantable(tmp_path / "fault", timeout=5.0)) as faulty:
-        for start, stop in ((0, 1), (1, 3), (3, 9), (9, 41)):
-            work = [(law, case) for law in left.values() for case in tried(law.id)[start:stop]]
-            seen = [one for said in judge(faulty, work).values() for one in said if (one.kind or one.status) not in UNSEEN]
-            for said in judge(healthy, [(left[one.case.law], one.case) for one in seen]).values():
-                if any(verdict.status == "held" for verdict in said):
-                    del left[said[0].case.law]
-                    held = [verdict.case for verdict in said if verdict.status == "held"]
-                    shown = shown or next(one for one in seen if one.case in held)
+    for start, stop in ((0, 1), (1, 3), (3, 9), (9, 41)):
+        work = [
+            (law, case) for law in left.values() for case in (more(law.id)[start - 1 : stop - 1] if start else [Case.parse(law.control)])
+        ]
+        seen = [one for said in judge(faulty, work).values() for one in said if (one.kind or one.status) not in UNSEEN]
+        for said in judge(healthy, [(left[one.case.law], one.case) for one in seen]).values():
+            if any(verdict.status == "held" for verdict in said):
+                del left[said[0].case.law]
+                held = [verdict.case for verdict in said if verdict.status == "held"]
+                shown = shown or next(one for one in seen if one.case in held)
     assert sorted(left) == []
     assert shown is not None
     law = next(law for law in BY_FAULT[fault] if law.id == shown.case.law)
