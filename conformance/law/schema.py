@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from shardlaw.conformance.law.fields import BARE, EVERYWHERE, Between, Field, NumberField, WordField
@@ -75,9 +76,9 @@ class Parameter:
 
 def parameters_of(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:
     """The parameters of a function, by name; those that ``known`` has keep its types. Raises ``TypeError`` for one without a type."""
-    hints = get_type_hints(function, include_extras=True)
+    hints, signature = _declared(function)
     found = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature.parameters.items():
         if known is not None and name in known:
             found[name] = known[name]
         else:
@@ -86,6 +87,11 @@ def parameters_of(function: Callable[..., Any], known: Mapping[str, Parameter] |
             type_ = field_of(hints[name])
             found[name] = Parameter(name, type_.field or field_name(name), type_, parameter.default)
     return found
+
+
+@cache  # hundreds of laws of ops share one act
+def _declared(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signature]:
+    return get_type_hints(function, include_extras=True), inspect.signature(function)
 
 
 def check_fields(case: Case, parameters: Iterable[Parameter]) -> None:

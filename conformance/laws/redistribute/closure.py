@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
@@ -173,7 +173,7 @@ def calling_law(id: str, clause: str, **record: Any) -> Law:
 )
 def linear_kept(x: DTensor, y: Y, r: R, call: Call):
     """A linear map of a pending sum or average is done to the contributions, without any collective."""
-    with CommDebugMode() as traffic:
+    with compat.CommDebugMode() as traffic:
         mapped = call(x, y, r)
     return {"collectives": traffic.get_total_counts(), "kept": mapped}
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import torch
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import AtMost, Global
@@ -83,7 +83,7 @@ def sweep_pairs(limits: Limits) -> list[Case]:
 def idempotent(x: DTensor, to: Placements):
     """What was redistributed and is asked for the same placements again moves nothing and stays what it is."""
     first = x.redistribute(placements=to)
-    with CommDebugMode() as traffic:
+    with compat.CommDebugMode() as traffic:
         second = first.redistribute(placements=to)
     unchanged = torch.equal(first.to_local(), second.to_local())
     return {"collectives": traffic.get_total_counts(), "again": second, "unchanged": unchanged}
@@ -164,7 +164,7 @@ def draw_quiet(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 def counted(x: DTensor, to: Placements):
-    with CommDebugMode() as traffic:
+    with compat.CommDebugMode() as traffic:
         moved = x.redistribute(placements=to)
     return {"collectives": traffic.get_total_counts(), "local": moved}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial
-from torch.distributed.tensor.debug import CommDebugMode
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
@@ -132,7 +132,7 @@ def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
 )
 def same(x: DTensor):
     """A redistribution to the placements that a tensor has takes no collective and changes nothing."""
-    with CommDebugMode() as traffic:
+    with compat.CommDebugMode() as traffic:
         moved = x.redistribute(placements=x.placements)
     return {"collectives": traffic.get_total_counts(), "local": moved}
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
@@ -149,7 +148,7 @@ def sweep_mixed(limits: Limits) -> list[Case]:
 )
 def mixed_refusals(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, how: Literal["from_local", "distribute"]):
     """Two different reductions pending on one tensor, except sums and averages, are refused by ValueError."""
-    with CommDebugMode() as traffic:
+    with compat.CommDebugMode() as traffic:
         refused = caught(lambda: (DTensor.from_local if how == "from_local" else distribute_tensor)(x, mesh, at))
     return {"refused": refused, "collectives": traffic.get_total_counts()}
 
