@@ -279,8 +279,10 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
     raised = about.kind in ("raised", "divergence") and about.error
-    # a rank that lost another one, which raised first, shows nothing
-    raises = f"1 if type(error).__name__ == {about.error!r} and 'closed by peer' not in str(error) else 2"
+    # a rank that lost another one, which raised or ran out of time first, shows nothing
+    lost = "'closed by peer' in str(error)"
+    raises = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
+    other = f"0 if {lost} else 2" if about.kind == "hang" else "2"
     template = TEMPLATE.substitute(
         CASES=cases,
         SECONDS=LIMIT_SECONDS,
@@ -289,7 +291,7 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         BACKEND=join.backend,
         RIGHT="True" if raised else "agrees(want, got)",
         # of a case that nobody has tried any error is what it is about
-        RAISED=raises if raised else "2" if about.kind else "1",
+        RAISED=raises if raised else other if about.kind else "1",
         FAULT=FAULTS.get(about.kind, "1 in ends"),
         STAGES=stages,
     )

@@ -62,6 +62,16 @@ DIES = ("if rank == 1:", "    import os", "    os.kill(os.getpid(), 9)", "return
 WAITS = ("if rank == 0:", "    dist.recv(torch.ones(1), 1)", "return 1, 1")
 
 
+@pytest.mark.ranks
+def test_a_rank_that_loses_one_whose_time_is_up_is_part_of_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
+    monkeypatch.setattr(template, "GRACE_SECONDS", 6)
+    early = ("import os, signal, time", "if rank == 1:", "    time.sleep(1)", "    os.kill(os.getpid(), signal.SIGALRM)", *WAITS)
+    done = proof.run(held(render(Script((Stage(2, early),)), HEADER, about=About("hang"))))
+    assert done.code == 1, done.output
+    assert "closed by peer" in done.output
+
+
 @pytest.mark.parametrize(
     ("body", "about", "code", "said"),
     [
