@@ -7,7 +7,6 @@ the installed version.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -184,6 +183,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ask which ops are sharded by their decomposition",
         ("torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",),
     ),
+    "note_decomposed": (
+        "take the plan of an op that is sharded by its decomposition",
+        ("torch.distributed.tensor._decompositions:DecompShardingStrategy.ensure_schema_info",),
+    ),
     "CHECKPOINT_PREFIX": (
         "know a parameter in a wrapper by its own name",
         ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:_CHECKPOINT_PREFIX",),
@@ -347,54 +350,4 @@ SEATED_MESH = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
 # what a script calls a strided shard, once it has the import of it: see :func:`import_of`
 STRIDED_SHARD = "_StridedShard"
 
-SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
-PLANS_AN_OP = "propagate_op_sharding_non_cached"
-_PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
 LATE_MODULES = ("torch._dynamo", "torch.distributed.tensor.debug")  # what the first DTensors of a process load
-_READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
-
-
-def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
-    """From here on torch plans an op by ``plan(true, schema)``, ``true`` being its own function; what is returned undoes it."""
-    planner = name("planner")
-    own = private("plan an op once for several ranks", f"{type(planner).__module__}:{type(planner).__name__}.{PLANS_AN_OP}").__name__
-    setattr(planner, own, lambda schema: plan(functools.partial(getattr(type(planner), own), planner), schema))
-    return lambda: delattr(planner, own)
-
-
-def has_rule(op: Any) -> bool:
-    """Whether an overload is sharded by a rule of its own, and its plan leaves the shapes in its arguments alone."""
-    planner = name("planner")
-    tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
-    local = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster")
-    return any(op in getattr(planner, table, ()) for table in tables) and not any(op in getattr(planner, table, ()) for table in local)
-
-
-def plans_depend_on() -> tuple[Any, ...]:
-    """What a plan depends on beside its schema."""
-    import torch
-    from torch.distributed.tensor import _redistribute
-
-    return (torch.get_default_dtype(), *(getattr(_redistribute, flag, None) for flag in _PLANNER_FLAGS))
-
-
-def note_coordinates(note: Callable[[], object]) -> Callable[[], None]:
-    """From here on ``note`` is called whenever a mesh is asked where in it this rank stands; what is returned undoes it."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    def put(methods: dict[str, Any]) -> None:
-        for method in methods.items():
-            setattr(DeviceMesh, *method)
-
-    true = {method: getattr(DeviceMesh, method) for method in _READS_WHERE_IT_STANDS}
-    put({method: _noted(own, note) for method, own in true.items()})
-    return functools.partial(put, true)
-
-
-def _noted(true: Callable[..., Any], note: Callable[[], object]) -> Callable[..., Any]:
-    @functools.wraps(true)
-    def noting(*args: Any, **options: Any) -> Any:
-        note()
-        return true(*args, **options)
-
-    return noting

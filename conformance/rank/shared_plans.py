@@ -5,10 +5,10 @@ The leader of a schema is chosen by a hash of all that the plan depends on. It w
 the number of the case: what an earlier case has shown is never taken. The others wait for the file, no longer than they would need
 themselves; whoever waits in vain works it out, and waits no more in that case. Meshes and ops travel by name: each rank puts its own in.
 
-On every rank are planned: one schema in :data:`CHECKED`; ops that have no rule of their own, or whose plan holds local shapes; schemas with
-what has a state or an identity (tensors, generators, symbolic sizes) and with placements that ops make (masks, sums with a transform);
-whatever makes the leader raise or ask where it stands; and all that ranks outside the mesh plan. A case that is not to share forgets first
-what was taken before it.
+On every rank are planned: one schema in :data:`CHECKED`; ops whose plan holds local shapes, or that have neither rule nor decomposition;
+schemas with what has a state or an identity (tensors, generators, symbolic sizes) and with placements that ops make (masks, sums with a
+transform); whatever makes the leader raise or ask where it stands; and all that ranks outside the mesh plan. A case that is not to share
+forgets first what was taken before it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from shardlaw.conformance import compat
+from shardlaw.conformance import compat_plans as plans
 from shardlaw.conformance.rank.context import mesh_once_read
 
 CHECKED = 16
@@ -67,7 +68,7 @@ class SharedPlans:
     def begin(self, case: str) -> None:
         """What is planned from here on is shared under the name of a case, the same on all ranks; where it has none, torch is as it was."""
         if case and not self._undo:
-            self._undo = compat.note_coordinates(self._note), compat.plan_by(self._plan)
+            self._undo = plans.note_coordinates(self._note), plans.plan_by(self._plan)
         if not case:
             for undo in self._undo:
                 undo()
@@ -96,9 +97,10 @@ class SharedPlans:
         answer = self._wait_for(name)
         if answer:
             with suppress(ApartError):
-                taken = read(answer, meshes)
+                found = read(answer, meshes)
+                plans.taken(schema.op)
                 self._taken = True
-                return taken
+                return found
         return self._own(true, schema)
 
     def _lead(self, true: Plan, schema: Any, name: str, meshes: list[DeviceMesh]) -> Any:
@@ -150,10 +152,10 @@ class SharedPlans:
 
 def key_of(schema: Any) -> tuple[bytes, list[DeviceMesh]]:
     """A hash of all that the plan of a schema depends on, alike on all ranks, and the meshes that it names. Raises :class:`ApartError`."""
-    if not compat.has_rule(schema.op):
+    if not plans.is_planned_alike(schema.op):
         raise ApartError
     meshes: list[DeviceMesh] = []
-    told = str(schema.op), _told(schema.args_schema, meshes), _told(schema.kwargs_schema, meshes), compat.plans_depend_on()
+    told = str(schema.op), _told(schema.args_schema, meshes), _told(schema.kwargs_schema, meshes), plans.plans_depend_on()
     if not meshes:
         raise ApartError
     return hashlib.blake2b(repr((told, *map(_described, meshes))).encode(), digest_size=16).digest(), meshes
@@ -167,7 +169,7 @@ def _told(value: Any, meshes: list[DeviceMesh]) -> Any:
     if kind is compat.DTensorSpec:
         if not all(map(_travels, value.placements)):
             raise ApartError
-        said = {key: _told(item, meshes) for key, item in vars(value).items() if key not in ("mesh", "placements", compat.SPEC_HASH)}
+        said = {key: _told(item, meshes) for key, item in vars(value).items() if key not in ("mesh", "placements", plans.SPEC_HASH)}
         return _place(value.mesh, meshes, new=True), value.placements, said
     if kind is dict:
         return {key: _told(item, meshes) for key, item in value.items()}
@@ -231,7 +233,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
         if kind is compat.DTensorSpec:
-            return copyreg.__newobj__, (kind,), {**vars(value), compat.SPEC_HASH: None}  # type: ignore[attr-defined]
+            return copyreg.__newobj__, (kind,), {**vars(value), plans.SPEC_HASH: None}  # type: ignore[attr-defined]
         if isinstance(value, Placement) and not _travels(value):
             raise ApartError
         if isinstance(value, (type, FunctionType, BuiltinFunctionType, *PLAIN)) or kind.__module__.startswith(SPECS):
@@ -256,9 +258,9 @@ def _overload(name: str) -> Any:
 def lacking() -> str:
     """What the installed torch lacks for ranks to share plans, or nothing."""
     try:
-        for name in ("op_plans", "DTensorSpec", "StridedShard", "OpOverload", "planner"):
+        for name in ("op_plans", "DTensorSpec", "StridedShard", "OpOverload", "planner", "has_decomposition", "note_decomposed"):
             compat.name(name)
-        compat.plan_by(lambda true, schema: true(schema))()
+        plans.plan_by(lambda true, schema: true(schema))()
     except (compat.TorchMovedError, AttributeError) as error:
         return str(error)
     return ""

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shardlaw.conformance import compat_trace as heard
-from shardlaw.conformance.compat import PLANS_AN_OP
+from shardlaw.conformance.compat_plans import PLANS_AN_OP
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Answer, Verdict

@@ -19,7 +19,7 @@ from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
 from shardlaw.conformance.laws import MODULES, laws_of
 
 ROOT = Path(__file__).parents[2]
-COMPAT = [ROOT / "conformance" / "compat.py", ROOT / "conformance" / "compat_trace.py"]
+COMPAT = sorted((ROOT / "conformance").glob("compat*.py"))
 PACKAGES = ("reference", "strategies", "conformance")
 SHADOWS = {"torch", "random", "math"}
 ROOT_FILES = 8

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardlaw.conformance import compat
+from shardlaw.conformance import compat, compat_plans
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
@@ -97,7 +97,7 @@ def planned(run: Any) -> list[tuple[Any, Any]]:
         return found[-1][1]
 
     compat.name("op_plans")()
-    undo = compat.plan_by(plan)
+    undo = compat_plans.plan_by(plan)
     try:
         run()
     finally:
@@ -118,6 +118,7 @@ def test_what_is_read_is_what_was_written(lonely: DeviceMesh) -> None:
                 torch.mm,
                 lambda x, y: torch._foreach_mul([x, y], 2),
                 lambda x, y: x.sum(0),
+                torch.nn.functional.huber_loss,
                 torch.equal,
             ):
                 for schema, plan in planned(lambda op=op, x=x, y=y: attempted(op, x, y)):
@@ -130,6 +131,20 @@ def test_what_is_read_is_what_was_written(lonely: DeviceMesh) -> None:
                     assert alike(read(written(plan, meshes), meshes), plan)
                     seen += 1
     assert seen > 80
+
+
+def test_whoever_takes_the_plan_of_a_decomposed_op_remembers_it_as_who_made_it(lonely: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(4, 4), lonely, [Shard(0), Replicate()], run_check=False)
+    ((schema, _), *_) = planned(lambda: torch.nn.functional.huber_loss(x, x, reduction="sum"))
+    remembered = compat.name("planner").op_to_schema_info
+    made = remembered.pop(schema.op)
+    compat_plans.taken(schema.op)
+    assert remembered[schema.op] == made
+    assert made.static_argnum == 2
+    ((schema, _), *_) = planned(lambda: torch.add(x, x))
+    before = dict(remembered)
+    compat_plans.taken(schema.op)
+    assert remembered == before
 
 
 def attempted(op: Any, *args: Any) -> None:
@@ -172,7 +187,7 @@ def test_who_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_plans.lacking() == ""
-    monkeypatch.setattr(compat, "PLANS_AN_OP", "nothing_of_the_kind")
+    monkeypatch.setattr(compat_plans, "PLANS_AN_OP", "nothing_of_the_kind")
     assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.lacking()
 
 
