@@ -14,7 +14,7 @@ from dataclasses import dataclass
 LARGEST_BATCH = 64
 ROOM = 32_000  # bytes of messages that a rank may hold back
 
-IDLE, RUNNING, PARKED, RAISED = 0, 1, 2, 3
+IDLE, RUNNING, PARKED, RAISED, ANSWERED = 0, 1, 2, 3, 4
 
 _PLACE = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
@@ -24,7 +24,8 @@ _SLOT = _BOX + ROOM
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Batch and case at which a rank is, and whether it waits for work, runs the case, waits after an exception, or has just raised one."""
+    """Batch and case at which a rank is, and whether it waits for work, runs the case, waits after an exception, has just raised one, or
+    has answered and waits for the others."""
 
     batch: int
     index: int
@@ -65,6 +66,11 @@ class Page:
         """What was held back has been sent."""
         self._used = 0
         _LENGTH.pack_into(self._memory, rank * _SLOT + _PLACE.size, 0)
+
+    def has_done(self, rank: int, batch: int, index: int) -> bool:
+        """Whether ``rank`` runs a case no more."""
+        place = self.place(rank)
+        return (place.batch, place.index) > (batch, index) or ((place.batch, place.index) == (batch, index) and place.state != RUNNING)
 
     # The driver's side
 

@@ -14,13 +14,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -36,14 +34,13 @@ from shardlaw.conformance.rank.perform import try_case
 from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.exceptions import describe, of_harness
 from shardlaw.conformance.world.output import tail
-from shardlaw.conformance.world.progress import IDLE, PARKED, RAISED, RUNNING, Page
+from shardlaw.conformance.world.progress import ANSWERED, IDLE, PARKED, RAISED, RUNNING, Page
 
 FLUSH_SECONDS = 0.1
-SHOWN_ERROR = 4000
-SHOWN_FRAMES = 40
 LEAVE_SECONDS = 0.2  # for threads that end by themselves
-PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")
+NAP_SECONDS = 0.0005
 LARGEST_MEMORY = 4 << 30  # bytes that a rank on the CPU may ask for
 
 
@@ -53,7 +50,8 @@ class LeftBehindError(Exception):
 
 @dataclass
 class Rank:
-    """A rank of a live world, serving its driver at the other end of ``stream``; ``plans`` where its ranks share them."""
+    """A rank of a live world, serving its driver at the other end of ``stream``; ``plans`` where its ranks share them. ``together``: all
+    ranks have their places on ``page``."""
 
     rank: int
     world: int
@@ -61,6 +59,7 @@ class Rank:
     stream: socket.socket
     page: Page
     plans: SharedPlans | None = None
+    together: bool = True
 
     def __post_init__(self) -> None:
         self._frames = protocol.Frames(protocol.ToRank)
@@ -101,6 +100,9 @@ class Rank:
             self._hold_back(data)
             if said.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
                 self._flush()
+            if said.outcome == "deviates" and self.together:
+                self.page.enter(self.rank, batch.serial, index, ANSWERED)
+                self._await_others(batch.serial, index)
             if said.outcome == "raised":
                 self.page.enter(self.rank, batch.serial, index, PARKED)
                 self._park(protocol.Parked(batch.serial, index, total, ran, self._spoilt))
@@ -108,6 +110,11 @@ class Rank:
         files, threads, memory = burden()
         self._send(protocol.Done(batch.serial, files, threads, len(self._known), memory))
         self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
+
+    def _await_others(self, batch: int, index: int) -> None:
+        """Wait until no rank runs a case any more: one that hangs in it must not meet a collective of the next."""
+        while not all(self.page.has_done(rank, batch, index) for rank in range(self.world)):
+            time.sleep(NAP_SECONDS)
 
     def _answer(self, task: protocol.Task, batch: int, index: int) -> Answer:
         here = RankContext(self.rank, self.world, self.target, task.folder, self._meshes)
@@ -253,28 +260,6 @@ def packed(batch: int, index: int, answer: Answer, output: str, ran: dict[str, i
         return said, protocol.frame(said)
 
 
-def describe(error: BaseException) -> Raised:
-    """An exception as data."""
-    try:
-        text = str(error)
-    except Exception as second:
-        text = f"(no text: {type(second).__name__})"
-    text = text[:SHOWN_ERROR].encode(errors="backslashreplace").decode()
-    return Raised(type(error).__name__, text, "\n".join(_frames(error.__traceback__))[: 2 * SHOWN_ERROR])
-
-
-def of_harness(error: BaseException) -> bool:
-    """Whether an exception was raised by a line of this package."""
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and os.path.realpath(frames[-1]).startswith(PACKAGE)
-
-
-def _frames(trace: TracebackType | None) -> Iterator[str]:
-    # no source lines: reading them costs more than a case
-    for frame, line in list(traceback.walk_tb(trace))[-SHOWN_FRAMES:]:
-        yield f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
-
-
 def burden() -> tuple[int, int, int]:
     """How many descriptors this process has open, how many threads it has, and how many bytes of it are resident; zeros where the system
     does not tell."""
@@ -383,8 +368,9 @@ def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) 
             stream.sendall(protocol.frame(protocol.Failed(f"{type(error).__name__}: {text}")))
             leave(1)
         stream.sendall(protocol.frame(protocol.Ready()))
-        alone = spawn.size == 1 or len(spawn.ranks) < spawn.size or lacking()
-        Rank(rank, spawn.size, target, stream, page, None if alone else SharedPlans(rank, spawn.folder)).serve()
+        together = len(spawn.ranks) == spawn.size
+        plans = SharedPlans(rank, spawn.folder) if together and spawn.size > 1 and not lacking() else None
+        Rank(rank, spawn.size, target, stream, page, plans, together).serve()
         code = 0
     except (EOFError, ConnectionError):
         code = 0

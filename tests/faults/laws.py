@@ -56,6 +56,11 @@ def raises_while_others_wait(case: Case, here: RankContext) -> None:
     dist.all_reduce(torch.ones(2))
 
 
+def wrong_while_others_wait(case: Case, here: RankContext) -> None:
+    if here.require(here.rank != BAD, "wrong-value", "rank", "this rank is bad", 0, 1):
+        dist.all_reduce(torch.ones(2))
+
+
 def raises_alike(case: Case, here: RankContext) -> None:
     print("about to raise")
     raise RuntimeError("together")

@@ -25,6 +25,12 @@ def test_rank_that_raises_while_the_others_wait(house: House) -> None:
     assert all("raises_while_others_wait" in answer.stack for answer in verdict.ranks)
 
 
+def test_rank_that_is_wrong_while_the_others_wait(house: House) -> None:
+    """What they wait for must not be the next case's."""
+    verdict = house.among("wrong_while_others_wait")
+    assert (verdict.kind, outcomes(verdict)) == ("divergence", ["silent", "deviates", "silent"])
+
+
 @pytest.mark.parametrize("name", ["raises_alike", "raises_alike_after_sum"])
 def test_ranks_that_raise_alike_go_on_in_the_same_world(house: House, name: str) -> None:
     verdicts = house.judge(*(case(one, seed=i) for i in range(5) for one in ("sums", name)))

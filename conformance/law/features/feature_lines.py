@@ -28,7 +28,7 @@ LINES: dict[str, dict[str, str]] = {
         "partial-twice": "reductions pending along two mesh dims",
         "partial-mixed": "sum pending along one mesh dim, avg along another",
         "derived": "seen by a rank: a pending reduction with a transform of its own, such as a norm or a masked lookup",
-        "masked-beside-shard": "a masked lookup along one mesh dim, a shard of its rows or columns along another",
+        "masked-rows-moved": "a masked lookup along one mesh dim, whose rows are cut or gathered along another",
         "cancelling": "contributions that cancel to 0 everywhere",
     },
     "programs": {

@@ -208,15 +208,15 @@ def draw_masked(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 def features_masked(case: Case) -> set[str]:
-    sizes, table, index = case.mesh().shape, case.tensor("w").placements or (), case.tensor("i").placements or ()
-    by_dim = [*enumerate(zip(sizes, table, index, case.placements("out"), strict=True))]
-    rows = {dim for dim, (size, one, _, _) in by_dim if size > 1 and one == Shard(0)}
-    cut = {
-        dim
-        for dim, (size, one, other, to) in by_dim
-        if size > 1 and (one == Shard(1) or any(isinstance(p, Shard) for p in (other, to)))
-    }
-    return {"derived", *USES.get(case.get("use"), ()), *(["masked-beside-shard"] if rows and cut - rows else [])}
+    index, found = case.tensor("i"), {"derived", *USES.get(case.get("use"), ())}
+    sides = case.mesh().shape, case.tensor("w").placements or (), index.placements or (), case.placements("out")
+    by_dim = [one for one in zip(*sides, strict=True) if one[0] > 1]
+    rows = {Shard(dim) for dim in range(len(index.shape))}
+    goals = {to for _, table, _, to in by_dim if table == Shard(0)}  # a shard nested in one of these is gathered too
+    others = [(at, to) for _, table, at, to in by_dim if table != Shard(0)]
+    if goals and any(not rows.isdisjoint((at, to)) and (at != to or at in goals) for at, to in others):
+        found.add("masked-rows-moved")
+    return found
 
 
 def _second(case: Case) -> Global | None:
