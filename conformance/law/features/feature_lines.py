@@ -114,6 +114,7 @@ LINES: dict[str, dict[str, str]] = {
         "beyond-the-end": "an empty chunk that would begin beyond the end of its dim, counted in chunks of equal size",
         "same-dim": "chunks that move among ranks, along the dim that they lie on",
         "cyclic": "chunks that move among ranks, not all of them by exchanging places",
+        "unlike-pieces": "chunks that are exchanged in pieces of several sizes",
         "dim-named-twice": "one dim, counted from the beginning and from the end",
         "malformed-shards": "shards that are not described one by one",
         "wrapper-detach": "a wrapper around shards that is detached",

@@ -179,7 +179,10 @@ def reshard_features(case: Case) -> set[str]:
     spec, other = spec_of(case), spec_of(case, "respec")
     assert isinstance(spec, ChunkSpec)
     assert isinstance(other, ChunkSpec)
-    ndim = len(case.tensor("x").shape)
+    shape = case.tensor("x").shape
+    ndim = len(shape)
+    if spec.dim != other.dim and shape[other.dim] % len(other.ranks):
+        found.add("unlike-pieces")
     if spec.dim % ndim == other.dim % ndim:
         found.add("same-dim")
         if spec.dim != other.dim:
