@@ -149,14 +149,16 @@ class Global(Due):
 
 @dataclass(frozen=True)
 class Claimed(Due):
-    """A DTensor on ``mesh`` that denotes ``full``, under the placements that it claims itself."""
+    """A DTensor on ``mesh`` that denotes ``full``, under the placements that it claims itself; where it is not ``exact``, within the
+    tolerance of the target for its dtype, or for that in which it was computed."""
 
     full: torch.Tensor
     mesh: Mesh
     exact: bool = True
+    rounding: torch.dtype | None = None
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        here.same_dtensor(here.settled(got), self.full, check, exact=self.exact, mesh=self.mesh)
+        here.same_dtensor(here.settled(got), self.full, check, exact=self.exact, mesh=self.mesh, rounding=self.rounding)
 
     def for_script(self, rank: int) -> Any:
         return ... if self.mesh.coord(rank) is None else {"full": self.full}

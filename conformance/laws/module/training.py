@@ -82,10 +82,12 @@ def kept(tensors: Sequence[torch.Tensor], parameters: Sequence[Global]) -> list[
     return [on(one.mesh, whole, *one.placements).near() for whole, one in zip(tensors, parameters, strict=True)]
 
 
-def claimed(tensors: Sequence[torch.Tensor | None], parameters: Sequence[Global]) -> list[Any]:
-    """What is due of gradients, wherever they lie."""
+def claimed(
+    tensors: Sequence[torch.Tensor | None], parameters: Sequence[Global], rounding: torch.dtype | None = None
+) -> list[Any]:
+    """What is due of gradients, wherever they lie, computed in their own dtype or in that of ``rounding``."""
     pairs = zip(tensors, parameters, strict=True)
-    return [None if whole is None else Claimed(whole, one.mesh, exact=False) for whole, one in pairs]
+    return [None if whole is None else Claimed(whole, one.mesh, exact=False, rounding=rounding) for whole, one in pairs]
 
 
 # Plain torch, for acts
@@ -145,8 +147,15 @@ def clipped_due(parameters: list[Global], gradients, by: str, most: float, norm:
     return {
         "norm": None if total is None else Near(total.float()),
         "parameters": kept(plain, parameters),
-        "gradients": claimed([one.grad for one in plain], parameters),
+        # all of them are scaled by one norm, which is as exact as the coarsest
+        "gradients": claimed(
+            [one.grad for one in plain], parameters, max((one.dtype for one in plain), key=_coarseness)
+        ),
     }
+
+
+def _coarseness(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def features_training(case: Case) -> set[str]:
