@@ -119,7 +119,7 @@ def judge(ends):
     if $FAULT:
         sys.exit(f"The fault is there. Exit codes of the ranks: {ends}")
     if any(ends):
-        print(f"Neither shown nor gone. Exit codes of the ranks: {ends} (2: another error, -14: no answer in $SECONDS s)")
+        print(f"Neither shown nor gone. Exit codes of the ranks: {ends} (2: another error, 3: lost a rank, -14: no answer in $SECONDS s)")
         sys.exit(2)
 
 with tempfile.TemporaryDirectory() as folder:
@@ -282,7 +282,7 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
     # a rank that lost another one, which raised or ran out of time first, shows nothing
     lost = "'closed by peer' in str(error)"
     raises = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
-    other = f"0 if {lost} else 2" if about.kind == "hang" else "2"
+    other = f"3 if {lost} else 2" if about.kind == "hang" else "2"
     template = TEMPLATE.substitute(
         CASES=cases,
         SECONDS=LIMIT_SECONDS,

@@ -70,7 +70,7 @@ class Page:
     def has_done(self, rank: int, batch: int, index: int) -> bool:
         """Whether ``rank`` runs a case no more."""
         place = self.place(rank)
-        return (place.batch, place.index) > (batch, index) or ((place.batch, place.index) == (batch, index) and place.state != RUNNING)
+        return (place.batch, place.index, place.state != RUNNING) > (batch, index, False)
 
     # The driver's side
 

@@ -144,18 +144,14 @@ def clipped_due(parameters: list[Global], gradients, by: str, most: float, norm:
     plain, rows = dense(parameters, gradients)
     arrive(plain, rows[0])
     total = clip(by, plain, most, norm, foreach)
+    # what is scaled by a norm is as exact as the coarsest gradient in it
+    dtypes = [one.grad.dtype for one in plain if one.grad is not None and total is not None]
+    rounding = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
     return {
         "norm": None if total is None else Near(total.float()),
         "parameters": kept(plain, parameters),
-        # all of them are scaled by one norm, which is as exact as the coarsest
-        "gradients": claimed(
-            [one.grad for one in plain], parameters, max((one.dtype for one in plain), key=_coarseness)
-        ),
+        "gradients": claimed([one.grad for one in plain], parameters, rounding),
     }
-
-
-def _coarseness(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def features_training(case: Case) -> set[str]:

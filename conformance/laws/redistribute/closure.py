@@ -212,9 +212,8 @@ def features_masked(case: Case) -> set[str]:
     sides = case.mesh().shape, case.tensor("w").placements or (), index.placements or (), case.placements("out")
     by_dim = [*zip(*sides, strict=True)]
     rows = {Shard(dim) for dim in range(len(index.shape))}
-    goals = {
-        to for size, table, _, to in by_dim if table == Shard(0) and size > 1
-    }  # a shard nested in one of these is gathered too
+    # a shard that is nested in one of these is gathered too
+    goals = {to for size, table, _, to in by_dim if table == Shard(0) and size > 1}
     others = [(at, to) for _, table, at, to in by_dim if table != Shard(0)]
     if goals and any(not rows.isdisjoint((at, to)) and (at != to or at in goals) for at, to in others):
         found.add("masked-rows-moved")
