@@ -20,11 +20,12 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
+from shardlaw.conformance.rank.reuse import PLANS
 from shardlaw.conformance.run.law_run import SHARED_PLANS
 from shardlaw.conformance.run.search import draw
 from shardlaw.conformance.world import Pool
 
-SHARING = os.environ.get(SHARED_PLANS) != "0"  # as a smoke run does
+REUSE = PLANS if os.environ.get(SHARED_PLANS) != "0" else ""  # as a smoke run does
 
 
 def case(point: Point, ranks: int) -> Case:
@@ -46,7 +47,7 @@ def timed(pool: Pool, feed: Callable[[Callable[[Case], None]], None], count: int
     """Wall and CPU seconds until every case that ``feed`` gives is judged. Every one must hold."""
     verdicts: list[Verdict] = []
     began, used = time.monotonic(), burnt()
-    feed(lambda one: pool.feed(find(one.law), one, verdicts.append, sharing=SHARING))
+    feed(lambda one: pool.feed(find(one.law), one, verdicts.append, reuse=REUSE))
     pool.flush()
     spent = time.monotonic() - began, burnt() - used
     assert len(verdicts) == count, (len(verdicts), count)

@@ -12,15 +12,25 @@ from shardlaw.conformance import compat
 
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
+FINDS_METADATA = "_propagate_tensor_meta_non_cached"
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
 _READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
 
 
 def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
     """From here on torch plans an op by ``plan(true, schema)``, ``true`` being its own function; what is returned undoes it."""
+    return _in_place_of(PLANS_AN_OP, "plan an op once for several ranks", plan)
+
+
+def find_metadata_by(find: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
+    """From here on torch finds the metadata of an op's result by ``find(true, schema)``, as :func:`plan_by` says."""
+    return _in_place_of(FINDS_METADATA, "find the metadata of a result once", find)
+
+
+def _in_place_of(method: str, what: str, function: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
     planner = compat.name("planner")
-    own = compat.private("plan an op once for several ranks", f"{type(planner).__module__}:{type(planner).__name__}.{PLANS_AN_OP}").__name__
-    setattr(planner, own, lambda schema: plan(functools.partial(getattr(type(planner), own), planner), schema))
+    own = compat.private(what, f"{type(planner).__module__}:{type(planner).__name__}.{method}").__name__
+    setattr(planner, own, lambda schema: function(functools.partial(getattr(type(planner), own), planner), schema))
     return lambda: delattr(planner, own)
 
 

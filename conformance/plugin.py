@@ -201,12 +201,10 @@ class LawItem(pytest.Item):
         if result.outcome == "deviates":
             raise Deviates("\n".join(result.lines))
 
-    def following(self) -> Law | None:
-        """The law whose turn is next, where one is."""
+    def following(self) -> Iterator[Law]:
+        """The laws whose turns are next, in order."""
         items = self.session.items
-        at = items.index(self) + 1
-        after = items[at] if at < len(items) else None
-        return after.law if isinstance(after, LawItem) else None
+        return (item.law for item in items[items.index(self) + 1 :] if isinstance(item, LawItem))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
         if isinstance(excinfo.value, Deviates):

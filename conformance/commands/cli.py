@@ -64,7 +64,9 @@ def run(
     known: Annotated[Path | None, typer.Option(metavar="DIR", help="Try the findings stored here first.")] = None,
     report: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("shardlaw-report"),
     shard: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N parts of the run.")] = "1/1",
-    worlds: Annotated[int, typer.Option("-n", metavar="WORLDS", help="Worlds of one size side by side.")] = 1,
+    worlds: Annotated[
+        int | None, typer.Option("-n", metavar="WORLDS", help="Worlds of one size side by side; default: as many as help.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit for one case; default: the target's.")] = None,
     exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,

@@ -5,6 +5,8 @@ pytest is the runner: each of its items calls :meth:`Run.law`. A listener is tol
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from shardlaw.conformance.run.request import PROFILES, RunRequest
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
     from shardlaw.conformance.world.manager import Launch
 
+MOST_SIDE_BY_SIDE = 3  # worlds of one size: beyond, the process that draws cases is what the others wait for
 SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
 
 
@@ -45,7 +48,7 @@ class Run(RunState):
         from shardlaw.conformance.world.launch import ForkserverLauncher
 
         try:
-            pool = Pool(target, worlds=request.worlds, launch=launch or ForkserverLauncher)
+            pool = Pool(target, worlds=side_by_side(request, target, launch), launch=launch or ForkserverLauncher)
         except WorldError as error:
             raise UsageError(str(error)) from None
         try:
@@ -78,28 +81,27 @@ class Run(RunState):
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.listener = listener
         listener.begin(self)
-        self._ahead: LawRun | None = None
+        self._ahead: dict[str, LawRun] = {}
         self._turned = self.clock
         self._last_write = self._write_seconds = 0.0
 
     # One law
 
-    def law(self, law: Law, following: Law | None = None) -> LawResult:
-        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its last
-        verdicts are on their way the ranks get the cases of the law ``following`` it, whose turn the next call is."""
+    def law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
+        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its verdicts
+        are on their way the ranks get the cases of the laws ``following`` it, in whose order the next calls are: of as many as there are
+        worlds side by side."""
         result = self.results[law.id]
-        law_run, self._ahead = self._ahead, None
-        if law_run is None or law_run.law is not law or self.stopped_by:
+        law_run = self._ahead.pop(law.id, None)
+        if law_run is None or self.stopped_by:
             law_run = self._law_run(law)
         if law_run is not None:
             self.listener.law(law.id)
             try:
                 law_run.open()
                 law_run.feed()
-                if following is not None and self.request.budget is None:  # nobody spends what is left of a budget before their turn
-                    self._ahead = self._law_run(following)
-                    if self._ahead is not None:
-                        self._ahead.feed()
+                if self.request.budget is None:  # nobody spends what is left of a budget before their turn
+                    self._feed_ahead(itertools.islice(following, self.pool.side_by_side))
                 law_run.finish()
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands
@@ -116,6 +118,12 @@ class Run(RunState):
         self.listener.done(result)
         self._write_now_and_then()
         return result
+
+    def _feed_ahead(self, laws: Iterable[Law]) -> None:
+        for law in laws:
+            if law.id not in self._ahead and (law_run := self._law_run(law)) is not None:
+                self._ahead[law.id] = law_run
+                law_run.feed()
 
     def _law_run(self, law: Law) -> LawRun | None:
         """The part of a law; none where it cannot be tried, and its result says why."""
@@ -203,6 +211,14 @@ class Run(RunState):
     def close(self) -> None:
         """End every process of the run."""
         self.pool.close()
+
+
+def side_by_side(request: RunRequest, target: Target, launch: Launch | None) -> int:
+    """How many worlds of one size work side by side: what was asked for, or as many as keep the cores of this machine busy."""
+    if request.worlds is not None:
+        return request.worlds
+    alone = target.device != "cpu" or launch is not None
+    return 1 if alone else min(MOST_SIDE_BY_SIDE, 1 + len(os.sched_getaffinity(0)) // 2)
 
 
 def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:

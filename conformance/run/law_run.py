@@ -13,6 +13,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import struck
+from shardlaw.conformance.rank.reuse import METADATA, PLANS
 from shardlaw.conformance.run.confirm import Confirmer
 from shardlaw.conformance.run.search import Enough
 from shardlaw.conformance.run.state import Finding, HarnessFault
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 FINDINGS_A_LAW = 6
 SHRINK_SECONDS = 10.0
-SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op
+SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op, each time
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ class _Seen:
     number: int
 
 
-def shares_plans(law: Law, profile: str) -> bool:
-    """Whether one rank may plan an op for all in a law's first pass: in laws of ops, which plan most, but for those that try what torch
-    remembers of its plans and those that look on how torch works."""
-    remembers = any(getattr(parameter.type, "fresh", False) for act in law.acts for parameter in act.all_parameters().values())
-    wanted = os.environ.get(SHARED_PLANS) != "0" and profile != "nightly"
-    return wanted and law.chapter == "op" and bool(law.acts) and not remembers
+def reuse_of(law: Law, profile: str) -> str:
+    """How much ranks may reuse in a law's first pass: nothing of laws that try what torch remembers or look on how it works; in laws of
+    ops, which plan most, one rank's plans for all."""
+    fields = [parameter.type for act in law.acts for parameter in act.all_parameters().values()]
+    looks_on = not fields or any(getattr(field, "fresh", False) for field in fields)
+    if os.environ.get(SHARED_PLANS) == "0" or profile == "nightly" or looks_on:
+        return ""
+    return PLANS if law.chapter == "op" else METADATA
 
 
 class LawRun:
@@ -66,7 +69,7 @@ class LawRun:
         self._plan = plan
         plan.covered = lambda case: run.expectations.covers(plan.law.id, features_of(case, plan.law))
         self._seconds = seconds
-        self._sharing = shares_plans(plan.law, run.request.profile)
+        self._reuse = reuse_of(plan.law, run.request.profile)
         self._fed = False
         self._owed = 0
         self._early: list[_Seen] | None = []
@@ -122,7 +125,7 @@ class LawRun:
             self._take_in(_Seen(verdict, features, drawn, number))
 
         self._owed += 1
-        self._pool.feed(self.law, case, done, sharing=self._sharing)
+        self._pool.feed(self.law, case, done, reuse=self._reuse)
 
     # The verdicts
 
@@ -225,7 +228,8 @@ class LawRun:
         for seen in sorted(self._new.values(), key=lambda new: new.number)[:FINDINGS_A_LAW]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
-            confirmer = Confirmer(self._plan, self._pool, self._memory, min(SHRINK_SECONDS, run.shrinking), self._is_known, self._sharing)
+            seconds = min(SHRINK_SECONDS, run.shrinking)
+            confirmer = Confirmer(self._plan, self._pool, self._memory, seconds, self._is_known, self._reuse == PLANS)
             found = confirmer.confirm(seen.verdict, seen.drawn)
             run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
             if found is None:

@@ -19,7 +19,8 @@ class RunRequest:
     """One ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
 
     ``storage`` and ``timeout`` stand for what the target says where they are ``None``. ``shard`` is ``(i, n)`` with ``1 <= i <= n``.
-    ``worlds`` is how many worlds of one size may live side by side. Raises :class:`UsageError` for values that mean nothing.
+    ``worlds`` is how many worlds of one size work side by side; ``None``: as many as help. Raises :class:`UsageError` for values that mean
+    nothing.
     """
 
     laws: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class RunRequest:
     known: Path | None = None
     report: Path = DEFAULT_REPORT
     shard: tuple[int, int] = (1, 1)
-    worlds: int = 1
+    worlds: int | None = None
     timeout: float | None = None
     exitfirst: bool = False
     list: bool = False
@@ -46,7 +47,7 @@ class RunRequest:
             raise UsageError(f"--profile {self.profile}: no such profile ({one_of(self.profile, PROFILES)})")
         if self.world_size < 1:
             raise UsageError(f"--world-size {self.world_size}: want 1 or more ranks")
-        if self.worlds < 1:
+        if self.worlds is not None and self.worlds < 1:
             raise UsageError(f"-n {self.worlds}: want 1 or more worlds")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: want a whole number, 0 or more")

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import traceback
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -35,19 +35,23 @@ COALESCE = 8  # cases worth a message while ranks have nothing to do
 COALESCE_SECONDS = 0.005
 LARGEST_BACKLOG = 1000
 TURN_SECONDS = 0.05
+LANE_CASES = 64  # of one law in a row: its ops are planned in few worlds, and many cases are shared out
 
 
 class Pool:
     """Worlds of every size that cases ask for, up to ``worlds`` of each side by side, started by what ``launch`` makes of the target and
-    a folder. A context manager: leaving it leaves nothing behind.
+    a folder. A context manager: leaving it leaves nothing behind. Side by side they work on different laws, since a rank that has planned
+    an op once is quick with it.
 
     Every method that waits or looks for ranks raises :class:`WorldError` where they cannot be started.
     """
 
     def __init__(self, target: Target, *, worlds: int = 1, launch: Launch = ForkserverLauncher) -> None:
         self.target = target
-        self._side_by_side = worlds
-        self._pending: dict[int, deque[Job]] = defaultdict(deque)
+        self.side_by_side = worlds
+        self._pending: dict[tuple[int, int], deque[Job]] = defaultdict(deque)  # by size, and which of those side by side
+        self._lanes: dict[str, int] = {}
+        self._fed: Counter[str] = Counter()
         self._finished: deque[tuple[Job, Verdict]] = deque()
         self._owed = 0
         self._delivering = False
@@ -66,12 +70,12 @@ class Pool:
 
     # What callers ask for
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, sharing: bool = False) -> None:
-        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``sharing``: one rank may plan
-        an op for all."""
+    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: str = "") -> None:
+        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``reuse``: how
+        much ranks may reuse of what was worked out before."""
         job = self._job(law, case, done)
-        job.sharing = sharing
-        self._pending[job.size].append(job)
+        job.reuse, job.lane = reuse, self._lane(law)
+        self._pending[job.size, job.lane].append(job)
         self._owed += 1
         if self._delivering:
             return
@@ -161,6 +165,12 @@ class Pool:
 
     # How it is done
 
+    def _lane(self, law: Law) -> int:
+        """Which of the worlds side by side gets the next case of ``law``: laws take turns, and one of many cases goes around."""
+        first = self._lanes.setdefault(law.id, len(self._lanes))
+        self._fed[law.id] += 1
+        return (first + (self._fed[law.id] - 1) // LANE_CASES) % self.side_by_side
+
     def _job(self, law: Law, case: Case, done: Callable[[Verdict], None]) -> Job:
         stages = law.stages(case) if law.stages else (max(case.world, law.smallest),)
         folder = f"{self._manager.folder}/case-{next(self._folders)}" if self._manager.shares_files else ""
@@ -186,10 +196,8 @@ class Pool:
 
     def _dispatch(self, eager: bool) -> None:
         now = time.monotonic()
-        for size, queue in self._pending.items():
-            mine = [world for world in self._manager.worlds.values() if world.queue is queue and not world.retired]
-            room = len(mine) < self._side_by_side and len(queue) > 2 * COALESCE and all(world.batches for world in mine)
-            if queue and (room or not mine):
+        for (size, _), queue in self._pending.items():
+            if queue and not any(world.queue is queue and not world.retired for world in self._manager.worlds.values()):
                 self._manager.found(size, queue)
         for world in self._manager.worlds.values():
             if not (world.takes_work and world.queue):
@@ -237,7 +245,7 @@ class Pool:
         job.forget()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1
-            self._pending[job.size].appendleft(job)  # before the cases of later laws
+            self._pending[job.size, job.lane].appendleft(job)  # before the cases of later laws
         else:
             self._finished.append((job, verdict))
 

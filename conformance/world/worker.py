@@ -31,6 +31,7 @@ from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import RankContext, Rejected
 from shardlaw.conformance.rank.perform import try_case
+from shardlaw.conformance.rank.reuse import PLANS, RememberedMetadata
 from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
@@ -72,6 +73,7 @@ class Rank:
             self._registry, self._count = compat.name("groups"), compat.name("sequence_number")
         except ImportError:
             self._registry = self._count = None
+        self._metadata = RememberedMetadata()
         self._rng = torch.get_rng_state()
         self._at_first = frozenset(threading.enumerate())  # the target's own
         self._threads = len(self._at_first)
@@ -121,8 +123,9 @@ class Rank:
         here.stage = task.stage
         if task.traced:
             here.tracer = Tracer()
+        self._metadata.begin(wanted=bool(task.reuse))
         if self.plans is not None:
-            self.plans.begin(f"{batch}.{index}" if task.sharing else "")
+            self.plans.begin(f"{batch}.{index}" if task.reuse == PLANS else "")
         try:
             try_case(find(task.law), Case.parse(task.text), here)
             self._look_around()

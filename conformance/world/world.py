@@ -42,7 +42,8 @@ class Job:
     ran: dict[int, dict[str, int]] = field(default_factory=dict)
     lost: int = 0
     traced: bool = False
-    sharing: bool = False
+    reuse: str = ""
+    lane: int = 0
     fed: float = field(default_factory=time.monotonic)
 
     @property
@@ -118,7 +119,7 @@ class World:
         self._serials += 1
         batch = Batch(self._serials, jobs, set(range(len(jobs))), time.monotonic())
         self.batches.append(batch)
-        tasks = tuple(protocol.Task(job.law.id, job.case.text, job.folder, job.stage, job.traced, job.sharing) for job in jobs)
+        tasks = tuple(protocol.Task(job.law.id, job.case.text, job.folder, job.stage, job.traced, job.reuse) for job in jobs)
         self.tell(protocol.Batch(batch.serial, tasks))
 
     def listen(self, rank: int) -> list[protocol.FromRank]:

@@ -117,11 +117,19 @@ def test_many_sizes_side_by_side_do_not_pile_up(house: House) -> None:
     assert sum(world.size for world in house.pool._manager.worlds.values()) <= 35
 
 
-def test_worlds_side_by_side() -> None:
+def test_worlds_side_by_side_work_on_different_laws_and_share_one_of_many_cases() -> None:
     with Pool(Target(timeout=4), worlds=2) as pool:
-        cases = [case("sums", 2, seed=i) for i in range(400)]
-        assert {verdict.status for verdict in pool.judge(LAWS["sums"], cases)} == {"held"}
-        assert sum(world.size == 2 for world in pool._manager.worlds.values()) == 2
+
+        def judged(name: str, count: int) -> list[set[str]]:
+            cases = [case(name, 2, seed=i) for i in range(count)]
+            assert {verdict.status for verdict in pool.judge(LAWS[name], cases)} == {"held"}
+            return [{served.law for served in world.served} for world in pool._manager.worlds.values()]
+
+        judged("sums", 20)
+        first, second = judged("nothing", 20)
+        assert not first & second
+        first, second = judged("sums", 100)
+        assert len(first & second) == 1
 
 
 @pytest.mark.parametrize(

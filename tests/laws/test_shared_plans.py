@@ -25,8 +25,9 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank import shared_plans
+from shardlaw.conformance.rank.reuse import METADATA, PLANS, RememberedMetadata
 from shardlaw.conformance.rank.shared_plans import ApartError, key_of, read, written
-from shardlaw.conformance.run.law_run import SHARED_PLANS, shares_plans
+from shardlaw.conformance.run.law_run import SHARED_PLANS, reuse_of
 from shardlaw.conformance.world import Pool
 from tests.laws.planting import ROOT, first_cases
 from tests.planted import rank_faults
@@ -176,13 +177,36 @@ def test_a_key_tells_apart_what_plans_depend_on(lonely: DeviceMesh) -> None:
     assert len(keys) == 4
 
 
-def test_who_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_law_reuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARED_PLANS, raising=False)
     law = find("op.forward[add]")
-    assert (shares_plans(law, "smoke"), shares_plans(law, "ci"), shares_plans(law, "nightly")) == (True, True, False)
-    assert not shares_plans(find("op.history"), "smoke")
+    assert [reuse_of(law, profile) for profile in ("smoke", "ci", "nightly")] == [PLANS, PLANS, ""]
+    assert reuse_of(find("redistribute.local"), "smoke") == METADATA
+    assert reuse_of(find("op.history"), "smoke") == ""
     monkeypatch.setenv(SHARED_PLANS, "0")
-    assert not shares_plans(law, "smoke")
+    assert reuse_of(law, "smoke") == ""
+
+
+def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh) -> None:
+    asked, remembered = [], RememberedMetadata()
+    compat.name("op_plans")()
+    remembered.begin(wanted=True)
+    own = remembered._find
+
+    def counted(true: Any, schema: Any) -> Any:
+        return own(lambda schema: asked.append(schema) or true(schema), schema)
+
+    remembered._undo = compat_plans.find_metadata_by(counted)
+    for dtype in (torch.int64, torch.float64):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            x = DTensor.from_local(torch.ones(4, 4, dtype=dtype), lonely, [placement, Replicate()], shape=(4, 4), stride=(4, 1))
+            for value in (1, 1.0, True):
+                assert (x + value).dtype == (torch.ones(4, 4, dtype=dtype) + value).dtype
+    assert len(asked) == 6, asked
+    remembered.begin(wanted=False)
+    compat.name("op_plans")()
+    assert (x + 1).shape == (4, 4)
+    assert len(asked) == 6
 
 
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +225,7 @@ def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
     verdicts = []
     with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
         for case in first_cases(find(law)):
-            pool.feed(find(law), case, verdicts.append, sharing=True)
+            pool.feed(find(law), case, verdicts.append, reuse=PLANS)
         pool.flush()
     assert [verdict.error for verdict in verdicts if "what was taken" in verdict.error] == []
     assert len(taken.read_text().splitlines()) > 20
@@ -237,7 +261,7 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
     cases = cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4)
     while not seen and (some := [*itertools.islice(cases, 12)]):  # some of these faults make ranks hang
         for case in some:
-            pool.feed(find(case.law), case, verdicts.append, sharing=True)
+            pool.feed(find(case.law), case, verdicts.append, reuse=PLANS)
         pool.flush()
         seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
     assert bool(seen) == bool(fault), [verdict.message for verdict in seen][:3]
