@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
     from shardlaw.conformance.world.manager import Launch
 
+LAWS_AHEAD = 4  # for each world of one size
 MOST_SIDE_BY_SIDE = 3  # worlds of one size: beyond, the process that draws cases is what the others wait for
 SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
 
@@ -89,8 +90,8 @@ class Run(RunState):
 
     def law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
         """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its verdicts
-        are on their way the ranks get the cases of the laws ``following`` it, in whose order the next calls are: of as many as there are
-        worlds side by side."""
+        are on their way the ranks get the cases of laws ``following`` it, in whose order the next calls are: while one world waits for a
+        rank that says nothing, others have work."""
         result = self.results[law.id]
         law_run = self._ahead.pop(law.id, None)
         if law_run is None or self.stopped_by:
@@ -101,7 +102,7 @@ class Run(RunState):
                 law_run.open()
                 law_run.feed()
                 if self.request.budget is None:  # nobody spends what is left of a budget before their turn
-                    self._feed_ahead(itertools.islice(following, self.pool.side_by_side))
+                    self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.side_by_side))
                 law_run.finish()
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands

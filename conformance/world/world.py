@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 HISTORY = 400
 MOST_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
-MOST_THREADS = 256  # each process group of gloo has three
+MOST_THREADS = 128  # each process group of gloo has three, one of which wakes up a hundred times a second
+IDLE_THREADS = 48  # of a rank, beyond which its world goes when nobody needs it
 MOST_GROWTH = 1 << 30  # bytes
 
 
@@ -104,6 +105,16 @@ class World:
     @property
     def takes_work(self) -> bool:
         return self.started and not (self.retired or self.ended or self.silenced)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody needs it now."""
+        return self.takes_work and not (self.batches or self.queue or self.patient)
+
+    @property
+    def is_a_burden(self) -> bool:
+        """Whether its ranks cost CPU time while they do nothing."""
+        return any(now.threads > IDLE_THREADS for _, now in self.weight.values())
 
     # Speaking and hearing
 

@@ -36,6 +36,12 @@ def nothing(case: Case, here: RankContext) -> None:
     """Nothing happens at all."""
 
 
+def groups(case: Case, here: RankContext) -> None:
+    """Many process groups are made, and left."""
+    for _ in range(20):
+        dist.new_group(list(range(here.world)))
+
+
 def wrong(case: Case, here: RankContext) -> None:
     print("I am rank", here.rank)
     here.require(here.rank != BAD, "wrong-value", "rank", "this rank is bad", 0, 1)
