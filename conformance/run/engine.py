@@ -67,7 +67,7 @@ class Run(RunState):
         import torch
 
         from shardlaw.conformance.law.law import Limits
-        from shardlaw.conformance.law.selection import select
+        from shardlaw.conformance.law.selection import in_turn, select
         from shardlaw.conformance.laws import catalogue
         from shardlaw.conformance.run import expectations
         from shardlaw.conformance.run.supported import supported
@@ -78,6 +78,7 @@ class Run(RunState):
         known = _known(request.known, {law.id for law in laws})
         super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
         self.supported = supported(torch.__version__)
+        self.turns = in_turn(laws)
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.listener = listener
@@ -169,8 +170,8 @@ class Run(RunState):
 
     def _share(self, law: Law) -> float:
         """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
-        at = self.laws.index(law)
-        return self._left() * law.weight / sum(later.weight for later in self.laws[at:])
+        at = self.turns.index(law)
+        return self._left() * law.weight / sum(later.weight for later in self.turns[at:])
 
     # The end
 
