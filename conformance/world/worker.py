@@ -41,7 +41,7 @@ from shardlaw.conformance.world.progress import ANSWERED, IDLE, PARKED, RAISED, 
 
 FLUSH_SECONDS = 0.1
 LEAVE_SECONDS = 0.2  # for threads that end by themselves
-NAP_SECONDS = 0.0005
+NAP_SECONDS, LONGEST_NAP_SECONDS = 0.0005, 0.02
 LARGEST_MEMORY = 4 << 30  # bytes that a rank on the CPU may ask for
 
 
@@ -114,9 +114,12 @@ class Rank:
         self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
 
     def _await_others(self, batch: int, index: int) -> None:
-        """Wait until no rank runs a case any more: one that hangs in it must not meet a collective of the next."""
+        """Wait until no rank runs a case any more: one that hangs in it must not meet a collective of the next. Whoever waits for long must
+        not look busy."""
+        nap = NAP_SECONDS
         while not all(self.page.has_done(rank, batch, index) for rank in range(self.world)):
-            time.sleep(NAP_SECONDS)
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP_SECONDS)
 
     def _answer(self, task: protocol.Task, batch: int, index: int) -> Answer:
         here = RankContext(self.rank, self.world, self.target, task.folder, self._meshes)
