@@ -128,7 +128,7 @@ def replay(
 
 @app.command()
 def repro(
-    finding: Annotated[str, typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, or a case.")],
+    finding: Annotated[str, typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, a case, or a law: its control case.")],
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
     """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""
@@ -207,10 +207,10 @@ def laws(
     features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> int:
-    """The catalogue: id, tier, clause, source."""
+    """The catalogue: id, tier, clause, source; of a few laws also what their cases may say."""
     from shardlaw.conformance.commands.listing import list_features, list_laws
 
-    print(list_features(as_json) if features else list_laws(tuple(laws or ()), as_json))
+    print((list_features if features else list_laws)(tuple(laws or ()), as_json))
     return 0
 
 
@@ -237,17 +237,24 @@ def show(
 @app.command()
 def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
     """What can be validated here."""
+    if follows():
+        return 0
     from shardlaw.conformance.commands.doctor import list_targets
 
     return list_targets(probe)
 
 
 @app.command()
-def doctor(target: TargetName = "gloo") -> int:
+def doctor(
+    target: TargetName = "gloo",
+    storage: Annotated[str | None, typer.Option(metavar="NAME", help="Also save and load a checkpoint there.")] = None,
+) -> int:
     """Does the backend load, do ranks start, does an all_reduce end."""
+    if follows():
+        return 0
     from shardlaw.conformance.commands.doctor import examine
 
-    return examine(target)
+    return examine(target, storage)
 
 
 def main(arguments: list[str] | None = None) -> int:

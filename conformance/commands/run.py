@@ -6,6 +6,7 @@ It runs under an ini, a rootdir and a plugin set of its own, so that nothing of 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,8 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             code = live.exit_code()
     except KeyboardInterrupt:
-        live.stopped_by, code = "interrupt", signals.seen_to()
+        code = signals.seen_to()
+        live.stopped_by = "SIGTERM" if code == 128 + signal.SIGTERM else "interrupt"
     finally:
         live.close()
         live.write(code)

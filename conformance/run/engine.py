@@ -133,6 +133,8 @@ class Run(RunState):
     def _why_untested(self, law: Law) -> str | None:
         missing = sorted(set(law.needs) & self.limits.cannot)
         if missing:
+            if missing == ["checkpoint_files"] and self.target.writer:
+                return f"storage {self.target.storage} cannot do checkpoint_files: what it keeps is no folder of files"
             return f"the target declares that it cannot do {', '.join(missing)}"
         if PROFILES.index(law.profile) > PROFILES.index(self.request.profile):
             return f"tried from profile {law.profile} on"
@@ -156,7 +158,7 @@ class Run(RunState):
     def _left(self) -> float:
         """Seconds of the budget that are left."""
         assert self.request.budget is not None
-        return max(0.0, self.request.budget - (time.monotonic() - self.clock))
+        return self.request.budget if self.ready is None else max(0.0, self.request.budget - (time.monotonic() - self.ready))
 
     def _share(self, law: Law) -> float:
         """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""

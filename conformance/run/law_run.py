@@ -90,10 +90,16 @@ class LawRun:
         deadline = time.monotonic() + self._seconds
 
         def take(case: Case, drawn: bool) -> None:
+            nonlocal deadline
             signals.check()
-            if self._stop or time.monotonic() > deadline:
+            starting = run.request.budget is not None and run.ready is None
+            if self._stop or (not starting and time.monotonic() > deadline):
                 raise Enough
             self._hand_over(case, drawn, self._plan.number)
+            if starting:  # a budget is for cases: it begins when ranks have answered the first
+                self._pool.wait(lambda: not self._owed)
+                run.ready = time.monotonic()
+                deadline = run.ready + self._seconds
 
         try:
             self._pool.wait_ready()

@@ -11,6 +11,9 @@ from shardlaw.conformance.errors import UsageError, one_of
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
 DEFAULT_WORLD = 4  # ranks
+MOST_RANKS = 4096
+MOST_WORLDS = 64
+LONGEST_CASE = 86_400.0  # seconds
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -44,14 +47,14 @@ class RunRequest:
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
             raise UsageError(f"--profile {self.profile}: no such profile ({one_of(self.profile, PROFILES)})")
-        if self.world_size < 1:
-            raise UsageError(f"--world-size {self.world_size}: want 1 or more ranks")
-        if self.worlds < 1:
-            raise UsageError(f"-n {self.worlds}: want 1 or more worlds")
+        if not 1 <= self.world_size <= MOST_RANKS:
+            raise UsageError(f"--world-size {self.world_size}: want 1 to {MOST_RANKS} ranks")
+        if not 1 <= self.worlds <= MOST_WORLDS:
+            raise UsageError(f"-n {self.worlds}: want 1 to {MOST_WORLDS} worlds")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: want a whole number, 0 or more")
-        if self.timeout is not None and not 0 < self.timeout < float("inf"):
-            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds")
+        if self.timeout is not None and not 0 < self.timeout <= LONGEST_CASE:
+            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {LONGEST_CASE:.0f}")
         if not 1 <= self.shard[0] <= self.shard[1]:
             raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
         if self.no_expect and self.expect:

@@ -123,7 +123,8 @@ class LawResult:
 @dataclass(eq=False)
 class RunState:
     """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
-    many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case."""
+    many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case. ``ready``: when ranks had
+    answered the first case of a run with a budget, which begins there."""
 
     request: RunRequest
     target: Target
@@ -143,6 +144,7 @@ class RunState:
     distinct: set[Case] = field(default_factory=set)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.monotonic)
+    ready: float | None = None
     stopped_by: str | None = None
     failure: Exception | None = None
 
