@@ -128,7 +128,10 @@ def replay(
 
 @app.command()
 def repro(
-    finding: Annotated[str, typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, a case, or a law: its control case.")],
+    finding: Annotated[
+        str,
+        typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, a case, or a law: its control case."),
+    ],
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
     """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""

@@ -27,15 +27,20 @@ INI = Path(__file__).parents[1] / "run.ini"
 
 
 def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
-    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. For ``launch`` and
-    ``ranks_here`` see :meth:`Run.start`."""
+    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. Where ``launch`` starts the
+    ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
+    from shardlaw.conformance.report.reporter import Reporter
+    from shardlaw.conformance.target.config import find_target
+
+    target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
+    listener = Reporter(request.report)
+    listener.start(request, target)  # what follows loads torch, which takes seconds
     import pytest
 
     from shardlaw.conformance.plugin import RUN, law_files
-    from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.run.engine import Run
 
-    live = Run.start(request, Reporter, launch, ranks_here)
+    live = Run.start(request, target, listener, launch)
     code = 3
     try:
 

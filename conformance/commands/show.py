@@ -28,7 +28,11 @@ def show(shape: str, mesh: str, placements: str) -> str:
 def parsed(shape: str, mesh: str, placements: str) -> Layout:
     """The layout that the texts mean. Raises :class:`UsageError` where they mean none, or one too large to list."""
     try:
-        sizes, table, placed = parse_shape(shape), Mesh.parse(mesh), parse_placements(PRINTED.sub(_notation, re.sub(r"^\[(.*)\]$", r"\1", placements)))
+        sizes, table, placed = (
+            parse_shape(shape),
+            Mesh.parse(mesh),
+            parse_placements(PRINTED.sub(_notation, re.sub(r"^\[(.*)\]$", r"\1", placements))),
+        )
         if table.size * max(sum(sizes), 1) > LARGEST:
             raise UsageError(f"shape {shape} on mesh {mesh}: too large to show, every index is listed")
         return Layout(sizes, table, placed)

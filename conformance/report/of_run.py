@@ -17,6 +17,7 @@ from shardlaw.conformance.report.run_report import (
     Totals,
     UnconfirmedLine,
 )
+from shardlaw.conformance.report.waiting import waiting
 from shardlaw.conformance.run.finding_file import told
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
-    findings = [_finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in run.findings]
+    findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in run.findings]
     return RunReport(
         seed=request.seed,
         profile=request.profile,
@@ -105,10 +106,13 @@ def _law_line(result: LawResult, target: Target) -> LawLine:
         reason=result.reason,
         lacks=sorted(set(law.needs) & set(target.cannot)),
         features=dict(sorted(result.features.items())),
+        reasons=list(result.reasons),
+        wrong=result.wrong,
+        deviating=dict(sorted(result.deviating.items())),
     )
 
 
-def _finding_line(found: Finding, reproducer: str | None, note: str, script: str) -> FindingLine:
+def finding_line(found: Finding, reproducer: str | None, note: str, script: str) -> FindingLine:
     return FindingLine(
         id=found.id,
         law=found.law,
@@ -128,6 +132,7 @@ def _finding_line(found: Finding, reproducer: str | None, note: str, script: str
         note=note,
         number=found.number,
         entry=found.entry,
+        waits=waiting(map(told, found.verdict.ranks)) if found.status == "new" else [],
     )
 
 

@@ -1,5 +1,5 @@
-"""The files of a report: ``report.json``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at its end
-``junit.xml`` and what people read, ``report.md`` and ``report.html``.
+"""The files of a report: ``report.json``, ``junit.xml``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at
+its end what people read, ``report.md`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.of_run import report_of
-from shardlaw.conformance.report.run_report import RunReport, read_report
+from shardlaw.conformance.report.of_run import finding_line, report_of
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ class ReportWriter:
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
-    def finding(self, found: Finding, run: RunState) -> None:
-        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out."""
+    def finding(self, found: Finding, run: RunState) -> FindingLine:
+        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out. Returns
+        its line of the report."""
         from shardlaw.conformance.law.script import ScriptError
         from shardlaw.conformance.laws import find
         from shardlaw.conformance.report.reproducer import LONG, About, Join, reproducer
@@ -67,6 +68,7 @@ class ReportWriter:
         note = "; ".join(filter(None, notes))
         self._scripts[found.id] = (path, note, script)
         write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=script)
+        return finding_line(found, path, note, script)
 
     def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
@@ -92,13 +94,14 @@ class ReportWriter:
 
 def write_report(folder: Path, report: RunReport) -> None:
     """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
+    from shardlaw.conformance.report.junit import junit
+
     write_text(folder / "report.json", to_json(report))
+    write_text(folder / "junit.xml", junit(report))
     if report.exit is not None:
         from shardlaw.conformance.report.html import html
-        from shardlaw.conformance.report.junit import junit
         from shardlaw.conformance.report.markdown import markdown
 
-        write_text(folder / "junit.xml", junit(report))
         write_text(folder / "report.md", markdown(report, folder))
         write_text(folder / "report.html", html(report, folder))
 

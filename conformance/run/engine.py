@@ -14,8 +14,6 @@ from shardlaw.conformance.run.request import PROFILES, RunRequest
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.target import Target
@@ -30,17 +28,9 @@ class Run(RunState):
     """One run, from its request to its exit code. Made by :meth:`start`; :meth:`finish` and :meth:`close` end it."""
 
     @classmethod
-    def start(
-        cls, request: RunRequest, listen: Callable[[Path], Listener], launch: Launch | None = None, ranks_here: int | None = None
-    ) -> Run:
-        """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`. ``listen`` makes what
-        listens, for a folder of reports. Where ``launch`` starts the ranks, on many hosts, ``ranks_here`` of the largest world are on this
-        machine."""
-        from shardlaw.conformance.target.config import find_target
-
-        # it counts the devices of this machine
-        target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
-        listener = listen(request.report)
+    def start(cls, request: RunRequest, target: Target, listener: Listener, launch: Launch | None = None) -> Run:
+        """Start the server of the request's target, and load the laws meanwhile. Raises :class:`UsageError`. ``launch`` starts the ranks
+        where they are on many hosts."""
         from shardlaw.conformance.world import Pool, WorldError
         from shardlaw.conformance.world.launch import ForkserverLauncher
 

@@ -168,9 +168,13 @@ class LawRun:
             if self._refused is None or seen.number < self._refused.number:
                 self._refused = seen
         elif verdict.status == "deviates":
+            result.wrong += 1
+            result.deviating.update(reached)
             entry = run.expectations.match(self.law.id, verdict.kind or "", reached, verdict.error)
             if entry is not None:
                 result.expected += 1
+                if entry.reason not in result.reasons:
+                    result.reasons.append(entry.reason)
                 if entry not in self._expected or seen.number < self._expected[entry].number:
                     self._expected[entry] = seen
             elif verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:

@@ -14,6 +14,7 @@ DEFAULT_WORLD = 4  # ranks
 MOST_RANKS = 4096
 MOST_WORLDS = 64
 LONGEST_CASE = 86_400.0  # seconds
+SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -43,6 +44,9 @@ class RunRequest:
     timeout: float | None = None
     exitfirst: bool = False
     list: bool = False
+    certify: str = ""
+    last_failed: bool = False
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

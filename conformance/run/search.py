@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.run.request import SCALE
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -32,7 +33,6 @@ NARROW_DRAWS = 80
 NARROW_BATCH = 10
 COVERED_KEPT = 4  # one in so many
 ROUNDS = 4
-SCALE = {"smoke": 1, "ci": 8, "nightly": 60}
 
 
 def none_is(case: Case) -> bool:

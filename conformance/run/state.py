@@ -13,7 +13,7 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
-from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.request import SCALE, RunRequest
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.expectations import Expectations, TooWide
@@ -84,7 +84,8 @@ class HarnessFault:
 @dataclass
 class LawResult:
     """What a run says of one law. ``refusals`` counts the refused cases by the text of the refusal, without numbers and names; ``expected``
-    the deviating cases that an expectation accounts for."""
+    the deviating cases that an expectation accounts for, ``reasons`` of which are what these say; ``deviating`` counts the features of the
+    cases that deviate, expected or not, and ``wrong`` how many these are."""
 
     law: Law
     outcome: str = "untested"
@@ -101,7 +102,10 @@ class LawResult:
     reason: str | None = None
     rejection: str = ""
     features: Counter[str] = field(default_factory=Counter)
+    wrong: int = 0
+    deviating: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
 
     def conclude(self, new: bool) -> None:
         """Say how the law fared, once every case has been judged: by its own cases alone. ``new``: whether it has a new finding."""
@@ -150,6 +154,11 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}
+
+    def planned(self) -> int:
+        """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
+        scale = SCALE[self.request.profile]
+        return max(1, sum(law.sweeps + law.draws for law in self.laws) * scale // self.request.shard[1])
 
     def too_wide(self) -> list[TooWide]:
         """The expectations to refuse. One shard of a run does not say: the share of its few cases is not that of the whole, which a
