@@ -68,6 +68,11 @@ def run(
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit for one case; default: the target's.")] = None,
     exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,
+    certify: Annotated[
+        str, typer.Option(metavar="PROFILE", help="Try a certified profile, such as collectives-2026.1: a frozen list of cases.")
+    ] = "",
+    last_failed: Annotated[bool, typer.Option("--last-failed", help="Only the laws that deviated in the report of --report.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of --report, which was not finished.")] = False,
 ) -> int:
     """Try the laws on a target; exit 1 when something new deviates."""
     from shardlaw.conformance.run.request import DEFAULT_WORLD, RunRequest, parse_duration, parse_shard
@@ -92,6 +97,9 @@ def run(
         timeout=timeout,
         exitfirst=exitfirst,
         list=list_,
+        certify=certify,
+        last_failed=last_failed,
+        resume=resume,
     )
     if not request.list:
         from shardlaw.conformance.commands.run import run as run_laws

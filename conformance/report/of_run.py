@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from shardlaw.conformance.report.certificate import certificate_of
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
     ExpectationLine,
@@ -66,6 +67,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
+        certificate=made[0] if (made := certificate_of(run, exit_code)) is not None else None,
         expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),

@@ -183,8 +183,8 @@ class Loaded(msgspec.Struct, kw_only=True):
 
 class Certificate(msgspec.Struct, kw_only=True):
     """What a certified run gives: of the ``cases`` of a frozen list (``sha256`` of its file) how many came to what. ``missing`` are those
-    of laws that need what the target declares it cannot do, ``unsaid`` those that were not judged for another reason. ``verdicts``
-    is the sha256 of ``verdicts.txt``."""
+    of laws that need what the target declares it cannot do, ``absent`` those that ask for what this torch does not have, ``unsaid``
+    those that were not judged for another reason. ``verdicts`` is the sha256 of ``verdicts.txt``."""
 
     profile: str
     release: str
@@ -194,6 +194,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     expected: int = 0
     refused: int = 0
     missing: int = 0
+    absent: int = 0
     unsaid: int = 0
     deviating: int = 0
     verdicts: str = ""
@@ -207,6 +208,7 @@ class Certificate(msgspec.Struct, kw_only=True):
             "are refused": self.refused,
             "deviate as torch is known to": self.expected,
             "need what is declared missing": self.missing,
+            "ask for what this torch does not have": self.absent,
             "were not judged": self.unsaid,
             "deviate": self.deviating,
         }

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.certificate import FILE as VERDICTS
+from shardlaw.conformance.report.certificate import certificate_of
 from shardlaw.conformance.report.of_run import finding_line, report_of
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
     from shardlaw.conformance.run.state import Finding, RunState
 
-NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt")
+NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
 
 
 class ReportWriter:
@@ -74,6 +76,8 @@ class ReportWriter:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
         report = self.last = report_of(run, exit_code, self._scripts)
+        if (certified := certificate_of(run, exit_code)) is not None:
+            write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
         return report
 

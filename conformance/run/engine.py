@@ -54,16 +54,23 @@ class Run(RunState):
 
         from shardlaw.conformance.law.law import Limits
         from shardlaw.conformance.law.selection import select
-        from shardlaw.conformance.laws import catalogue
+        from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
+        from shardlaw.conformance.run.frozen import frozen
         from shardlaw.conformance.run.supported import supported
 
-        laws = select(list(catalogue().values()), request.laws, request.ops)
-        files = [] if request.no_expect else expectations.layers(target, request.expect)
+        listed = frozen(request.certify) if request.certify else None
+        if listed is None:
+            laws = select(list(catalogue().values()), request.laws, request.ops)
+            files = [] if request.no_expect else expectations.layers(target, request.expect)
+        else:
+            laws = [find(law_id) for law_id in listed.laws]
+            files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
         known = _known(request.known, {law.id for law in laws})
         super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
         self.supported = supported(torch.__version__)
+        self.frozen = listed
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.listener = listener
@@ -117,6 +124,7 @@ class Run(RunState):
         if result.reason is not None:
             return None
         plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard)
+        plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
         seconds = self._share(law) if self.request.budget else float("inf")
         return LawRun(self, self.pool, self.listener, self.add, plan, seconds)
 
@@ -158,10 +166,13 @@ class Run(RunState):
     # The end
 
     def probe(self) -> None:
-        """Try on two ranks what the target declares that it cannot do."""
+        """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
+        from shardlaw.conformance.run.frozen import loaded
         from shardlaw.conformance.target.probe import stale
 
-        self.stale = stale(self.pool, self.target) if self.judged and self.failure is None else []
+        if self.judged and self.failure is None and not self.request.exitfirst:
+            self.stale = stale(self.pool, self.target)
+            self.loaded = loaded(self.pool, self.target) if self.frozen is not None else {}
 
     def exit_code(self) -> int:
         """1 for a new finding (or, with ``--strict``, a stale expectation), 3 for an error of the harness, 2 when no case was judged, else

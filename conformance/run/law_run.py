@@ -103,7 +103,7 @@ class LawRun:
 
         try:
             self._pool.wait_ready()
-            known = [*run.known.get(self.law.id, []), *run.expectations.known(self.law.id)]
+            known = [*run.known.get(self.law.id, []), *(run.expectations.known(self.law.id) if run.frozen is None else ())]
             for case in known[run.request.shard[0] - 1 :: run.request.shard[1]]:
                 if case.world <= run.request.world_size:
                     self._hand_over(case, False, 0)
@@ -119,7 +119,7 @@ class LawRun:
 
     def _hand_over(self, case: Case, drawn: bool, number: int) -> None:
         features = features_of(case, self.law)
-        if self._run.expectations.avoid(self.law.id, features) is not None:
+        if self._run.frozen is None and self._run.expectations.avoid(self.law.id, features) is not None:
             self.result.skipped_expected += 1
             return
 
@@ -145,6 +145,8 @@ class LawRun:
         run, result, verdict = self._run, self.result, seen.verdict
         self._memory[verdict.case] = verdict
         self._listener.case(verdict, seen.drawn)
+        if run.frozen is not None and verdict.status != "error":
+            run.said[verdict.case.text] = verdict.kind or verdict.status
         if verdict.status == "error":
             self._broken(verdict.message, f"{verdict.case.text}\n{verdict.message}\n{verdict.error}")
             return
@@ -173,6 +175,8 @@ class LawRun:
             entry = run.expectations.match(self.law.id, verdict.kind or "", reached, verdict.error)
             if entry is not None:
                 result.expected += 1
+                if run.frozen is not None:
+                    run.said[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
                 if entry.reason not in result.reasons:
                     result.reasons.append(entry.reason)
                 if entry not in self._expected or seen.number < self._expected[entry].number:
@@ -246,6 +250,17 @@ class LawRun:
             if run.request.exitfirst:
                 run.stopped_by = "-x"
                 break
+        if run.frozen is not None and self._new:
+            shown = {found.verdict.signature for found in run.findings if found.law == self.law.id}
+            for signature in [signature for signature in self._new if signature not in shown]:
+                self._say_again(signature)
         left_over = len(self._new) - FINDINGS_A_LAW
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
+
+    def _say_again(self, signature: str) -> None:
+        """In a certified run: what fresh worlds say of the cases that deviated so, where the first of them was not confirmed."""
+        for case, verdict in list(self._memory.items()):
+            if verdict.signature == signature and verdict.status == "deviates" and case.text in self._run.said:
+                again = self._pool.fresh(self.law, case)
+                self._run.said[case.text] = again.kind or again.status

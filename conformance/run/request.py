@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.run.frozen import check_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
@@ -61,6 +62,8 @@ class RunRequest:
             raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {LONGEST_CASE:.0f}")
         if not 1 <= self.shard[0] <= self.shard[1]:
             raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
+        if self.certify:
+            self._check_certified()
         if self.no_expect and self.expect:
             raise UsageError("--expect and --no-expect: want one of them")
         for path in self.expect:
@@ -68,6 +71,30 @@ class RunRequest:
                 raise UsageError(f"--expect {path}: no such file")
         if self.known is not None and not self.known.is_dir():
             raise UsageError(f"--known {self.known}: no such folder")
+
+    def _check_certified(self) -> None:
+        """A certified run is the whole list, on the terms of every other one."""
+        check_name(self.certify)
+        plain = RunRequest()
+        foreign = {
+            "LAW": "laws",
+            "--profile": "profile",
+            "--budget": "budget",
+            "--op": "ops",
+            "--expect": "expect",
+            "--no-expect": "no_expect",
+            "--known": "known",
+            "--shard": "shard",
+            "-x": "exitfirst",
+            "--list": "list",
+            "--last-failed": "last_failed",
+            "--resume": "resume",
+        }
+        for option, name in foreign.items():
+            if getattr(self, name) != getattr(plain, name):
+                raise UsageError(f"--certify {self.certify}: a certified run is the whole list: want no {option}")
+        if self.world_size < DEFAULT_WORLD:
+            raise UsageError(f"--certify {self.certify}: want --world-size {DEFAULT_WORLD} or more, not {self.world_size}")
 
 
 def parse_duration(text: str) -> float:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
@@ -17,6 +17,7 @@ from shardlaw.conformance.run.request import SCALE, RunRequest
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.expectations import Expectations, TooWide
+    from shardlaw.conformance.run.frozen import FrozenList
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class LawResult:
 class RunState:
     """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
     many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case. ``ready``: when ranks had
-    answered the first case of a run with a budget, which begins there."""
+    answered the first case of a run with a budget, which begins there. Of a certified run ``frozen`` is the list, ``said`` the word for
+    each of its cases, by text, and ``loaded`` what its ranks have loaded."""
 
     request: RunRequest
     target: Target
@@ -151,12 +153,17 @@ class RunState:
     ready: float | None = None
     stopped_by: str | None = None
     failure: Exception | None = None
+    frozen: FrozenList | None = None
+    said: dict[str, str] = field(default_factory=dict)
+    loaded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}
 
     def planned(self) -> int:
         """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
+        if self.frozen is not None:
+            return len(self.frozen.cases)
         scale = SCALE[self.request.profile]
         return max(1, sum(law.sweeps + law.draws for law in self.laws) * scale // self.request.shard[1])
 
