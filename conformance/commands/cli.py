@@ -213,6 +213,41 @@ def merge(
 
 
 @app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What shardlaw run --certify has left.")],
+    rerun: Annotated[int, typer.Option(metavar="N", help="Also try N of its cases again, on the target as it is described here.")] = 0,
+) -> int:
+    """Is a folder what a certified run gives? Exit 1 where it is not."""
+    from shardlaw.conformance.commands.verify import verify as verify_report
+
+    return verify_report(folder, rerun)
+
+
+@app.command()
+def board(
+    reports: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Reports of certified runs.")],
+    output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-board.html"),
+) -> int:
+    """One page of certified runs: target by profile and release of torch, with the causes of what deviates."""
+    from shardlaw.conformance.commands.board import board as page
+
+    _give(page(reports, output.parent), output)
+    return 0
+
+
+@app.command()
+def trend(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT", help="Reports of many nights, in any order.")],
+    output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-trend.html"),
+) -> int:
+    """What came and went over many runs, as one page."""
+    from shardlaw.conformance.report.trend import trend as page
+
+    _give(page(reports, output.parent), output)
+    return 0
+
+
+@app.command()
 def laws(
     laws: Laws = None,
     features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,

@@ -69,4 +69,4 @@ def certificate_of(run: RunState, exit_code: int | None) -> tuple[Certificate, s
     words = [said.get(case.text, UNSAID) for case in run.frozen.cases]
     nothing = {"torch": "", "torch_git": "", "python": "", "platform": ""}
     loaded = Loaded(harness=__version__, **(run.loaded or nothing))
-    return certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded)), text
+    return certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text

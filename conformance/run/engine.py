@@ -54,6 +54,7 @@ class Run(RunState):
 
         from shardlaw.conformance.law.law import Limits
         from shardlaw.conformance.law.selection import select
+        from shardlaw.conformance.law.target import TOLERANCE
         from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
         from shardlaw.conformance.run.frozen import frozen
@@ -64,6 +65,8 @@ class Run(RunState):
             laws = select(list(catalogue().values()), request.laws, request.ops)
             files = [] if request.no_expect else expectations.layers(target, request.expect)
         else:
+            if target.tolerance != TOLERANCE:
+                raise UsageError(f"--certify {request.certify}: target {target.name} has a tolerance of its own: want none")
             laws = [find(law_id) for law_id in listed.laws]
             files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
@@ -185,7 +188,13 @@ class Run(RunState):
         stale = any(self.expectations.stale(law.id) for law in self.laws)
         if self.request.strict and (stale or self.too_wide()):
             return 1
-        return 3 if self.errors else 0
+        return 3 if self.errors or self._unsaid() else 0
+
+    def _unsaid(self) -> bool:
+        """Whether a certified run has no verdict on a case of its list that the target does not declare out of reach."""
+        tried = (self.results[law.id] for law in self.laws if not set(law.needs) & set(self.target.cannot))
+        listed = self.frozen.laws if self.frozen is not None else {}
+        return any(case.text not in self.said for result in tried for case in listed.get(result.law.id, ()))
 
     def write(self, exit_code: int | None = None) -> None:
         """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
