@@ -65,7 +65,9 @@ def _fields(law: Law) -> list[str]:
     return [
         line
         for at, text in enumerate(lines)
-        for line in textwrap.wrap(text, WIDTH, initial_indent="    fields: " if not at else " " * 12, subsequent_indent=" " * 14)
+        for line in textwrap.wrap(
+            text, WIDTH, initial_indent="    fields: " if not at else " " * 12, subsequent_indent=" " * 14, break_on_hyphens=False
+        )
     ]
 
 

@@ -70,6 +70,8 @@ class Run(RunState):
             laws = [find(law_id) for law_id in listed.laws]
             files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
+        if listed is not None:  # what one backend is known to do wrong excuses nobody
+            expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})
         super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
         self.supported = supported(torch.__version__)

@@ -46,9 +46,9 @@ def test_a_released_list_says_what_every_version_understands(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sha256"),
     [
-        ("collectives-2026.1", "COLLECTIVES"),
-        ("dtensor-2026.1", "DTENSOR"),
-        ("checkpoint-2026.1", "CHECKPOINT"),
+        ("collectives-2026.1", "35884635c9b4f1ad7c8e4464f84d0ec82d61a5c6ec1cb3c57de092d852eadcd3"),
+        ("dtensor-2026.1", "50ade14881f398d8bc44839b48e37d9c441ea27305f5ce9cb4c29f763f7ae22b"),
+        ("checkpoint-2026.1", "a0917536cb5215c8573afb489bf95827f0372ae412f4e31f42d2a7006bbe2c37"),
     ],
 )
 def test_a_released_list_is_never_changed(name: str, sha256: str) -> None:
