@@ -29,11 +29,17 @@ INI = Path(__file__).parents[1] / "run.ini"
 def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
     """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. Where ``launch`` starts the
     ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
+    from shardlaw.conformance.report import resumed
     from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.target.config import find_target
 
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
-    listener = Reporter(request.report)
+    before = None
+    if request.last_failed:
+        request = resumed.last_failed(request)
+    elif request.resume:
+        request, before = resumed.earlier(request)
+    listener = Reporter(request.report, before)
     listener.start(request, target)  # what follows loads torch, which takes seconds
     import pytest
 
@@ -68,6 +74,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             code = _failed(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             code = live.exit_code()
+            code = resumed.exit_code(before, code) if before is not None else code
     except KeyboardInterrupt:
         code = signals.seen_to()
         live.stopped_by = "SIGTERM" if code == 128 + signal.SIGTERM else "interrupt"

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from shardlaw import __version__
-from shardlaw.conformance.law.verdict import KINDS
 from shardlaw.conformance.report.run_report import Certificate, Loaded
 from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, UNSAID, FrozenList
 
@@ -40,6 +39,8 @@ def said_of(run: RunState) -> dict[str, str]:
 
 def certificate(listed: FrozenList, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
     """The certificate; ``words`` is what was said of each case."""
+    from shardlaw.conformance.law.verdict import KINDS
+
     counts = Counter(EXPECTED if word.startswith(EXPECTED) else "deviating" if word in KINDS else word for word in words)
     found = Certificate(
         profile=listed.name,

@@ -12,6 +12,7 @@ from shardlaw.conformance.report.writer import ReportWriter
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.report.resumed import Earlier
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
@@ -20,8 +21,8 @@ class Reporter:
     """Writes the report of a run into ``folder`` and shows it on the terminal, or not where somebody else has that. Raises
     :class:`UsageError` where it cannot be written."""
 
-    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
-        self._writer = ReportWriter(folder)
+    def __init__(self, folder: Path, before: Earlier | None = None, *, quiet: bool = False) -> None:
+        self._writer = ReportWriter(folder, before)
         self.terminal = Terminal(str(folder), open(os.devnull, "w") if quiet else None)  # noqa: SIM115
 
     def start(self, request: RunRequest, target: Target) -> None:

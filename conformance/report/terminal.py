@@ -81,9 +81,11 @@ class Terminal:
     def begin(self, laws: Sequence[Law], planned: int) -> None:
         """The laws are chosen."""
         self._laws = len(laws)
-        weights, counts = sum(law.weight for law in laws) or 1.0, sum(law.sweeps + law.draws for law in laws) or 1
+        weights, counts = sum(law.weight for law in laws) or 1.0, sum(law.sweeps + law.draws for law in laws)
         # neither what a law weighs nor how many cases it has tells its time: both together come near
-        self._ahead = {law.id: (law.weight / weights + (law.sweeps + law.draws) / counts) / 2 for law in laws}
+        by_weight = {law.id: law.weight / weights for law in laws}
+        by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
+        self._ahead = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
         self._say(Text(f"{self._laws} law{'s' * (self._laws != 1)}, up to {planned:,} cases"))
         self._began = time.monotonic()
 

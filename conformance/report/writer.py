@@ -13,11 +13,13 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.report.certificate import FILE as VERDICTS
 from shardlaw.conformance.report.certificate import certificate_of
 from shardlaw.conformance.report.of_run import finding_line, report_of
+from shardlaw.conformance.report.resumed import joined
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.report.resumed import Earlier
     from shardlaw.conformance.run.state import Finding, RunState
 
 NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
@@ -27,11 +29,13 @@ class ReportWriter:
     """Writes the files of one run into ``folder``. Raises :class:`UsageError` where that cannot be done, before anything has started.
 
     What an earlier run left in the folder goes with the first word that is written, so that a request that is refused leaves the old
-    report as it was. A folder with somebody else's ``report.json`` is refused.
+    report as it was. A folder with somebody else's ``report.json`` is refused. What was done ``before`` by a run that this one goes on with
+    stays.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: Earlier | None = None) -> None:
         self.folder = folder
+        self._before = before
         self._scripts: dict[str, tuple[str | None, str, str]] = {}
         self._unwritten: list[str] = []
         self.last: RunReport | None = None
@@ -75,7 +79,8 @@ class ReportWriter:
     def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
-        report = self.last = report_of(run, exit_code, self._scripts)
+        report = report_of(run, exit_code, self._scripts)
+        report = self.last = joined(self._before, report) if self._before is not None else report
         if (certified := certificate_of(run, exit_code)) is not None:
             write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
@@ -93,6 +98,10 @@ class ReportWriter:
             clear(self.folder)
             (self.folder / "findings").mkdir(parents=True, exist_ok=True)
             self._cases = open(self.folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
+            if self._before is not None:
+                self._cases.writelines(f"{line}\n" for line in self._before.cases)
+                for name, text in self._before.files.items():
+                    write_text(self.folder / name, text)
         return self._cases
 
 

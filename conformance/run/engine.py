@@ -73,7 +73,8 @@ class Run(RunState):
         if listed is not None:  # what one backend is known to do wrong excuses nobody
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})
-        super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
+        shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
+        super().__init__(request, target, laws, expected, known, shrinking)
         self.supported = supported(torch.__version__)
         self.frozen = listed
         self.pool = pool

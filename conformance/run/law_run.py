@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 FINDINGS_A_LAW = 6
+# a certified run says whether a law holds, not all that is wrong
+FINDINGS_A_CERTIFIED_LAW = 1
+LOST_A_CERTIFIED_LAW = 3  # worlds, after which the further cases of its list are left unsaid
+CERTIFIED_AHEAD = 16  # cases
 SHRINK_SECONDS = 10.0
 SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op
 
@@ -68,7 +72,7 @@ class LawRun:
         self._seconds = seconds
         self._sharing = shares_plans(plan.law, run.request.profile)
         self._fed = False
-        self._owed = 0
+        self._owed = self._lost = 0
         self._early: list[_Seen] | None = []
         self._error: Exception | None = None
         self._stop = False
@@ -96,6 +100,10 @@ class LawRun:
             if self._stop or (not starting and time.monotonic() > deadline):
                 raise Enough
             self._hand_over(case, drawn, self._plan.number)
+            if run.frozen is not None:
+                self._pool.wait(lambda: self._owed < CERTIFIED_AHEAD)
+                if self._lost >= LOST_A_CERTIFIED_LAW:
+                    raise Enough
             if starting:  # a budget is for cases: it begins when ranks have answered the first
                 self._pool.wait(lambda: not self._owed)
                 run.ready = time.monotonic()
@@ -125,6 +133,7 @@ class LawRun:
 
         def done(verdict: Verdict) -> None:
             self._owed -= 1
+            self._lost += verdict.kind in ("crash", "hang", "divergence")
             self._take_in(_Seen(verdict, features, drawn, number))
 
         self._owed += 1
@@ -236,7 +245,9 @@ class LawRun:
 
     def _confirm(self) -> None:
         run = self._run
-        for seen in sorted(self._new.values(), key=lambda new: new.number)[:FINDINGS_A_LAW]:
+        for seen in sorted(self._new.values(), key=lambda new: new.number)[
+            : FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
+        ]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
             confirmer = Confirmer(self._plan, self._pool, self._memory, min(SHRINK_SECONDS, run.shrinking), self._is_known, self._sharing)
@@ -250,17 +261,19 @@ class LawRun:
             if run.request.exitfirst:
                 run.stopped_by = "-x"
                 break
-        if run.frozen is not None and self._new:
-            shown = {found.verdict.signature for found in run.findings if found.law == self.law.id}
-            for signature in [signature for signature in self._new if signature not in shown]:
-                self._say_again(signature)
+        if run.frozen is not None and self._new and not any(found.law == self.law.id for found in run.findings):
+            self._say_again()
         left_over = len(self._new) - FINDINGS_A_LAW
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 
-    def _say_again(self, signature: str) -> None:
-        """In a certified run: what fresh worlds say of the cases that deviated so, where the first of them was not confirmed."""
-        for case, verdict in list(self._memory.items()):
-            if verdict.signature == signature and verdict.status == "deviates" and case.text in self._run.said:
-                again = self._pool.fresh(self.law, case)
-                self._run.said[case.text] = again.kind or again.status
+    def _say_again(self) -> None:
+        """In a certified run no verdict is left that nothing shows again: of a law without a finding each case that deviated is tried in a
+        fresh world, until one deviates there, which is a finding."""
+        run = self._run
+        for seen in [one for one in self._memory.values() if one.status == "deviates" and run.said.get(one.case.text) == one.kind]:
+            again = self._pool.fresh(self.law, seen.case)
+            run.said[seen.case.text] = again.kind or again.status
+            if again.status == "deviates" and not self._is_known(again):
+                self._add(replace(Finding.of(self.law, again, seen.case), confirmed=(1, 1), note="not shrunk"))
+                return

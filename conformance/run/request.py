@@ -64,6 +64,8 @@ class RunRequest:
             raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
         if self.certify:
             self._check_certified()
+        if self.last_failed and self.resume:
+            raise UsageError("--last-failed and --resume: want one of them")
         if self.no_expect and self.expect:
             raise UsageError("--expect and --no-expect: want one of them")
         for path in self.expect:

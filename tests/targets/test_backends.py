@@ -64,7 +64,7 @@ class User:
             env={**os.environ, "PYTHONPATH": path, **env},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=500,
             check=False,
         )
 
