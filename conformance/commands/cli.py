@@ -29,6 +29,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
+FIRST = """\
+Where to begin:
+  shardlaw doctor                     does gloo work here: some seconds
+  shardlaw run 'redistribute.*'       the laws of one chapter: a minute
+  shardlaw run                        the smoke profile: some minutes; the report is shardlaw-report/report.html
+  shardlaw targets --probe            what your own backend can do, once shardlaw.toml describes it
+  shardlaw laws redistribute.local    what a law says, and what its cases may say
+"""
+
 Laws = Annotated[list[str] | None, typer.Argument(metavar="LAW", help="Law ids; * and ? are special, a leading ! excludes.")]
 TargetName = Annotated[str, typer.Option("--target", metavar="NAME", help="What to validate; see 'shardlaw targets'.")]
 
@@ -42,7 +51,7 @@ def shardlaw(
         print(f"shardlaw {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(f"{FIRST}\n{context.get_help()}")
 
 
 @app.command()
