@@ -109,6 +109,7 @@ def _law_line(result: LawResult, target: Target) -> LawLine:
         lacks=sorted(set(law.needs) & set(target.cannot)),
         features=dict(sorted(result.features.items())),
         reasons=list(result.reasons),
+        source=result.law.source if result.wrong else "",
         wrong=result.wrong,
         deviating=dict(sorted(result.deviating.items())),
     )

@@ -56,6 +56,7 @@ class LawLine(msgspec.Struct, kw_only=True):
     lacks: list[str] = []
     features: dict[str, int] = {}
     reasons: list[str] = []
+    source: str = ""
     wrong: int = 0
     deviating: dict[str, int] = {}
 

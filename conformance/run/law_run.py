@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 FINDINGS_A_LAW = 6
 # a certified run says whether a law holds, not all that is wrong
 FINDINGS_A_CERTIFIED_LAW = 1
-LOST_A_CERTIFIED_LAW = 3  # worlds, after which the further cases of its list are left unsaid
-CERTIFIED_AHEAD = 16  # cases
+LOST_A_CERTIFIED_LAW = 1  # world, after which the further cases of its list are left unsaid
+CERTIFIED_AHEAD = 8  # cases
 SHRINK_SECONDS = 10.0
 SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op
 

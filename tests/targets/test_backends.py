@@ -126,6 +126,7 @@ def test_the_example_is_certified(user: User) -> None:
     assert user.shardlaw("verify", "shardlaw-report").returncode == 0
 
 
+@pytest.mark.timeout(600)  # groups in another order lose a world in nearly every law
 @pytest.mark.parametrize(("fault", "finds", "holds"), FAULTS)
 def test_a_planted_fault_is_not_certified(fault: str, finds: str, holds: str, user: User) -> None:
     done = user.shardlaw("run", "--certify", "collectives-2026.1", "--target", "pypost", PYPOST_FAULT=fault)
