@@ -302,9 +302,11 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
         out.print(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}{more}"))
     if len(further) > SHOWN_FURTHER:
         out.print(f"and {len(further) - SHOWN_FURTHER} further causes in the report")
-    for line in in_common(report):
+    shared = in_common(report)
+    for line in shared:
         _prose(out, line, "")
-    out.print()
+    if shared or further:
+        out.print()
 
 
 def _print_known(out: Console, report: RunReport) -> None:
