@@ -15,7 +15,8 @@ from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.search import SCALE, Plan
+from shardlaw.conformance.run.request import SCALE
+from shardlaw.conformance.run.search import Plan
 
 LONGEST = 25 * 60
 

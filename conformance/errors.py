@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+ALL_NAMED = 20
+
 
 class UsageError(Exception):
     """What was asked for cannot be understood or cannot be done here.
@@ -28,4 +30,4 @@ def one_of(word: str, known: Iterable[str]) -> str:
     close = nearest(word, names)
     if close:
         return f"nearest: {', '.join(close)}"
-    return f"known: {', '.join(names)}" if 0 < len(names) <= 12 else f"{len(names)} are known"
+    return f"known: {', '.join(names)}" if 0 < len(names) <= ALL_NAMED else f"{len(names)} are known"

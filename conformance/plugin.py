@@ -2,7 +2,8 @@
 
 ``pytest --pyargs shardlaw.conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. A test
 of one's own asks for :func:`world`; the marker ``shardlaw`` says what it needs; ``--shardlaw-target NAME`` (in an ini file:
-``shardlaw_target``) says what all of them run on.
+``shardlaw_target``) says what all of them run on. ``pytest --shardlaw PROFILE`` tries the laws beside the tests of whatever repository it
+is started in: what is known to deviate is an xfail, with its reason.
 
 The plugin is loaded into every pytest of an environment that has Shardlaw installed: it imports neither torch nor hypothesis,
 nor anything else of the project, until one of these is asked for.
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.engine import Run
 
 MARKER = "shardlaw(world=N, needs=[...]): of the ranks that the fixture 'world' runs, how many, and what their target must be able to do"
+PROFILES = ("smoke", "ci", "nightly")
 LAWS_FOLDER = Path(__file__).parent / "laws"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("shardlaw", "sharded tensors on live ranks")
+    group.addoption("--shardlaw", metavar="PROFILE", choices=PROFILES, help="try the laws too: smoke, ci or nightly; -k selects")
     group.addoption("--shardlaw-target", metavar="NAME", help="what tests that use the fixture 'world' run on; see 'shardlaw targets'")
     parser.addini("shardlaw_target", "as --shardlaw-target", default="gloo")
 
@@ -43,6 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
             from shardlaw.conformance.api import find_target
 
             find_target(target_name(config), config_folders(config))
+    if config.getoption("--shardlaw"):
+        if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
+            raise pytest.UsageError("--shardlaw: ranks are started by one process: want no -n")
+        with refusing():
+            config.args += [str(LAWS_FOLDER), *map(str, law_files())]
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -195,7 +203,9 @@ class LawItem(pytest.Item):
         self.law = law
 
     def runtest(self) -> None:
-        result = running(self.config).law(self.law, self.following())
+        result = running(self.session).law(self.law, self.following())
+        if result.outcome == "expected":
+            pytest.xfail("; ".join(result.reasons))
         if result.outcome == "untested":
             pytest.skip(result.reason or "no case was judged")
         if result.outcome == "deviates":
@@ -222,18 +232,46 @@ class Deviates(Exception):
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
-def running(config: pytest.Config) -> Run:
-    """The run that this pytest session is part of; started with the plainest request when a user runs pytest on the laws."""
+def running(session: pytest.Session) -> Run:
+    """The run that this pytest session is part of; started for the laws that are its items, where a user runs pytest on them."""
+    config = session.config
     if RUN not in config.stash:
         from shardlaw.conformance.report.reporter import Reporter
         from shardlaw.conformance.run.engine import Run
         from shardlaw.conformance.run.request import RunRequest
+        from shardlaw.conformance.target.config import find_target
 
+        laws = tuple(item.law.id for item in session.items if isinstance(item, LawItem))
         with refusing():
-            run = Run.start(RunRequest(target=target_name(config)), Reporter)
-        config.stash[RUN] = run
+            request = RunRequest(laws=laws, target=target_name(config), profile=config.getoption("--shardlaw") or "smoke")
+            target = find_target(request.target, None, None, request.world_size)
+            config.stash[RUN] = run = Run.start(request, target, Reporter(request.report, quiet=True))
+        config.stash[OWN] = True
         config.add_cleanup(run.close)
     return config.stash[RUN]
+
+
+OWN: pytest.StashKey[bool] = pytest.StashKey()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The end of a run that a user's pytest has started: its report is whole."""
+    if OWN in session.config.stash:
+        run = session.config.stash[RUN]
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
+        run.stopped_by = run.stopped_by or ("interrupt" if interrupted else None)
+        run.close()
+        run.write(130 if interrupted else 3 if run.failure is not None else run.exit_code())
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if OWN in config.stash:
+        run = config.stash[RUN]
+        new = sum(found.status == "new" for found in run.findings)
+        expected = len(run.findings) - new
+        terminalreporter.write_line(
+            f"shardlaw: {run.judged} cases, {new} new findings, {expected} expected: {run.request.report}/report.html"
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

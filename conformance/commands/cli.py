@@ -29,6 +29,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
+FIRST = """\
+Where to begin:
+  shardlaw doctor                     does gloo work here: some seconds
+  shardlaw run 'redistribute.*'       the laws of one chapter: a minute
+  shardlaw run                        the smoke profile: some minutes; the report is shardlaw-report/report.html
+  shardlaw targets --probe            what your own backend can do, once shardlaw.toml describes it
+  shardlaw laws redistribute.local    what a law says, and what its cases may say
+"""
+
 Laws = Annotated[list[str] | None, typer.Argument(metavar="LAW", help="Law ids; * and ? are special, a leading ! excludes.")]
 TargetName = Annotated[str, typer.Option("--target", metavar="NAME", help="What to validate; see 'shardlaw targets'.")]
 
@@ -42,7 +51,7 @@ def shardlaw(
         print(f"shardlaw {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(f"{FIRST}\n{context.get_help()}")
 
 
 @app.command()
@@ -70,6 +79,11 @@ def run(
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit for one case; default: the target's.")] = None,
     exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,
+    certify: Annotated[
+        str, typer.Option(metavar="PROFILE", help="Try a certified profile, such as collectives-2026.1: a frozen list of cases.")
+    ] = "",
+    last_failed: Annotated[bool, typer.Option("--last-failed", help="Only the laws that deviated in the report of --report.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of --report, which was not finished.")] = False,
 ) -> int:
     """Try the laws on a target; exit 1 when something new deviates."""
     from shardlaw.conformance.run.request import DEFAULT_WORLD, RunRequest, parse_duration, parse_shard
@@ -94,6 +108,9 @@ def run(
         timeout=timeout,
         exitfirst=exitfirst,
         list=list_,
+        certify=certify,
+        last_failed=last_failed,
+        resume=resume,
     )
     if not request.list:
         from shardlaw.conformance.commands.run import run as run_laws
@@ -130,7 +147,10 @@ def replay(
 
 @app.command()
 def repro(
-    finding: Annotated[str, typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, or a case.")],
+    finding: Annotated[
+        str,
+        typer.Argument(metavar="FINDING.json | 'CASE TEXT'", help="A file from findings/ of a report, a case, or a law: its control case."),
+    ],
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
     """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""
@@ -204,15 +224,50 @@ def merge(
 
 
 @app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What shardlaw run --certify has left.")],
+    rerun: Annotated[int, typer.Option(metavar="N", help="Also try N of its cases again, on the target as it is described here.")] = 0,
+) -> int:
+    """Is a folder what a certified run gives? Exit 1 where it is not."""
+    from shardlaw.conformance.commands.verify import verify as verify_report
+
+    return verify_report(folder, rerun)
+
+
+@app.command()
+def board(
+    reports: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Reports of certified runs.")],
+    output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-board.html"),
+) -> int:
+    """One page of certified runs: target by profile and release of torch, with the causes of what deviates."""
+    from shardlaw.conformance.commands.board import board as page
+
+    _give(page(reports, output.parent), output)
+    return 0
+
+
+@app.command()
+def trend(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT", help="Reports of many nights, in any order.")],
+    output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-trend.html"),
+) -> int:
+    """What came and went over many runs, as one page."""
+    from shardlaw.conformance.report.trend import trend as page
+
+    _give(page(reports, output.parent), output)
+    return 0
+
+
+@app.command()
 def laws(
     laws: Laws = None,
     features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> int:
-    """The catalogue: id, tier, clause, source."""
+    """The catalogue: id, tier, clause, source; of a few laws also what their cases may say."""
     from shardlaw.conformance.commands.listing import list_features, list_laws
 
-    print(list_features(as_json) if features else list_laws(tuple(laws or ()), as_json))
+    print((list_features if features else list_laws)(tuple(laws or ()), as_json))
     return 0
 
 
@@ -239,17 +294,24 @@ def show(
 @app.command()
 def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
     """What can be validated here."""
+    if follows():
+        return 0
     from shardlaw.conformance.commands.doctor import list_targets
 
     return list_targets(probe)
 
 
 @app.command()
-def doctor(target: TargetName = "gloo") -> int:
+def doctor(
+    target: TargetName = "gloo",
+    storage: Annotated[str | None, typer.Option(metavar="NAME", help="Also save and load a checkpoint there.")] = None,
+) -> int:
     """Does the backend load, do ranks start, does an all_reduce end."""
+    if follows():
+        return 0
     from shardlaw.conformance.commands.doctor import examine
 
-    return examine(target)
+    return examine(target, storage)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.rank.shared_plans import lacking
 from shardlaw.conformance.target.builtin import devices_needed, devices_seen
-from shardlaw.conformance.target.config import check_target, known_targets, named_target, read_config
+from shardlaw.conformance.target.config import check_target, known_targets, named_target, read_config, with_storage
 from shardlaw.conformance.target.probe import RANKS, TRIES, probe, told
 
 if TYPE_CHECKING:
@@ -33,12 +33,16 @@ def _pool(target: Target) -> Iterator[Pool]:
         with Pool(target) as pool:
             yield pool
     except WorldError as error:
+        if error.output.strip():
+            print("what the rank printed:", *(f"    | {line}" for line in error.output.rstrip().splitlines()), sep="\n", flush=True)
         raise UsageError(f"target {target.name} cannot start: {error}") from None
 
 
-def examine(name: str) -> int:
-    """Print what is installed and whether a target works; returns 0, or 2 where its ranks do not start or cannot reduce."""
-    target = named_target(name, read_config())
+def examine(name: str, storage: str | None = None) -> int:
+    """Print what is installed and whether a target works; returns 0, or 2 where its ranks do not start, cannot reduce, or cannot save and
+    load a checkpoint in a ``storage`` that is named."""
+    config = read_config()
+    target = with_storage(named_target(name, config), storage, config)
     print(f"shardlaw {__version__}, python {platform.python_version()}, torch {torch.__version__}")
     print(f"hypothesis {metadata.version('hypothesis')}, pytest {metadata.version('pytest')}, {os.cpu_count()} cpus, {platform.platform()}")
     print(f"target {target.name}: device {target.device}, backend {target.backend}, storage {target.storage}")
@@ -56,6 +60,11 @@ def examine(name: str) -> int:
         if verdict.status != "held":
             raise UsageError(f"target {target.name}: a second all_reduce failed: {told(verdict)}")
         print(f"ok  all_reduce in a warm world: {seconds * 1000:.0f} ms")
+        if storage is not None or target.writer:
+            verdict, seconds = probe(pool, "checkpoint")
+            if verdict.status != "held":
+                raise UsageError(f"storage {target.storage}: a checkpoint of one tensor failed: {told(verdict)}")
+            print(f"ok  storage {target.storage}: a checkpoint is saved and loaded in {seconds:.1f} s")
     missing = lacking()
     print(f"--  every rank plans every op: {missing}" if missing else "ok  ranks of a smoke or ci run plan an op once and share the plan")
     print(f"target {target.name} can be validated here")

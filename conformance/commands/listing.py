@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
 
 WIDTH = 100
 
 
+FEW = 5  # laws, of which a person wants to see more than the clause
+
+
 def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
-    """The laws that the patterns select. Raises :class:`~shardlaw.conformance.errors.UsageError`."""
-    from shardlaw.conformance.law.law import Law
+    """The laws that the patterns select; of few also what their cases may say. Raises
+    :class:`~shardlaw.conformance.errors.UsageError`."""
     from shardlaw.conformance.law.selection import select
     from shardlaw.conformance.laws import catalogue
 
@@ -40,17 +46,51 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
         lines.append(f"{law.id}  ({law.tier})")
         lines += textwrap.wrap(law.clause, WIDTH, initial_indent="    ", subsequent_indent="    ")
         lines += textwrap.wrap(f"source: {law.source}", WIDTH, initial_indent="    ", subsequent_indent="      ")
+        if len(laws) <= FEW:
+            lines += [f"    case:   {law.control}", *_fields(law)]
     return "\n".join([*lines, f"{len(laws)} laws"])
 
 
-def list_features(as_json: bool) -> str:
-    """Every feature, by the line of the input space that it belongs to."""
-    from shardlaw.conformance.law.features.feature_lines import LINES
+def _fields(law: Law) -> list[str]:
+    """What the cases of a law may say: a line for each parameter, with the fields that it is read from, its own first."""
+    from shardlaw.conformance.law.act import parameters
 
+    lines, told = [], set[str]()
+    for parameter in parameters(law):
+        names = [name for name in parameter.type.fields(parameter.field) if name not in told]
+        told.update(names)
+        if names:
+            said = ", ".join("a, b, ... (its tensors)" if name == "*" else name for name in names)
+            lines.append(f"{said}: {parameter.type.takes}{'' if parameter.required else ', or nothing'}")
+    return [
+        line
+        for at, text in enumerate(lines)
+        for line in textwrap.wrap(
+            text, WIDTH, initial_indent="    fields: " if not at else " " * 12, subsequent_indent=" " * 14, break_on_hyphens=False
+        )
+    ]
+
+
+def list_features(patterns: tuple[str, ...], as_json: bool) -> str:
+    """The features that the patterns select, by the line of the input space that they belong to. Raises
+    :class:`~shardlaw.conformance.errors.UsageError`."""
+    from shardlaw.conformance.errors import UsageError, one_of
+    from shardlaw.conformance.law.features.feature_lines import LINES
+    from shardlaw.conformance.law.selection import glob
+
+    known = [name for names in LINES.values() for name in names]
+    for pattern in patterns:
+        if not any(glob(pattern).fullmatch(name) for name in known):
+            raise UsageError(f"no feature matches {pattern!r} ({one_of(pattern.strip('*'), known)})")
+    chosen = {
+        line: {name: meaning for name, meaning in names.items() if not patterns or any(glob(one).fullmatch(name) for one in patterns)}
+        for line, names in LINES.items()
+    }
+    chosen = {line: names for line, names in chosen.items() if names}
     if as_json:
-        return json.dumps(LINES, indent=2)
-    width = max(len(name) for names in LINES.values() for name in names)
+        return json.dumps(chosen, indent=2)
+    width = max(len(name) for names in chosen.values() for name in names)
     lines = []
-    for line, names in LINES.items():
+    for line, names in chosen.items():
         lines += [line, *(f"    {name:{width}}  {meaning}" for name, meaning in names.items())]
     return "\n".join(lines)

@@ -185,7 +185,14 @@ def _law(lines: Sequence[LawLine]) -> LawLine:
     features: Counter[str] = sum((Counter(line.features) for line in lines), Counter())
     refusals: Counter[str] = sum((Counter(line.refusals) for line in lines), Counter())
     seconds = round(sum(line.seconds for line in lines), 2)
-    more = {"features": dict(sorted(features.items())), "refusals": dict(refusals.most_common()), "seconds": seconds}
+    deviating: Counter[str] = sum((Counter(line.deviating) for line in lines), Counter())
+    more = {
+        "features": dict(sorted(features.items())),
+        "deviating": dict(sorted(deviating.items())),
+        "refusals": dict(refusals.most_common()),
+        "reasons": list(dict.fromkeys(reason for line in lines for reason in line.reasons)),
+        "seconds": seconds,
+    }
     return msgspec.structs.replace(lines[0], **counts, **more)
 
 

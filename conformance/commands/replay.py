@@ -83,7 +83,7 @@ def script_of(what: str) -> str:
     from shardlaw.conformance.target.config import named_target, read_config
 
     path, join = Path(what), Join()
-    if path.is_file() or " " not in what:
+    if path.is_file() or (" " not in what and not _is_law(what)):
         data = read_finding(path)
         law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
         about = About(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
@@ -114,8 +114,15 @@ def _wanted(what: str) -> list[Wanted]:
     except NotationError as error:
         raise UsageError(str(error)) from None
     law = law_of(case.law)
+    if _is_law(what):
+        case = Case.parse(law.control)
     check_case(law, case)
     return [Wanted(Case(law.id, case.fields), law)]
+
+
+def _is_law(what: str) -> bool:
+    """Whether somebody names a law alone, which stands for its control case."""
+    return not Path(what).exists() and not what.endswith(".json") and "." in what and not {*what} & set(" =/")
 
 
 def _stored(path: Path) -> Wanted:

@@ -6,6 +6,7 @@ It runs under an ini, a rootdir and a plugin set of its own, so that nothing of 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,15 +27,26 @@ INI = Path(__file__).parents[1] / "run.ini"
 
 
 def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
-    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. For ``launch`` and
-    ``ranks_here`` see :meth:`Run.start`."""
+    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. Where ``launch`` starts the
+    ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
+    from shardlaw.conformance.report import resumed
+    from shardlaw.conformance.report.reporter import Reporter
+    from shardlaw.conformance.target.config import find_target
+
+    target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
+    before = None
+    if request.last_failed:
+        request = resumed.last_failed(request)
+    elif request.resume:
+        request, before = resumed.earlier(request)
+    listener = Reporter(request.report, before)
+    listener.start(request, target)  # what follows loads torch, which takes seconds
     import pytest
 
     from shardlaw.conformance.plugin import RUN, law_files
-    from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.run.engine import Run
 
-    live = Run.start(request, Reporter, launch, ranks_here)
+    live = Run.start(request, target, listener, launch)
     code = 3
     try:
 
@@ -62,8 +74,10 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             code = _failed(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             code = live.exit_code()
+            code = resumed.exit_code(before, code) if before is not None else code
     except KeyboardInterrupt:
-        live.stopped_by, code = "interrupt", signals.seen_to()
+        code = signals.seen_to()
+        live.stopped_by = "SIGTERM" if code == 128 + signal.SIGTERM else "interrupt"
     finally:
         live.close()
         live.write(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from shardlaw.conformance.errors import UsageError
@@ -14,6 +15,8 @@ from shardlaw.reference.placement import format_placements, is_reduction, parse_
 LARGEST = 2_000_000
 WIDEST = 110
 TALLEST = 48
+# what torch prints: Shard(dim=0), Replicate(), Partial(sum)
+PRINTED = re.compile(r"(Replicate|Partial|_?Shard|_?StridedShard)\(([^()]*)\)")
 
 
 def show(shape: str, mesh: str, placements: str) -> str:
@@ -25,12 +28,22 @@ def show(shape: str, mesh: str, placements: str) -> str:
 def parsed(shape: str, mesh: str, placements: str) -> Layout:
     """The layout that the texts mean. Raises :class:`UsageError` where they mean none, or one too large to list."""
     try:
-        sizes, table, placed = parse_shape(shape), Mesh.parse(mesh), parse_placements(placements)
+        sizes, table, placed = (
+            parse_shape(shape),
+            Mesh.parse(mesh),
+            parse_placements(PRINTED.sub(_notation, re.sub(r"^\[(.*)\]$", r"\1", placements))),
+        )
         if table.size * max(sum(sizes), 1) > LARGEST:
             raise UsageError(f"shape {shape} on mesh {mesh}: too large to show, every index is listed")
         return Layout(sizes, table, placed)
     except (NotationError, LayoutError) as error:
         raise UsageError(str(error)) from None
+
+
+def _notation(printed: re.Match[str]) -> str:
+    """The notation for a placement as torch prints it, or as its users write it."""
+    name, given = printed[1].strip("_"), re.sub(r"\s|\w+=|['\"]", "", printed[2])
+    return {"Replicate": "R", "Shard": f"S({given})", "StridedShard": f"_S({given})", "Partial": f"P({given or 'sum'})"}[name]
 
 
 def heading(layout: Layout) -> list[str]:

@@ -135,9 +135,13 @@ def texts(*lines: str) -> Callable[[Limits], list[Case]]:
     return sweep
 
 
+def parameters(law: Law) -> list[Parameter]:
+    """What the cases of a law say: the parameters of its acts and of what is due, or the fields that it names."""
+    found = [parameter for act in law.acts for parameter in act.all_parameters().values()]
+    return found + [Parameter(name, field_name(name), field_of(annotation), None) for name, annotation in law.fields.items()]
+
+
 def validate(law: Law, case: Case) -> None:
     """Refuse a case that says what its law does not take. Raises ``NotationError``, which names the field and what would be right."""
-    parameters = [parameter for act in law.acts for parameter in act.all_parameters().values()]
-    parameters += [Parameter(name, field_name(name), field_of(annotation), None) for name, annotation in law.fields.items()]
-    if parameters:
-        check_fields(case, parameters)
+    if taken := parameters(law):
+        check_fields(case, taken)

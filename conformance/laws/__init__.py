@@ -23,9 +23,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.target import CAPABILITIES
 from shardlaw.reference.notation import NotationError
 
 GROUP = "shardlaw.laws"
@@ -183,6 +184,8 @@ def _held(module: str, where: str) -> Any:
 
 def _check(law: Law, where: str) -> None:
     """Refuse a law that no run could try. Raises :class:`UsageError`."""
+    from shardlaw.conformance.law.act import validate  # loads torch
+
     if not re.fullmatch(r"[a-z][\w-]*(\.[\w-]+)+(\[\S+\])?", law.id):
         raise UsageError(f"{where}: want an id such as mylib.embedding or mylib.embedding[variant]")
     for name in ("clause", "source"):
@@ -192,8 +195,12 @@ def _check(law: Law, where: str) -> None:
         raise UsageError(
             f"{where}: want a strategy and how many cases of it (draw, draws), or an enumerator (sweep, sweeps)"
         )
+    for need in law.needs:
+        if need not in CAPABILITIES:
+            raise UsageError(f"{where}: needs: unknown {need!r} ({one_of(need, CAPABILITIES)})")
     try:
         control = Case.parse(law.control)
+        validate(law, control)
     except NotationError as error:
         raise UsageError(f"{where}: control: {error}") from None
     if control.law != law.id:

@@ -176,7 +176,7 @@ class RankContext:
         elif not close(
             got.cpu().to(rounding or got.dtype), want.cpu().to(rounding or want.dtype), None if exact else self.target.tolerance
         ):
-            self.deviates("wrong-value", check, f"{what} holds other elements than it must", want, got)
+            self.deviates("wrong-value", check, f"{what} holds other elements than it must{by_how_much(got, want)}", want, got)
         else:
             return True
         return False
@@ -318,6 +318,14 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, float] 
     step = tolerance.get(str(want.dtype).removeprefix("torch."), 0.0)
     near = (got.to(torch.complex128) - want.to(torch.complex128)).abs() <= 16 * step * max(scale, 1.0)
     return bool((same | near & finite).all())
+
+
+def by_how_much(got: torch.Tensor, want: torch.Tensor) -> str:
+    """How many elements differ, and by how much at most: ``: 2 of 6, by up to 3``."""
+    a, b = got.cpu().to(torch.complex128), want.cpu().to(torch.complex128)
+    other = ~((a == b) | (a.isnan() & b.isnan()))
+    apart = (a - b).abs()[other & a.isfinite() & b.isfinite()]
+    return f": {int(other.sum())} of {got.numel()}" + (f", by up to {apart.max().item():.3g}" if apart.numel() else "")
 
 
 def to_torch(placement: Placement) -> TorchPlacement:

@@ -12,27 +12,33 @@ UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def junit(report: RunReport) -> str:
-    """The file's text. A law fails for its new findings (under ``--strict`` also when it is stale) and is skipped when untested."""
+    """The file's text. A law fails for its new findings (under ``--strict`` also when it is stale), is an xfail where it deviates as known,
+    and is skipped when untested. Of a run that goes on there are the laws that have had their turn."""
     suites = ElementTree.Element("testsuites")
-    counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in ("deviates", "untested", "stale")}
+    laws = [law for law in report.laws if report.exit is not None or law.outcome != "untested" or law.reason]
+    counts = {outcome: sum(law.outcome == outcome for law in laws) for outcome in ("deviates", "untested", "stale", "expected")}
     suite = ElementTree.SubElement(
         suites,
         "testsuite",
         name="shardlaw",
-        tests=str(len(report.laws)),
+        tests=str(len(laws)),
         failures=str(counts["deviates"] + (counts["stale"] if report.strict else 0)),
         errors="0",
-        skipped=str(counts["untested"]),
+        skipped=str(counts["untested"] + counts["expected"]),
         time=f"{report.seconds:.2f}",
         timestamp=report.started.partition("+")[0],
     )
-    for law in report.laws:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"shardlaw.{law.chapter}", name=law.id, time=f"{law.seconds:.2f}")
+    for law in laws:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"shardlaw.{law.chapter}", name=_clean(law.id), time=f"{law.seconds:.2f}"
+        )
         if law.outcome == "deviates":
             found = [finding for finding in report.new() if finding.law == law.id]
             message = f"{len(found)} new finding{'s' * (len(found) != 1)}"
             failure = ElementTree.SubElement(case, "failure", message=message, type=found[0].kind if found else "deviates")
             failure.text = _clean("\n\n".join([law.clause, *map(_told, found)]))
+        elif law.outcome == "expected":  # as pytest writes it
+            ElementTree.SubElement(case, "skipped", type="pytest.xfail", message=_clean("; ".join(law.reasons) or "expected"))
         elif law.outcome == "untested":
             ElementTree.SubElement(case, "skipped", message=_clean(law.reason or "not reached"))
         elif law.outcome == "stale" and report.strict:

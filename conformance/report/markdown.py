@@ -102,7 +102,9 @@ def declared(report: RunReport) -> list[str]:
     lines = []
     for word, laws in report.declared().items():
         untested = some(laws, 3, "law untested" if len(laws) == 1 else "laws untested") if laws else "no law of this run needs it"
-        lines.append(f"cannot {word}: {untested}" + ("; stale: it works on two ranks" if word in report.target.stale else ""))
+        by_storage = word == "checkpoint_files" and report.target.storage != "filesystem"
+        cannot = f"storage {report.target.storage} is no folder of files" if by_storage else f"cannot {word}"
+        lines.append(f"{cannot}: {untested}" + ("; stale: it works on two ranks" if word in report.target.stale else ""))
     return lines
 
 

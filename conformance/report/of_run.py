@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from shardlaw.conformance.report.certificate import certificate_of
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
     ExpectationLine,
@@ -17,6 +18,7 @@ from shardlaw.conformance.report.run_report import (
     Totals,
     UnconfirmedLine,
 )
+from shardlaw.conformance.report.waiting import waiting
 from shardlaw.conformance.run.finding_file import told
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
-    findings = [_finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in run.findings]
+    findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in run.findings]
     return RunReport(
         seed=request.seed,
         profile=request.profile,
@@ -65,6 +67,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
+        certificate=made[0] if (made := certificate_of(run, exit_code)) is not None else None,
         expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
@@ -105,10 +108,14 @@ def _law_line(result: LawResult, target: Target) -> LawLine:
         reason=result.reason,
         lacks=sorted(set(law.needs) & set(target.cannot)),
         features=dict(sorted(result.features.items())),
+        reasons=list(result.reasons),
+        source=result.law.source if result.wrong else "",
+        wrong=result.wrong,
+        deviating=dict(sorted(result.deviating.items())),
     )
 
 
-def _finding_line(found: Finding, reproducer: str | None, note: str, script: str) -> FindingLine:
+def finding_line(found: Finding, reproducer: str | None, note: str, script: str) -> FindingLine:
     return FindingLine(
         id=found.id,
         law=found.law,
@@ -128,6 +135,7 @@ def _finding_line(found: Finding, reproducer: str | None, note: str, script: str
         note=note,
         number=found.number,
         entry=found.entry,
+        waits=waiting(map(told, found.verdict.ranks)) if found.status == "new" else [],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,24 +10,26 @@ from shardlaw.conformance.report.terminal import Terminal
 from shardlaw.conformance.report.writer import ReportWriter
 
 if TYPE_CHECKING:
+    from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.report.resumed import Earlier
+    from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
 
 class Reporter:
-    """Writes the report of a run into ``folder`` and shows it on the terminal. Raises :class:`UsageError` where it cannot be written."""
+    """Writes the report of a run into ``folder`` and shows it on the terminal, or not where somebody else has that. Raises
+    :class:`UsageError` where it cannot be written."""
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = ReportWriter(folder)
-        self._terminal: Terminal | None = None
+    def __init__(self, folder: Path, before: Earlier | None = None, *, quiet: bool = False) -> None:
+        self._writer = ReportWriter(folder, before)
+        self.terminal = Terminal(str(folder), open(os.devnull, "w") if quiet else None)  # noqa: SIM115
+
+    def start(self, request: RunRequest, target: Target) -> None:
+        self.terminal.start(request, target)
 
     def begin(self, run: RunState) -> None:
-        self._terminal = Terminal(len(run.laws))
-
-    @property
-    def terminal(self) -> Terminal:
-        assert self._terminal is not None, "the run has not begun"
-        return self._terminal
+        self.terminal.begin(run.laws, run.planned())
 
     def law(self, law_id: str) -> None:
         self.terminal.law(law_id)
@@ -39,8 +42,7 @@ class Reporter:
         self.terminal.shrinking(law_id, verdict)
 
     def finding(self, found: Finding, run: RunState) -> None:
-        self._writer.finding(found, run)
-        self.terminal.finding(found)
+        self.terminal.finding(self._writer.finding(found, run), run.results[found.law].law.clause)
 
     def done(self, result: LawResult) -> None:
         self.terminal.done(result)

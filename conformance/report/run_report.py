@@ -33,7 +33,8 @@ class LawLine(msgspec.Struct, kw_only=True):
     """One law: ``cases`` were judged (``refused`` of them by every rank alike), which put ``checks`` questions; ``rejected`` ones meant
     nothing; ``swept`` came from the enumerator, which has ``combinations`` (0: not asked). ``refusals`` counts refused cases by the text
     of the refusal,
-    ``expected`` the deviating cases that an expectation accounts for. ``features`` counts the cases that reached each.
+    ``expected`` the deviating cases that an expectation accounts for, with what these say as ``reasons``. ``features`` counts the cases
+    that reached each, ``deviating`` those of them that deviate, of which there are ``wrong`` in all.
     ``lacks`` is what it needs of what the target declares that it cannot do."""
 
     id: str
@@ -54,6 +55,10 @@ class LawLine(msgspec.Struct, kw_only=True):
     reason: str | None = None
     lacks: list[str] = []
     features: dict[str, int] = {}
+    reasons: list[str] = []
+    source: str = ""
+    wrong: int = 0
+    deviating: dict[str, int] = {}
 
 
 class FindingLine(msgspec.Struct, kw_only=True):
@@ -62,7 +67,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     same place and depart alike.
 
     ``number`` says which of its law's cases showed it first (0: one that was known before), and ``entry`` where an expected one is
-    written down.
+    written down. ``waits``: of a new one where ranks that did not answer wait.
     """
 
     id: str
@@ -83,6 +88,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     note: str = ""
     number: int = 0
     entry: str = ""
+    waits: list[str] = []
 
 
 class UnconfirmedLine(msgspec.Struct, kw_only=True):
@@ -162,6 +168,55 @@ class Totals(msgspec.Struct, kw_only=True):
     unconfirmed: int = 0
 
 
+class Loaded(msgspec.Struct, kw_only=True):
+    """What the ranks of a run had loaded. ``packages``: by name of its module the package of the target's ``setup`` and those of its
+    storage, each with its version and the sha256 of its files; ``libraries``: the sha256 of the shared libraries that are torch's or these
+    packages', by file name."""
+
+    torch: str
+    torch_git: str
+    python: str
+    platform: str
+    harness: str
+    packages: dict[str, str] = {}
+    libraries: dict[str, str] = {}
+
+
+class Certificate(msgspec.Struct, kw_only=True):
+    """What a certified run gives: of the ``cases`` of a frozen list (``sha256`` of its file) how many came to what. ``missing`` are those
+    of laws that need what the target declares it cannot do, ``absent`` those that ask for what this torch does not have, ``unsaid``
+    those that were not judged for another reason. ``verdicts`` is the sha256 of ``verdicts.txt``."""
+
+    profile: str
+    release: str
+    sha256: str
+    cases: int
+    held: int = 0
+    expected: int = 0
+    refused: int = 0
+    missing: int = 0
+    absent: int = 0
+    unsaid: int = 0
+    deviating: int = 0
+    verdicts: str = ""
+    passed: bool = False
+    loaded: Loaded
+
+    def line(self) -> str:
+        """In one line."""
+        counts = {
+            "hold": self.held,
+            "are refused": self.refused,
+            "deviate as torch is known to": self.expected,
+            "need what is declared missing": self.missing,
+            "ask for what this torch does not have": self.absent,
+            "were not judged": self.unsaid,
+            "deviate": self.deviating,
+        }
+        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"{self.profile}-{self.release}: {'passed' if self.passed else 'not passed'}: of {self.cases} cases {said}"
+
+
 class RunReport(msgspec.Struct, kw_only=True):
     """One run."""
 
@@ -186,6 +241,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     features: dict[str, int] = {}
     features_missing: list[str] = []
     totals: Totals
+    certificate: Certificate | None = None
 
     def new(self) -> list[FindingLine]:
         """The findings that nobody expected."""

@@ -1,6 +1,7 @@
-"""What a terminal shows of a run: one live line while it goes on, then what was found and what was not reached.
+"""What a terminal shows of a run: at once what was asked for, one live line while it goes on, the first finding when it is confirmed, then
+in one screen the causes and the counts.
 
-Where the output is no terminal there is a line every ten seconds instead, and no colour. ``NO_COLOR`` is honoured.
+Where the output is no terminal there is a line every ten seconds instead of the live one, and no colour. ``NO_COLOR`` is honoured.
 """
 
 from __future__ import annotations
@@ -9,27 +10,37 @@ import contextlib
 import io
 import os
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from shardlaw.conformance.report.github import tell
-from shardlaw.conformance.report.markdown import declared, headline, in_common, missed, some
-from shardlaw.conformance.report.of_run import report_of
-from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
+from shardlaw import __version__
 
 if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.run.state import Finding, LawResult, RunState
+    from shardlaw.conformance.report.run_report import FindingLine, RunReport
+    from shardlaw.conformance.run.request import RunRequest
+    from shardlaw.conformance.run.state import LawResult, RunState
 
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
+ESTIMATE_SECONDS = 5.0  # before which nothing can be said of what is left
+ESTIMATE_SHARE = 0.02
+SHOWN_CAUSES = 3
+SHOWN_FURTHER = 6
 SHOWN_OTHERS = 4
-SHOWN_EXPECTED = 12
+SHOWN_EXPECTED = 5
+SHOWN_LINES = 4
 SHOWN_UNSEEN = 6
+# what is silent is worse than what is loud
+SEVERITY = ("wrong-value", "wrong-layout", "wrong-metadata", "crash", "hang", "divergence", "raised", "wrong-error")
 STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
 
 
@@ -47,18 +58,36 @@ def console(file: TextIO | None = None) -> Console:
 
 
 class Terminal:
-    """Shows one run of ``laws`` laws."""
+    """Shows one run, whose report goes into ``folder``."""
 
-    def __init__(self, laws: int, file: TextIO | None = None) -> None:
+    def __init__(self, folder: str = "", file: TextIO | None = None) -> None:
         self.console = console(file or standard_output())
-        self._laws = laws
-        self._done = 0
-        self._cases = 0
-        self._new = 0
-        self._expected = 0
-        self._doing = ""
+        self._folder = folder
+        self._ahead: dict[str, float] = {}
+        self._laws = self._done = self._cases = self._new = self._expected = 0
+        self._share = 0.0
+        self._worst = self._doing = ""
+        self._rank = len(SEVERITY)
         self._began = self._shown = time.monotonic()
         self._live: Live | None = None
+
+    def start(self, request: RunRequest, target: Target) -> None:
+        """What was asked for, before torch is loaded."""
+        where = "" if target.name == target.backend else f" ({target.device}, {target.backend})"
+        asked = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
+        asked = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {asked}"
+        self._say(Text(f"shardlaw {__version__} on {target.name}{where}: {asked}, seed {request.seed}; loading torch and starting ranks"))
+
+    def begin(self, laws: Sequence[Law], planned: int) -> None:
+        """The laws are chosen."""
+        self._laws = len(laws)
+        weights, counts = sum(law.weight for law in laws) or 1.0, sum(law.sweeps + law.draws for law in laws)
+        # neither what a law weighs nor how many cases it has tells its time: both together come near
+        by_weight = {law.id: law.weight / weights for law in laws}
+        by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
+        self._ahead = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
+        self._say(Text(f"{self._laws} law{'s' * (self._laws != 1)}, up to {planned:,} cases"))
+        self._began = time.monotonic()
 
     def law(self, law_id: str) -> None:
         """A law's turn has come."""
@@ -75,21 +104,33 @@ class Terminal:
         self._doing = f"{law_id}, shrinking a {verdict.kind}"
         self._show(now=self.console.is_terminal)
 
-    def finding(self, found: Finding) -> None:
-        """Something was found."""
+    def finding(self, found: FindingLine, clause: str) -> None:
+        """Something was found: the first is told as a whole, each further one in a line."""
         if found.status == "expected":
             self._expected += 1
             return
         self._new += 1
-        self._say(Text.assemble((found.kind, "bold red"), f" {found.id} {found.case.text}"))
+        rank = SEVERITY.index(found.kind) if found.kind in SEVERITY else len(SEVERITY)
+        if rank < self._rank:
+            self._rank, self._worst = rank, f"{found.kind} of {found.law}"
+        if self._new > 1:
+            self._say(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}"))
+            return
+        self._say(Text(f"\nfirst finding, {time.monotonic() - self._began:.0f} s after the start:"))
+        print_finding(self.console, found, clause, self._folder)
+        self._say(Text(""))
 
     def done(self, result: LawResult) -> None:
         """A law is finished."""
         self._done += 1
+        self._share += self._ahead.get(result.law.id, 0.0)
         self._show()
 
     def summary(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
         """The end of a run, of which this report was ``written``."""
+        from shardlaw.conformance.report.github import tell
+        from shardlaw.conformance.report.of_run import report_of
+
         self._stop()
         report = written or report_of(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
@@ -101,7 +142,11 @@ class Terminal:
         spent = time.monotonic() - self._began
         rate = self._cases / spent if spent > 1 else 0.0
         counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
-        return Text(f"[{spent:4.0f} s] {min(self._done + 1, self._laws)}/{self._laws} {self._doing}: {counts}")
+        left = ""
+        if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._share < 1:
+            left = f", {_about(spent * (1 - self._share) / self._share)} left"
+        worst = f"; worst: {self._worst}" if self._worst else ""
+        return Text(f"[{spent:4.0f} s{left}] {min(self._done + 1, self._laws)}/{self._laws} {self._doing}: {counts}{worst}")
 
     def _show(self, now: bool = False) -> None:
         moment = time.monotonic()
@@ -127,42 +172,66 @@ class Terminal:
             self._live = None
 
 
+def _about(seconds: float) -> str:
+    """A time as people say it who do not know it exactly."""
+    return f"about {max(1, round(seconds / 10)) * 10} s" if seconds < 100 else f"about {round(seconds / 60)} min"
+
+
+def print_finding(out: Console, found: FindingLine, clause: str, folder: str) -> None:
+    """A finding as a paragraph that makes sense alone."""
+    out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
+    out.print(f"  {found.text}")
+    _prose(out, short(found.message))
+    if clause:
+        _prose(out, f"law: {short(clause)}")
+    for line in found.waits[:SHOWN_LINES]:
+        _prose(out, line)
+    if found.where:
+        _prose(out, f"where to look: {short(found.where)}")
+    if found.features:
+        _prose(out, f"features: {', '.join(found.features)}")
+    if found.reproducer:
+        out.print(f"  python {folder}/{found.reproducer}")
+        _prose(out, f"script: {found.script}")
+    else:
+        out.print(f"  shardlaw replay {folder}/findings/{found.id}.json")
+    if found.note:
+        _prose(out, f"({short(found.note)})")
+
+
 def print_summary(out: Console, report: RunReport, folder: str) -> None:
-    """What a report says, for people: chapters, what was expected, what was not reached, and last what is new and the exit code."""
+    """What a report says, for people, in one screen: what is new, cause by cause, then the counts and what was not reached, and last the
+    exit code."""
+    from shardlaw.conformance.report.markdown import MANY_FEATURES, declared, headline, missed, some
+    from shardlaw.conformance.report.run_report import MEANING
+
     target, totals = report.target, report.totals
     out.print()
+    _print_new(out, report, folder)
     out.print(
         f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, "
         f"profile {report.profile}, seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
         + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
     )
-    _print_chapters(out, report)
+    _print_counts(out, report)
     _print_known(out, report)
-    reasons = report.untested()
-    if reasons or report.features_missing or totals.skipped_expected:
-        out.print()
-        out.print("not reached:")
-        for reason, laws in reasons.items():
-            out.print(f"  {some(laws, 4, 'laws')} ({reason})")
-        if report.features_missing:
-            out.print(f"  {missed(report, 16)}")
-        if totals.skipped_expected:
-            out.print(f"  {totals.skipped_expected} cases that would be an expected hang or crash")
+    _print_list(out, [f"not reached: {some(laws, SHOWN_OTHERS, 'laws')} ({reason})" for reason, laws in report.untested().items()])
+    if 0 < len(report.features_missing) <= MANY_FEATURES:  # a run of some laws misses most, and a list of them says nothing
+        _prose(out, f"not reached: {missed(report, 16)}", "")
+    if totals.skipped_expected:
+        out.print(f"not reached: {totals.skipped_expected} cases that would be an expected hang or crash")
     if target.cannot:
-        out.print()
         out.print("declared:")
         for line in declared(report):
             out.print(f"  {line}")
-    for line in report.stale():
-        out.print(f"stale: {line}")
+    _print_list(out, [f"stale: {line}" for line in report.stale()])
     if unseen := report.used_unseen():
         out.print(f"expected on a release of torch that nobody tried yet: {some(unseen, SHOWN_UNSEEN, 'causes')}")
-    for warning in report.warnings:
-        out.print(f"warning: {warning}")
-    for error in report.errors:
+    _print_list(out, [f"warning: {warning}" for warning in report.warnings])
+    for error in report.errors[:SHOWN_LINES]:
         out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {short(error.message)}"))
-    _print_new(out, report, folder)
-    out.print()
+    if report.certificate is not None:
+        out.print(Text(report.certificate.line(), style="green" if report.certificate.passed else "bold red"))
     code = report.exit if report.exit is not None else 3
     why = MEANING.get(code, "")
     if code == 1 and not totals.new:
@@ -172,19 +241,35 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
     out.print(f"report: {folder}/report.html, {folder}/report.md, {folder}/report.json, {folder}/junit.xml")
 
 
-def _print_chapters(out: Console, report: RunReport) -> None:
-    chapters = report.chapters()
-    if not chapters:
-        return
-    width = max(map(len, chapters))
-    out.print()
-    out.print(Text(f"{'':{width}}  {'laws':>5}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES) + f"{'cases':>9}", style="dim"))
-    for chapter, count in chapters.items():
-        line = Text(f"{chapter:{width}}  {count['laws']:>5}")
-        for outcome in OUTCOMES:
-            line.append(f"{count[outcome]:>10}", style=STYLES[outcome] if count[outcome] else "dim")
-        line.append(f"{count['cases']:>9}")
-        out.print(line)
+def _prose(out: Console, text: str, indent: str = "  ") -> None:
+    """A text of words: on a terminal no word is broken. What people copy (cases, commands) is left to the terminal."""
+    if out.is_terminal:
+        text = "\n".join(
+            textwrap.wrap(text, max(40, out.width - 1), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        )
+        out.print(text)
+    else:
+        out.print(f"{indent}{text}")
+
+
+def _print_list(out: Console, lines: Sequence[str]) -> None:
+    for line in lines[:SHOWN_LINES]:
+        _prose(out, line, "")
+    if len(lines) > SHOWN_LINES:
+        out.print(f"  and {len(lines) - SHOWN_LINES} more such lines in the report")
+
+
+def _print_counts(out: Console, report: RunReport) -> None:
+    """How the laws fared, and in which chapters one deviates."""
+    from shardlaw.conformance.report.run_report import OUTCOMES
+
+    counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in OUTCOMES}
+    line = Text(f"{len(report.laws)} laws:")
+    for outcome, count in counts.items():
+        if count:
+            line.append(f"{',' if line.plain[-1] != ':' else ''} {count} ").append(outcome, style=STYLES[outcome])
+    bad = [f"{chapter} ({count['deviates']})" for chapter, count in report.chapters().items() if count["deviates"]]
+    out.print(line + Text(f"; those that deviate are of {', '.join(bad)}" if bad else ""))
 
 
 def complain(report: RunReport) -> None:
@@ -195,54 +280,51 @@ def complain(report: RunReport) -> None:
 
 
 def _print_new(out: Console, report: RunReport, folder: str) -> None:
+    from shardlaw.conformance.report.markdown import in_common
+
     clauses = {law.id: law.clause for law in report.laws}
     causes = report.causes()
-    if len(causes) > 1:
-        count = len(report.new())
-        out.print()
+    if not causes:
+        return
+    count = len(report.new())
+    if count > 1:
         out.print(Text(f"{len(causes)} causes, {count} findings" if len(causes) < count else f"{count} findings", style="bold"))
-    for found, *others in causes:
-        out.print()
-        out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
-        out.print(f"  {found.text}")
-        out.print(f"  {short(found.message)}")
-        if clauses.get(found.law):
-            out.print(f"  law: {short(clauses[found.law])}")
-        if found.where:
-            out.print(f"  where to look: {short(found.where)}")
-        for line in _more(found, folder):
-            out.print(f"  {line}")
+    for found, *others in causes[:SHOWN_CAUSES]:
+        print_finding(out, found, clauses.get(found.law, ""), folder)
         if others:
             said = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
-            out.print(
-                f"  the same cause, by place and kind: {said}" + (f" and {len(others) - SHOWN_OTHERS} more" * (len(others) > SHOWN_OTHERS))
-            )
-    if lines := in_common(report):
+            more = f" and {len(others) - SHOWN_OTHERS} more" * (len(others) > SHOWN_OTHERS)
+            _prose(out, f"the same cause, by place and kind: {said}{more}")
         out.print()
-        for line in lines:
-            out.print(line)
+    further = causes[SHOWN_CAUSES:]
+    for found, *others in further[:SHOWN_FURTHER]:
+        more = f" and {len(others)} more of this cause" * bool(others)
+        out.print(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}{more}"))
+    if len(further) > SHOWN_FURTHER:
+        out.print(f"and {len(further) - SHOWN_FURTHER} further causes in the report")
+    shared = in_common(report)
+    for line in shared:
+        _prose(out, line, "")
+    if shared or further:
+        out.print()
 
 
 def _print_known(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
-        out.print()
-        out.print("expected:")
-        for found in expected[:SHOWN_EXPECTED]:
-            out.print(f"  {found.kind} {found.id} {found.law}: {short(found.note)}")
-        if len(expected) > SHOWN_EXPECTED:
-            out.print(f"  and {len(expected) - SHOWN_EXPECTED} more, each with its reason in the report")
-    if report.unconfirmed:
-        out.print()
-        out.print("unconfirmed (a fresh world did not show it again):")
-        for seen in report.unconfirmed:
-            out.print(f"  {seen.kind} {seen.text}: {short(seen.message)}")
-
-
-def _more(found: FindingLine, folder: str) -> list[str]:
-    lines = [f"features: {', '.join(found.features)}"] if found.features else []
-    lines += [f"python {folder}/{found.reproducer}", f"script: {found.script}"] if found.reproducer else []
-    return [*lines, *([f"({short(found.note)})"] if found.note else [])]
+        reasons = list(dict.fromkeys(found.note for found in expected))
+        out.print(f"expected: {len(expected)} findings of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
+        for reason in reasons[:SHOWN_EXPECTED]:
+            _prose(out, short(reason))
+        if len(reasons) > SHOWN_EXPECTED:
+            out.print(f"  and {len(reasons) - SHOWN_EXPECTED} more, each with its reason in the report")
+    _print_list(
+        out,
+        [
+            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {short(seen.message)}"
+            for seen in report.unconfirmed
+        ],
+    )
 
 
 def short(text: str) -> str:

@@ -1,5 +1,5 @@
-"""The files of a report: ``report.json``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at its end
-``junit.xml`` and what people read, ``report.md`` and ``report.html``.
+"""The files of a report: ``report.json``, ``junit.xml``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at
+its end what people read, ``report.md`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -10,26 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.of_run import report_of
-from shardlaw.conformance.report.run_report import RunReport, read_report
+from shardlaw.conformance.report.certificate import FILE as VERDICTS
+from shardlaw.conformance.report.certificate import certificate_of
+from shardlaw.conformance.report.of_run import finding_line, report_of
+from shardlaw.conformance.report.resumed import joined
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.report.resumed import Earlier
     from shardlaw.conformance.run.state import Finding, RunState
 
-NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt")
+NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
 
 
 class ReportWriter:
     """Writes the files of one run into ``folder``. Raises :class:`UsageError` where that cannot be done, before anything has started.
 
     What an earlier run left in the folder goes with the first word that is written, so that a request that is refused leaves the old
-    report as it was. A folder with somebody else's ``report.json`` is refused.
+    report as it was. A folder with somebody else's ``report.json`` is refused. What was done ``before`` by a run that this one goes on with
+    stays.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: Earlier | None = None) -> None:
         self.folder = folder
+        self._before = before
         self._scripts: dict[str, tuple[str | None, str, str]] = {}
         self._unwritten: list[str] = []
         self.last: RunReport | None = None
@@ -42,8 +48,9 @@ class ReportWriter:
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
-    def finding(self, found: Finding, run: RunState) -> None:
-        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out."""
+    def finding(self, found: Finding, run: RunState) -> FindingLine:
+        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out. Returns
+        its line of the report."""
         from shardlaw.conformance.law.script import ScriptError
         from shardlaw.conformance.laws import find
         from shardlaw.conformance.report.reproducer import LONG, About, Join, reproducer
@@ -67,11 +74,15 @@ class ReportWriter:
         note = "; ".join(filter(None, notes))
         self._scripts[found.id] = (path, note, script)
         write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=script)
+        return finding_line(found, path, note, script)
 
     def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
-        report = self.last = report_of(run, exit_code, self._scripts)
+        report = report_of(run, exit_code, self._scripts)
+        report = self.last = joined(self._before, report) if self._before is not None else report
+        if (certified := certificate_of(run, exit_code)) is not None:
+            write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
         return report
 
@@ -87,18 +98,23 @@ class ReportWriter:
             clear(self.folder)
             (self.folder / "findings").mkdir(parents=True, exist_ok=True)
             self._cases = open(self.folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
+            if self._before is not None:
+                self._cases.writelines(f"{line}\n" for line in self._before.cases)
+                for name, text in self._before.files.items():
+                    write_text(self.folder / name, text)
         return self._cases
 
 
 def write_report(folder: Path, report: RunReport) -> None:
     """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
+    from shardlaw.conformance.report.junit import junit
+
     write_text(folder / "report.json", to_json(report))
+    write_text(folder / "junit.xml", junit(report))
     if report.exit is not None:
         from shardlaw.conformance.report.html import html
-        from shardlaw.conformance.report.junit import junit
         from shardlaw.conformance.report.markdown import markdown
 
-        write_text(folder / "junit.xml", junit(report))
         write_text(folder / "report.md", markdown(report, folder))
         write_text(folder / "report.html", html(report, folder))
 

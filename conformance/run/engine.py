@@ -16,7 +16,7 @@ from shardlaw.conformance.run.request import PROFILES, RunRequest
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
@@ -34,17 +34,9 @@ class Run(RunState):
     """One run, from its request to its exit code. Made by :meth:`start`; :meth:`finish` and :meth:`close` end it."""
 
     @classmethod
-    def start(
-        cls, request: RunRequest, listen: Callable[[Path], Listener], launch: Launch | None = None, ranks_here: int | None = None
-    ) -> Run:
-        """Check the request, start the target's server, and load the laws meanwhile. Raises :class:`UsageError`. ``listen`` makes what
-        listens, for a folder of reports. Where ``launch`` starts the ranks, on many hosts, ``ranks_here`` of the largest world are on this
-        machine."""
-        from shardlaw.conformance.target.config import find_target
-
-        # it counts the devices of this machine
-        target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
-        listener = listen(request.report)
+    def start(cls, request: RunRequest, target: Target, listener: Listener, launch: Launch | None = None) -> Run:
+        """Start the server of the request's target, and load the laws meanwhile. Raises :class:`UsageError`. ``launch`` starts the ranks
+        where they are on many hosts."""
         from shardlaw.conformance.world import Pool, WorldError
         from shardlaw.conformance.world.launch import ForkserverLauncher
 
@@ -68,17 +60,30 @@ class Run(RunState):
 
         from shardlaw.conformance.law.law import Limits
         from shardlaw.conformance.law.selection import in_turn, select
-        from shardlaw.conformance.laws import catalogue
+        from shardlaw.conformance.law.target import TOLERANCE
+        from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
+        from shardlaw.conformance.run.frozen import frozen
         from shardlaw.conformance.run.supported import supported
 
-        laws = select(list(catalogue().values()), request.laws, request.ops)
-        files = [] if request.no_expect else expectations.layers(target, request.expect)
+        listed = frozen(request.certify) if request.certify else None
+        if listed is None:
+            laws = select(list(catalogue().values()), request.laws, request.ops)
+            files = [] if request.no_expect else expectations.layers(target, request.expect)
+        else:
+            if target.tolerance != TOLERANCE:
+                raise UsageError(f"--certify {request.certify}: target {target.name} has a tolerance of its own: want none")
+            laws = [find(law_id) for law_id in listed.laws]
+            files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
+        if listed is not None:  # what one backend is known to do wrong excuses nobody
+            expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})
-        super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
+        shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
+        super().__init__(request, target, laws, expected, known, shrinking)
         self.supported = supported(torch.__version__)
         self.turns = in_turn(laws)
+        self.frozen = listed
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
         self.listener = listener
@@ -137,12 +142,15 @@ class Run(RunState):
         if result.reason is not None:
             return None
         plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard)
+        plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
         seconds = self._share(law) if self.request.budget else float("inf")
         return LawRun(self, self.pool, self.listener, self.add, plan, seconds)
 
     def _why_untested(self, law: Law) -> str | None:
         missing = sorted(set(law.needs) & self.limits.cannot)
         if missing:
+            if missing == ["checkpoint_files"] and self.target.writer:
+                return f"storage {self.target.storage} cannot do checkpoint_files: what it keeps is no folder of files"
             return f"the target declares that it cannot do {', '.join(missing)}"
         if PROFILES.index(law.profile) > PROFILES.index(self.request.profile):
             return f"tried from profile {law.profile} on"
@@ -166,7 +174,7 @@ class Run(RunState):
     def _left(self) -> float:
         """Seconds of the budget that are left."""
         assert self.request.budget is not None
-        return max(0.0, self.request.budget - (time.monotonic() - self.clock))
+        return self.request.budget if self.ready is None else max(0.0, self.request.budget - (time.monotonic() - self.ready))
 
     def _share(self, law: Law) -> float:
         """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
@@ -176,10 +184,13 @@ class Run(RunState):
     # The end
 
     def probe(self) -> None:
-        """Try on two ranks what the target declares that it cannot do."""
+        """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
+        from shardlaw.conformance.run.frozen import loaded
         from shardlaw.conformance.target.probe import stale
 
-        self.stale = stale(self.pool, self.target) if self.judged and self.failure is None else []
+        if self.judged and self.failure is None and not self.request.exitfirst:
+            self.stale = stale(self.pool, self.target)
+            self.loaded = loaded(self.pool, self.target) if self.frozen is not None else {}
 
     def exit_code(self) -> int:
         """1 for a new finding (or, with ``--strict``, a stale expectation), 3 for an error of the harness, 2 when no case was judged, else
@@ -192,7 +203,13 @@ class Run(RunState):
         stale = any(self.expectations.stale(law.id) for law in self.laws)
         if self.request.strict and (stale or self.too_wide()):
             return 1
-        return 3 if self.errors else 0
+        return 3 if self.errors or self._unsaid() else 0
+
+    def _unsaid(self) -> bool:
+        """Whether a certified run has no verdict on a case of its list that the target does not declare out of reach."""
+        tried = (self.results[law.id] for law in self.laws if not set(law.needs) & set(self.target.cannot))
+        listed = self.frozen.laws if self.frozen is not None else {}
+        return any(case.text not in self.said for result in tried for case in listed.get(result.law.id, ()))
 
     def write(self, exit_code: int | None = None) -> None:
         """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""

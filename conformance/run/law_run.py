@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 FINDINGS_A_LAW = 6
+# a certified run says whether a law holds, not all that is wrong
+FINDINGS_A_CERTIFIED_LAW = 1
+LOST_A_CERTIFIED_LAW = 1  # world, after which the further cases of its list are left unsaid
+CERTIFIED_AHEAD = 8  # cases
 SHRINK_SECONDS = 10.0
 SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op, each time
 
@@ -71,7 +75,7 @@ class LawRun:
         self._seconds = seconds
         self._reuse = reuse_of(plan.law, run.request.profile)
         self._fed = False
-        self._owed = 0
+        self._owed = self._lost = 0
         self._early: list[_Seen] | None = []
         self._error: Exception | None = None
         self._stop = False
@@ -93,14 +97,24 @@ class LawRun:
         deadline = time.monotonic() + self._seconds
 
         def take(case: Case, drawn: bool) -> None:
+            nonlocal deadline
             signals.check()
-            if self._stop or time.monotonic() > deadline:
+            starting = run.request.budget is not None and run.ready is None
+            if self._stop or (not starting and time.monotonic() > deadline):
                 raise Enough
             self._hand_over(case, drawn, self._plan.number)
+            if run.frozen is not None:
+                self._pool.wait(lambda: self._owed < CERTIFIED_AHEAD)
+                if self._lost >= LOST_A_CERTIFIED_LAW:
+                    raise Enough
+            if starting:  # a budget is for cases: it begins when ranks have answered the first
+                self._pool.wait(lambda: not self._owed)
+                run.ready = time.monotonic()
+                deadline = run.ready + self._seconds
 
         try:
             self._pool.wait_ready()
-            known = [*run.known.get(self.law.id, []), *run.expectations.known(self.law.id)]
+            known = [*run.known.get(self.law.id, []), *(run.expectations.known(self.law.id) if run.frozen is None else ())]
             for case in known[run.request.shard[0] - 1 :: run.request.shard[1]]:
                 if case.world <= run.request.world_size:
                     self._hand_over(case, False, 0)
@@ -116,12 +130,13 @@ class LawRun:
 
     def _hand_over(self, case: Case, drawn: bool, number: int) -> None:
         features = features_of(case, self.law)
-        if self._run.expectations.avoid(self.law.id, features) is not None:
+        if self._run.frozen is None and self._run.expectations.avoid(self.law.id, features) is not None:
             self.result.skipped_expected += 1
             return
 
         def done(verdict: Verdict) -> None:
             self._owed -= 1
+            self._lost += verdict.kind in ("crash", "hang", "divergence")
             self._take_in(_Seen(verdict, features, drawn, number))
 
         self._owed += 1
@@ -142,6 +157,8 @@ class LawRun:
         run, result, verdict = self._run, self.result, seen.verdict
         self._memory[verdict.case] = verdict
         self._listener.case(verdict, seen.drawn)
+        if run.frozen is not None and verdict.status != "error":
+            run.said[verdict.case.text] = verdict.kind or verdict.status
         if verdict.status == "error":
             self._broken(verdict.message, f"{verdict.case.text}\n{verdict.message}\n{verdict.error}")
             return
@@ -165,9 +182,15 @@ class LawRun:
             if self._refused is None or seen.number < self._refused.number:
                 self._refused = seen
         elif verdict.status == "deviates":
+            result.wrong += 1
+            result.deviating.update(reached)
             entry = run.expectations.match(self.law.id, verdict.kind or "", reached, verdict.error)
             if entry is not None:
                 result.expected += 1
+                if run.frozen is not None:
+                    run.said[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
+                if entry.reason not in result.reasons:
+                    result.reasons.append(entry.reason)
                 if entry not in self._expected or seen.number < self._expected[entry].number:
                     self._expected[entry] = seen
             elif verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:
@@ -225,7 +248,9 @@ class LawRun:
 
     def _confirm(self) -> None:
         run = self._run
-        for seen in sorted(self._new.values(), key=lambda new: new.number)[:FINDINGS_A_LAW]:
+        for seen in sorted(self._new.values(), key=lambda new: new.number)[
+            : FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
+        ]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
             seconds = min(SHRINK_SECONDS, run.shrinking)
@@ -240,6 +265,19 @@ class LawRun:
             if run.request.exitfirst:
                 run.stopped_by = "-x"
                 break
+        if run.frozen is not None and self._new and not any(found.law == self.law.id for found in run.findings):
+            self._say_again()
         left_over = len(self._new) - FINDINGS_A_LAW
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
+
+    def _say_again(self) -> None:
+        """In a certified run no verdict is left that nothing shows again: of a law without a finding each case that deviated is tried in a
+        fresh world, until one deviates there, which is a finding."""
+        run = self._run
+        for seen in [one for one in self._memory.values() if one.status == "deviates" and run.said.get(one.case.text) == one.kind]:
+            again = self._pool.fresh(self.law, seen.case)
+            run.said[seen.case.text] = again.kind or again.status
+            if again.status == "deviates" and not self._is_known(again):
+                self._add(replace(Finding.of(self.law, again, seen.case), confirmed=(1, 1), note="not shrunk"))
+                return

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.run.frozen import check_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
 DEFAULT_WORLD = 4  # ranks
+MOST_RANKS = 4096
+MOST_WORLDS = 64
+LONGEST_CASE = 86_400.0  # seconds
+SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -41,20 +46,27 @@ class RunRequest:
     timeout: float | None = None
     exitfirst: bool = False
     list: bool = False
+    certify: str = ""
+    last_failed: bool = False
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
             raise UsageError(f"--profile {self.profile}: no such profile ({one_of(self.profile, PROFILES)})")
-        if self.world_size < 1:
-            raise UsageError(f"--world-size {self.world_size}: want 1 or more ranks")
-        if self.worlds is not None and self.worlds < 1:
-            raise UsageError(f"-n {self.worlds}: want 1 or more worlds")
+        if not 1 <= self.world_size <= MOST_RANKS:
+            raise UsageError(f"--world-size {self.world_size}: want 1 to {MOST_RANKS} ranks")
+        if self.worlds is not None and not 1 <= self.worlds <= MOST_WORLDS:
+            raise UsageError(f"-n {self.worlds}: want 1 to {MOST_WORLDS} worlds")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: want a whole number, 0 or more")
-        if self.timeout is not None and not 0 < self.timeout < float("inf"):
-            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds")
+        if self.timeout is not None and not 0 < self.timeout <= LONGEST_CASE:
+            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {LONGEST_CASE:.0f}")
         if not 1 <= self.shard[0] <= self.shard[1]:
             raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
+        if self.certify:
+            self._check_certified()
+        if self.last_failed and self.resume:
+            raise UsageError("--last-failed and --resume: want one of them")
         if self.no_expect and self.expect:
             raise UsageError("--expect and --no-expect: want one of them")
         for path in self.expect:
@@ -62,6 +74,30 @@ class RunRequest:
                 raise UsageError(f"--expect {path}: no such file")
         if self.known is not None and not self.known.is_dir():
             raise UsageError(f"--known {self.known}: no such folder")
+
+    def _check_certified(self) -> None:
+        """A certified run is the whole list, on the terms of every other one."""
+        check_name(self.certify)
+        plain = RunRequest()
+        foreign = {
+            "LAW": "laws",
+            "--profile": "profile",
+            "--budget": "budget",
+            "--op": "ops",
+            "--expect": "expect",
+            "--no-expect": "no_expect",
+            "--known": "known",
+            "--shard": "shard",
+            "-x": "exitfirst",
+            "--list": "list",
+            "--last-failed": "last_failed",
+            "--resume": "resume",
+        }
+        for option, name in foreign.items():
+            if getattr(self, name) != getattr(plain, name):
+                raise UsageError(f"--certify {self.certify}: a certified run is the whole list: want no {option}")
+        if self.world_size < DEFAULT_WORLD:
+            raise UsageError(f"--certify {self.certify}: want --world-size {DEFAULT_WORLD} or more, not {self.world_size}")
 
 
 def parse_duration(text: str) -> float:

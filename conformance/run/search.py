@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.run.request import SCALE
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -32,7 +33,6 @@ NARROW_DRAWS = 80
 NARROW_BATCH = 10
 COVERED_KEPT = 4  # one in so many
 ROUNDS = 4
-SCALE = {"smoke": 1, "ci": 8, "nightly": 60}
 
 
 def none_is(case: Case) -> bool:
@@ -96,7 +96,8 @@ class Plan:
 
     ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon, ``swept`` those of them that the enumerator gave, of
     how many ``combinations`` (0 where it does not say). ``covered`` says of a case whether a known finding covers it: what is drawn in the
-    place of those that are :meth:`passed_over` comes of further ``rounds``, each the seed and the number of its draws.
+    place of those that are :meth:`passed_over` comes of further ``rounds``, each the seed and the number of its draws. Of a certified
+    profile the ``listed`` cases are all.
     """
 
     law: Law
@@ -106,6 +107,7 @@ class Plan:
     draws: int
     shard: tuple[int, int] = (1, 1)
     covered: Callable[[Case], bool] = none_is
+    listed: Sequence[Case] | None = None
     rounds: list[tuple[int, int]] = field(default_factory=list, init=False)
     swept: int = field(default=0, init=False)
     combinations: int = field(default=0, init=False)
@@ -142,6 +144,10 @@ class Plan:
             else:
                 offer(case, True)
 
+        if self.listed is not None:
+            for case in self.listed:
+                offer(case, False)
+            return
         if self.law.sweep is not None and self.sweeps:
             cases = self.law.sweep(self.limits)
             for case in itertools.islice(cases, self.sweeps):

@@ -6,17 +6,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
-from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.request import SCALE, RunRequest
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.expectations import Expectations, TooWide
+    from shardlaw.conformance.run.frozen import FrozenList
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class HarnessFault:
 @dataclass
 class LawResult:
     """What a run says of one law. ``refusals`` counts the refused cases by the text of the refusal, without numbers and names; ``expected``
-    the deviating cases that an expectation accounts for."""
+    the deviating cases that an expectation accounts for, ``reasons`` of which are what these say; ``deviating`` counts the features of the
+    cases that deviate, expected or not, and ``wrong`` how many these are."""
 
     law: Law
     outcome: str = "untested"
@@ -101,7 +103,10 @@ class LawResult:
     reason: str | None = None
     rejection: str = ""
     features: Counter[str] = field(default_factory=Counter)
+    wrong: int = 0
+    deviating: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
 
     def conclude(self, new: bool) -> None:
         """Say how the law fared, once every case has been judged: by its own cases alone. ``new``: whether it has a new finding."""
@@ -123,7 +128,9 @@ class LawResult:
 @dataclass(eq=False)
 class RunState:
     """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
-    many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case."""
+    many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case. ``ready``: when ranks had
+    answered the first case of a run with a budget, which begins there. Of a certified run ``frozen`` is the list, ``said`` the word for
+    each of its cases, by text, and ``loaded`` what its ranks have loaded."""
 
     request: RunRequest
     target: Target
@@ -143,11 +150,22 @@ class RunState:
     distinct: set[Case] = field(default_factory=set)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.monotonic)
+    ready: float | None = None
     stopped_by: str | None = None
     failure: Exception | None = None
+    frozen: FrozenList | None = None
+    said: dict[str, str] = field(default_factory=dict)
+    loaded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}
+
+    def planned(self) -> int:
+        """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
+        if self.frozen is not None:
+            return len(self.frozen.cases)
+        scale = SCALE[self.request.profile]
+        return max(1, sum(law.sweeps + law.draws for law in self.laws) * scale // self.request.shard[1])
 
     def too_wide(self) -> list[TooWide]:
         """The expectations to refuse. One shard of a run does not say: the share of its few cases is not that of the whole, which a

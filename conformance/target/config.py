@@ -19,6 +19,7 @@ Every value is checked; an unknown key is refused with the nearest known one.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -66,6 +67,8 @@ def read_config(folder: Path | None = None) -> Config:
     """
     folder = folder or Path.cwd()
     path, table = folder / "shardlaw.toml", ""
+    if path.is_dir():
+        raise UsageError(f"{path.name}: is a folder: want a file, or another name for the folder")
     if not path.is_file():
         path, table = folder / "pyproject.toml", "tool.shardlaw"
     if not path.is_file():
@@ -304,7 +307,23 @@ def check_target(target: Target, ranks: int) -> None:
         module = place.partition(":")[0]
         if module and not _exists(module):
             raise UsageError(f"target {target.name}: {key} = {place!r}: there is no module {module}; is it installed, or on PYTHONPATH?")
+    for key, place in places[2:]:
+        _check_class(target, key, place)
     check_devices(target, ranks)
+
+
+def _check_class(target: Target, key: str, place: str) -> None:
+    """Refuse a storage whose module has no such class. What importing it raises is for the ranks to tell: their ``setup`` may help."""
+    module, _, name = place.partition(":")
+    if not module:
+        return
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception:
+        return
+    if not hasattr(found, name):
+        close = one_of(name, [known for known in vars(found) if not known.startswith("_")])
+        raise UsageError(f"storage {target.storage}: {key} = {place!r}: {module} has no {name} ({close})")
 
 
 def _exists(module: str) -> bool:

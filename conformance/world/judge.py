@@ -65,7 +65,7 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
                 message = f"{lost} is refused by every rank: {first.error}: {first.text}"
                 return deviates("raised", REFUSED_NOW, message, _error(answers[0]))
             return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(answers[0]), features=features)
-        return deviates("raised", "error", f"every rank raised {first.error}: {first.text}", _error(answers[0]))
+        return deviates("raised", "error", f"every rank raised {first.error}: {without_stacks(first.text)}", _error(answers[0]))
     worst = _worst(answers)
     if worst is not None:
         rank, deviation = worst
@@ -83,6 +83,14 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
 def may_refuse(law: Law, case: Case, text: str) -> bool:
     """Whether a case may be refused in these words."""
     return law.refusal(case, text) if callable(law.refusal) else law.refusal != "never"
+
+
+def without_stacks(text: str) -> str:
+    """The text of an error without the stacks that it quotes, as torch quotes those of other ranks: what each of them raised stays."""
+    if "Traceback (most recent call last)" not in text:
+        return text
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
+    return "; ".join(dict.fromkeys(lines))
 
 
 def _outcome(answer: Answer) -> str:

@@ -26,7 +26,9 @@ PORT_ATTEMPTS = 100
 
 
 class WorldError(Exception):
-    """The target's ranks cannot be started. Its text is one line."""
+    """The target's ranks cannot be started. Its text is one line; ``output`` is what a rank printed, its stack among it."""
+
+    output = ""
 
 
 class LostError(WorldError):

@@ -270,7 +270,9 @@ class WorldManager:
             return
         self._failed_starts += 1
         if not self._proven or self._failed_starts >= STARTS:
-            raise WorldError(problem)
+            error = WorldError(problem)
+            error.output = world.observer.left(min(world.ended, default=0))[1]
+            raise error
         self._dismiss(world)
 
     def _look_at_clocks(self, world: World) -> None:

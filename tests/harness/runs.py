@@ -69,6 +69,7 @@ class FakeRun:
     stopped_by: str | None = None
     stale: list[str] = field(default_factory=list)
     failure: Exception | None = None
+    frozen: None = None
 
     def too_wide(self) -> list[TooWide]:
         return self.expectations.too_wide()

@@ -17,12 +17,13 @@ import pytest
 
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.laws import catalogue, laws_of
+from shardlaw.conformance.laws import catalogue, find, laws_of
 from shardlaw.conformance.run.finding_file import SCHEMA
 
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
+HELP_SECONDS = 0.6  # of the CPU: twice what is meant, for machines that are busy
 LAWS = """
 import os, time
 import torch
@@ -146,7 +147,15 @@ def test_help_imports_nothing_heavy() -> None:
         (["run", "--budget", "soon"], "--budget soon: want a time"),
         (["run", "--shard", "3/2"], "--shard 3/2"),
         (["run", "--world-size", "0"], "--world-size 0"),
+        (["run", "--world-size", "99999999999999999999"], "want 1 to 4096 ranks"),
+        (["run", "-n", "100000"], "-n 100000: want 1 to 64 worlds"),
         (["run", "--timeout", "-1"], "--timeout -1"),
+        (["run", "--timeout", "1e300"], "at most 86400"),
+        (["laws", "--features", "dtpye:*"], "no feature matches 'dtpye:*' (nearest: "),
+        (["repro", "redistribute.locl"], "nearest: redistribute.local"),
+        (["verify", "nowhere"], "nowhere: cannot be read"),
+        (["board", "nowhere"], "nowhere: cannot be read"),
+        (["trend", "nowhere"], "nowhere: cannot be read"),
         (["run", "--expect", "none.toml"], "none.toml: no such file"),
         (["run", "--known", "none"], "--known none: no such folder"),
         (["run", "--expect", __file__, "--no-expect"], "want one of them"),
@@ -171,7 +180,6 @@ def test_help_imports_nothing_heavy() -> None:
         (["doctor", "--target", "nope"], "no target is called 'nope'"),
         (["run", "--target", "nope"], "no target is called 'nope'"),
         (["run", "--storage", "nope"], "no storage is called 'nope'"),
-        (["run", "redistribute.locl"], "nearest: redistribute.local"),
         (["run", "--report", f"{__file__}/report"], "is no folder"),
     ],
 )
@@ -188,9 +196,62 @@ def test_bad_input_is_one_line(
     assert not list(tmp_path.iterdir()), "something was left behind"
 
 
-def test_no_arguments_are_a_call_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_law_that_is_not_there_is_one_line_once_the_laws_are_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "redistribute.locl"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("shardlaw: no law matches 'redistribute.locl' (nearest: redistribute.local")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_arguments_say_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
-    assert "Usage: shardlaw" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("Where to begin:\n  shardlaw doctor ")
+    assert "Usage: shardlaw" in out
+
+
+def test_help_takes_little_time() -> None:
+    code = (
+        "import os, sys; from shardlaw.conformance.commands.cli import main; main(['--help']); "
+        "used = os.times(); print(used.user + used.system, file=sys.stderr)"
+    )
+    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    assert min(float(one.stderr) for one in done) < HELP_SECONDS
+
+
+FIRST_LINE = """
+import os, sys
+from shardlaw.conformance.commands.cli import main
+from shardlaw.conformance.report.terminal import Terminal
+
+say = Terminal.start
+
+def start(self, request, target):
+    say(self, request, target)
+    print("torch" in sys.modules, flush=True)
+    os._exit(0)
+
+Terminal.start = start
+main(["run", "mesh.groups"])
+"""
+
+
+def test_the_first_line_of_a_run_comes_before_torch_is_loaded(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_LINE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    first, loaded = done.stdout.splitlines()
+    assert first.endswith("on gloo: profile smoke, mesh.groups, seed 0; loading torch and starting ranks")
+    assert loaded == "False"
+
+
+def test_shells_can_complete_commands_and_options() -> None:
+    env = {**os.environ, "_SHARDLAW_COMPLETE": "complete_bash", "COMP_WORDS": "shardlaw run --cer", "COMP_CWORD": "2"}
+    code = "from shardlaw.conformance.commands.cli import app; app(prog_name='shardlaw')"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["--certify"], done.stderr
 
 
 def test_an_internal_error_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +277,14 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert out.startswith("mesh.groups  (core)\n    ")
     assert "source: " in out
+    assert "\n    case:   mesh.groups mesh=" in out
+    assert "\n    fields: mesh: a mesh " in out
+    assert cli.main(["laws", "--features", "dtype:int*"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == {f"dtype:int{size}" for size in (64, 32, 16, 8)}
+    assert cli.main(["repro", "redistribute.local"]) == 0
+    assert f"\n{find('redistribute.local').control}\n" in capsys.readouterr().out
+    assert cli.main(["show", "5x6", "--mesh", "2x2", "--place", "[Shard(dim=0), Replicate()]"]) == 0
+    assert "placements S(0),R" in capsys.readouterr().out
     assert cli.main(["laws", "--features"]) == 0
     assert re.search(r"^    uneven +\w", capsys.readouterr().out, re.MULTILINE)
     assert cli.main(["run", "--list", "mesh.*", "!mesh.groups"]) == 0
@@ -319,6 +388,55 @@ def test_doctor_says_that_gloo_works(shell: Shell) -> None:
     assert done.returncode == 0, done.stderr
     assert "torch 2." in done.stdout
     assert "ok  backend gloo loads, 2 ranks start and reduce" in done.stdout
+
+
+def test_doctor_tells_what_a_rank_printed_that_could_not_start(shell: Shell) -> None:
+    (shell.folder / "shardlaw.toml").write_text("[target.broken]\nbackend = 'gloo'\nsetup = 'laws_for_the_cli:no_card'\n")
+    path = shell.folder.parent / "lib" / "laws_for_the_cli.py"
+    path.write_text(f"{LAWS}\ndef no_card():\n    print('looking for a card')\n    raise RuntimeError('no card')\n")
+    done = shell("doctor", "--target", "broken")
+    assert done.returncode == 2
+    assert "    | looking for a card\n" in done.stdout
+    assert "in no_card\n" in done.stdout
+    assert done.stderr == "shardlaw: target broken cannot start: rank 0 of 2 ended while it started: RuntimeError: no card\n"
+
+
+STORAGES = """
+[storage.mine]
+writer = "torch.distributed.checkpoint:FileSystemWriter"
+reader = "torch.distributed.checkpoint:FileSystemReader"
+[storage.mistyped]
+writer = "torch.distributed.checkpoint:FileSystemWrtier"
+reader = "torch.distributed.checkpoint:FileSystemReader"
+"""
+
+
+def test_a_storage_is_examined_and_a_class_that_it_does_not_have_named(shell: Shell) -> None:
+    (shell.folder / "shardlaw.toml").write_text(STORAGES)
+    done = shell("doctor", "--storage", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok  storage mine: a checkpoint is saved and loaded" in done.stdout
+    message = refused(shell("run", "roundtrip.plain", "--storage", "mistyped"))
+    assert message.startswith(
+        "storage mistyped: writer = 'torch.distributed.checkpoint:FileSystemWrtier': torch.distributed.checkpoint has no"
+    )
+    assert "nearest: FileSystemWriter" in message
+
+
+def test_a_folder_of_the_name_of_the_config_is_no_config(shell: Shell) -> None:
+    (shell.folder / "shardlaw.toml").mkdir()
+    assert refused(shell("targets")).startswith("shardlaw.toml: is a folder: want a file")
+
+
+def test_a_word_that_nobody_knows_gets_all_that_are_known(shell: Shell) -> None:
+    (shell.folder / "shardlaw.toml").write_text("[target.mine]\nbackend = 'gloo'\ncannot = ['zzz']\n")
+    assert "cannot: unknown 'zzz' (known: all_gather, all_reduce, " in refused(shell("run", "--target", "mine"))
+
+
+def test_a_budget_is_for_cases_and_not_for_the_start_of_ranks(shell: Shell) -> None:
+    done = shell("run", "mesh.coordinates", "--budget", "0.01s")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((shell.folder / "shardlaw-report" / "report.json").read_text())["totals"]["cases"] >= 1
 
 
 def test_targets_are_listed_with_what_is_missing(shell: Shell) -> None:

@@ -25,6 +25,7 @@ from tests.harness.runs import CASE, LAWS, FakeRun, finding, verdict
 
 
 def test_the_report_is_readable_while_the_run_goes_on(run: FakeRun) -> None:
+    run.results["roundtrip.dtensor"].outcome = "untested"
     run.update()
     report = read_report(run.writer.folder)
     assert (report.complete, report.exit) == (False, None)
@@ -32,7 +33,8 @@ def test_the_report_is_readable_while_the_run_goes_on(run: FakeRun) -> None:
     run.update()
     assert [found.status for found in read_report(run.writer.folder).findings] == ["new"]
     assert not list(run.writer.folder.glob(".*")), "a temporary file was left"
-    assert not (run.writer.folder / "junit.xml").exists()
+    told = ElementTree.parse(run.writer.folder / "junit.xml").iter("testcase")
+    assert [case.get("name") for case in told] == [law for law in LAWS if law != "roundtrip.dtensor"], "a law has not had its turn"
 
 
 def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
@@ -185,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_what_people_read_is_written_at_the_end(run: FakeRun) -> None:
     run.take(finding())
     run.update()
-    assert sorted(path.name for path in run.writer.folder.glob("*.*")) == ["cases.txt", "report.json"]
+    assert sorted(path.name for path in run.writer.folder.glob("*.*")) == ["cases.txt", "junit.xml", "report.json"]
     run.update(1)
     names = sorted(path.name for path in run.writer.folder.glob("*.*"))
     assert names == ["cases.txt", "junit.xml", "report.html", "report.json", "report.md"]
@@ -193,6 +195,20 @@ def test_what_people_read_is_written_at_the_end(run: FakeRun) -> None:
     assert CASE.text in page
     assert "the stack" in page
     assert f'href="findings/{run.findings[0].id}.py"' in page
+
+
+def test_what_is_known_is_an_xfail_with_its_reason(run: FakeRun) -> None:
+    run.results["mesh.groups"].outcome, run.results["mesh.groups"].reasons = "expected", ["ranks are sorted", "views are shared"]
+    root = ElementTree.fromstring(junit(run.update(0)))
+    (case,) = (case for case in root.iter("testcase") if case.get("name") == "mesh.groups")
+    assert case[0].attrib == {"type": "pytest.xfail", "message": "ranks are sorted; views are shared"}
+    assert root[0].get("skipped") == "2"  # with the law that needs more ranks
+
+
+def test_an_id_that_xml_cannot_hold_is_replaced(run: FakeRun) -> None:
+    report = run.update(0)
+    report.laws[0].id = "mine.\x1b[31mred"
+    assert ElementTree.fromstring(junit(report)).find(".//testcase").get("name") == "mine.\N{REPLACEMENT CHARACTER}[31mred"  # type: ignore[union-attr]
 
 
 def test_junit_has_a_test_case_for_each_law(run: FakeRun) -> None:

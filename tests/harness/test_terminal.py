@@ -10,10 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer
 from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.of_run import finding_line
+from shardlaw.conformance.report.run_report import FindingLine
 from shardlaw.conformance.report.terminal import Terminal, complain, print_summary
 from shardlaw.conformance.report.terminal import console as plain_console
+from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.state import Finding
 from tests.harness.runs import CASE, FakeRun, finding, verdict
+
+SCREEN = 60  # lines
+
+
+def line_of(found: Finding) -> FindingLine:
+    return finding_line(found, None, "", "")
 
 
 def test_the_summary_says_what_was_found_and_what_was_not_reached(run: FakeRun) -> None:
@@ -26,27 +38,69 @@ def test_the_summary_says_what_was_found_and_what_was_not_reached(run: FakeRun) 
     assert CASE.text in text
     assert "rank 0: holds other elements" in text
     assert f"python shardlaw-report/findings/{run.findings[0].id}.py" in text
-    assert "wrong-value 0badcafe op.forward[mean]: weighs ranks" in text
+    assert "expected: 1 findings of 1 known cause\n  weighs ranks\n" in text
     assert "needs 8 ranks, the largest world has 4" in text
     assert "unconfirmed" in text
     assert "exit 1: a new finding (1 new finding, 1 expected)" in text
     assert "\x1b" not in text
 
 
-def test_what_is_new_stands_last_with_its_law_its_features_and_what_all_of_it_has_in_common(run: FakeRun) -> None:
+def test_what_is_new_stands_first_with_its_law_its_features_and_what_all_of_it_has_in_common(run: FakeRun) -> None:
     for at in range(20):
-        run.take(finding(status="expected", note="weighs ranks", id=f"{at:08x}"))
+        run.take(finding(status="expected", note=f"weighs ranks {at}", id=f"{at:08x}"))
     run.take(replace(finding(), features=("group", "uneven")))
     run.take(replace(finding("mesh.groups"), id="0badcafe", features=("async", "group")))
     out = io.StringIO()
     print_summary(plain_console(out), run.update(1), "shardlaw-report")
     text = out.getvalue()
     assert "  law: What op.forward[mean] says.\n  features: group, uneven\n" in text
-    assert "and 8 more, each with its reason in the report" in text
-    assert text.index("weighs ranks") < text.index("not reached") < text.index("0badcafe") < text.index("exit 1")
+    assert "expected: 20 findings of 20 known causes\n" in text
+    assert "and 15 more, each with its reason in the report" in text
+    assert text.index("0badcafe") < text.index("weighs ranks") < text.index("not reached") < text.index("exit 1")
     assert "all 2 new findings have in common: group\n" in text
     assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws stand on what earlier ones try\n" in text
     assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
+
+
+def test_a_summary_fits_a_screen(run: FakeRun) -> None:
+    for at in range(60):
+        law_id = list(run.results)[at % 4]
+        run.take(replace(finding(law_id), id=f"{at:08x}", where=f"function_{at}, torch/distributed/tensor/_api.py:{at}"))
+        run.take(finding(status="expected", note=f"a known cause {at}", id=f"{at + 100:08x}"))
+    run.unconfirmed += [verdict()] * 9
+    out = io.StringIO()
+    print_summary(plain_console(out), run.update(1), "shardlaw-report")
+    assert out.getvalue().count("\n") <= SCREEN
+    assert "60 causes" not in out.getvalue()  # each cause has one finding: there is one number to say
+    assert "and 51 further causes in the report" in out.getvalue()
+
+
+def test_a_finding_without_a_script_says_how_to_try_it_again_and_where_ranks_wait(run: FakeRun) -> None:
+    stack = """Current thread 0x1 (most recent call first):
+  File "/x/torch/distributed/distributed_c10d.py", line 4287 in all_reduce
+  File "/x/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/mine/hb.py", line 10 in step
+"""
+    silent = verdict(kind="hang", ranks=(Answer(0, "silent", stack=stack), Answer(1, "silent", stack=stack)))
+    run.take(replace(finding("op.forward[sum]"), kind="hang", verdict=silent))
+    out = io.StringIO()
+    print_summary(plain_console(out), run.update(1), "r")
+    assert "  ranks 0, 1 wait in all_reduce (distributed_c10d.py:4287), called at /mine/hb.py:10\n" in out.getvalue()
+    assert f"  shardlaw replay r/findings/{run.findings[0].id}.json\n" in out.getvalue()
+
+
+def test_no_word_is_broken_on_a_terminal_and_no_case_is_cut(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    message = "rank 0: " + "something-that-is-long and other words " * 5
+    run.take(replace(finding(), message=message))
+    out = Screen()
+    print_summary(plain_console(out), run.update(1), "r")
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.getvalue().splitlines()]
+    assert f"  {CASE.text}" in lines
+    told = [line for line in lines if "something-that-is-long" in line]
+    assert len(told) > 1
+    assert all(len(line) < 60 for line in told)
 
 
 def test_features_that_were_missed_are_named_where_they_are_few(run: FakeRun) -> None:
@@ -75,40 +129,53 @@ def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytes
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     out = io.StringIO()
-    terminal = Terminal(5, out)
+    terminal = Terminal("r", out)
+    terminal.begin([result.law for result in run.results.values()], 50)
     terminal.law("mesh.groups")
     for _ in range(100):
         now += 0.5
         terminal.case()
-    terminal.finding(finding())
+    terminal.finding(line_of(finding()), "What it says.")
     terminal.done(run.results["mesh.groups"])
+    now += 11
+    terminal.case()
     terminal.summary(run, 0)  # type: ignore[arg-type]
     lines = [line for line in out.getvalue().splitlines() if line.startswith("[")]
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines[0] == "[  10 s] 1/5 mesh.groups: 20 cases, 2/s, 0 new, 0 expected"
-    assert f"wrong-value {finding().id} {CASE.text}\n" in out.getvalue()
+    assert lines[5].startswith("[  61 s, about 4 min left] 2/5 mesh.groups: 101 cases, 2/s, 1 new, 0 expected; worst: wrong-value of op")
+    assert out.getvalue().startswith("5 laws, up to 50 cases\n")
+    assert f"first finding, 50 s after the start:\nwrong-value {finding().id}\n  {CASE.text}\n  rank 0: holds" in out.getvalue()
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_first_line_says_what_was_asked_for() -> None:
+    out = io.StringIO()
+    Terminal("r", out).start(RunRequest(laws=("mesh.*",), seed=3), Target())
+    assert re.fullmatch(r"shardlaw \S+ on gloo: profile smoke, mesh.\*, seed 3; loading torch and starting ranks\n", out.getvalue())
 
 
 def test_a_terminal_shows_one_live_line(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Screen()
-    terminal = Terminal(5, out)
+    terminal = Terminal("r", out)
+    terminal.begin([result.law for result in run.results.values()], 50)
     terminal.law("mesh.groups")
     terminal.case()
     terminal.shrinking("mesh.groups", verdict())
-    terminal.finding(finding())
+    terminal.finding(line_of(finding()), "")
     terminal.summary(run, 1)  # type: ignore[arg-type]
     assert "shrinking a wrong-value" in out.getvalue()
     assert "\x1b[1;31m" in out.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Screen()
-    terminal = Terminal(5, plain)
-    terminal.finding(finding())
+    terminal = Terminal("r", plain)
+    terminal.finding(line_of(finding()), "")
     terminal.summary(run, 1)  # type: ignore[arg-type]
     assert "[1;31m" not in plain.getvalue()

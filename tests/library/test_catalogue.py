@@ -65,7 +65,7 @@ def test_laws_of_an_installed_package_stand_in_the_catalogue(tmp_path: Path) -> 
     offer(tmp_path, "LAWS = [law()]")
     done = shardlaw(tmp_path, "laws", "mylib.*")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "mylib.two  (core)\n    There are two ranks.\n    source: mylib\n1 laws" in done.stdout
+    assert "mylib.two  (core)\n    There are two ranks.\n    source: mylib\n    case:   mylib.two " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,7 @@ def test_laws_of_an_installed_package_stand_in_the_catalogue(tmp_path: Path) -> 
         ("", "mylib = mylib:LAWS", "= 'mylib:LAWS': want the name of a module with LAWS"),
         ("LAWS = [law(id='two')]", "mylib = mylib", "law 'two': want an id such as mylib.embedding or mylib.embedding[variant]"),
         ("LAWS = [law(clause=' ')]", "mylib = mylib", "law 'mylib.two': want a clause"),
+        ("LAWS = [law(needs=('warp',))]", "mylib = mylib", "law 'mylib.two': needs: unknown 'warp' (nearest: "),
         ("LAWS = [law(draws=0)]", "mylib = mylib", "law 'mylib.two': want a strategy and how many cases of it (draw, draws)"),
         ("LAWS = [law(control='mylib.two wrong')]", "mylib = mylib", "control: case 'mylib.two wrong': 'wrong' is not NAME=VALUE"),
         ("LAWS = [law(control='mylib.three a=1')]", "mylib = mylib", "want a case of this law, such as 'mylib.two mesh=2'"),

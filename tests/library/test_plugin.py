@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def pytest_in(folder: Path, *arguments: str, tests: str = TESTS, laws: str = "",
     (folder / "shardlaw.toml").write_text(CONFIG)
     (folder / "test_it.py").write_text(tests)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SHARDLAW_"))}
-    env |= {"PYTHONPATH": str(folder), "SHARDLAW_LAWS": laws, **more}
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    env |= {"PYTHONPATH": path, "SHARDLAW_LAWS": laws, **more}
     command = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
@@ -98,6 +100,24 @@ def test_a_broken_module_of_laws_keeps_nobody_from_their_own_tests(tmp_path: Pat
     asked = pytest_in(tmp_path, "broken.py", tests=plain, laws="broken")
     assert "shardlaw: SHARDLAW_LAWS: broken has LAWS = 3: want a list of Law" in asked.stdout
     assert "Traceback" not in asked.stdout + asked.stderr
+
+
+def test_anybody_tries_laws_beside_their_own_tests(tmp_path: Path) -> None:
+    arguments = "--shardlaw", "smoke", "-k", "own or mesh.local-rank or mesh.coordinates", "-rx"
+    done = pytest_in(tmp_path, *arguments, tests="def test_own(): pass\n")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 xfailed" in done.stdout
+    assert "On a mesh whose ranks do not ascend" in done.stdout
+    assert "shardlaw: " in done.stdout
+    report = json.loads((tmp_path / "shardlaw-report" / "report.json").read_text())
+    assert [(law["id"], law["outcome"]) for law in report["laws"]] == [("mesh.coordinates", "held"), ("mesh.local-rank", "expected")]
+    assert (report["exit"], report["complete"]) == (0, True)
+
+
+def test_laws_beside_tests_are_of_a_profile_that_is_known(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "--shardlaw", "smok")
+    assert done.returncode == 4
+    assert "smoke" in done.stderr
 
 
 def test_the_marker_is_registered(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_rank_that_raises_is_told_with_every_stack(ranks: Worlds) -> None:
     [
         (functions.all_wait, "hang", "no rank answered within the limit"),
         (functions.dies, "crash", "rank 1 ended by itself: exit code 3"),
-        (functions.other_value, "wrong-value", "rank 1: local tensor holds other elements than it must"),
+        (functions.other_value, "wrong-value", "rank 1: local tensor holds other elements than it must: 2 of 2, by up to 1"),
     ],
 )
 def test_what_goes_wrong_is_a_verdict_and_the_next_call_is_served(ranks: Worlds, function: object, kind: str, said: str) -> None:

@@ -202,6 +202,15 @@ def any_root_will_do() -> None:
         return true(tensor, src, group, async_op, None if src is not None else group_src)
 
 
+@breaks("collective.backend-refusals")
+def lists_of_any_length() -> None:
+    @instead(dist, "all_gather")
+    def fault(true: Any, tensors: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        size = dist.get_world_size(group)
+        missing = [torch.empty_like(tensor) for _ in range(size - len(tensors))]
+        return true([*tensors, *missing][:size], tensor, group, async_op)
+
+
 # Functional collectives
 
 

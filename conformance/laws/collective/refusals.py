@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, Field, Printed, Rank, WordField
-from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.calls import CALLS, attempted, prepared
 from shardlaw.conformance.laws.collective.case_fields import Calling, Group
@@ -135,25 +136,53 @@ ATTEMPTS = {
 }
 
 
-@law(
-    "collective.refusals",
-    source=draws.DOC + "arguments of each collective, new_group",
-    control="mesh=2 attempt=two-roots",
-    features=lambda case: draws.features_of(case) | {f"refused-call:{case.get('attempt')}"},
-    sweep=lambda limits: [fields(mesh=size, attempt=name) for name in ATTEMPTS for size in (2, 3)],
-    sweeps=36,
-    needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "p2p", "reduce_scatter"),
-    weight=0.2,
-)
-def refusals(group: Group, attempt: Annotated[str, WordField(ATTEMPTS)], device: Device):
-    """A call whose arguments mean nothing is refused by every rank, and the ranks go on together."""
+# what torch hands on as it is: the documents leave open what a backend makes of it
+LEFT_TO_BACKENDS = ("list-too-short", "list-too-long", "root-outside")
+
+
+def attempting(group: Group, attempt: Annotated[str, WordField(ATTEMPTS)], device: Device):
     got = caught(lambda: ATTEMPTS[attempt](dist.get_rank(), dist.get_world_size()))
     return {"refusal": got, "afterwards": sum_of_ones(device)}
 
 
-@refusals.due
-def _(group):
+def refused_together(group):
     return {"refusal": Refused(), "afterwards": [float(len(group))] * 2}
+
+
+def refusal_law(id: str, clause: str, names: Collection[str], **record: Any) -> Law:
+    """A law of calls that mean nothing."""
+    of = law(
+        id,
+        clause=clause,
+        source=draws.DOC + "arguments of each collective, new_group",
+        features=lambda case: draws.features_of(case) | {f"refused-call:{case.get('attempt')}"},
+        sweep=lambda limits: [fields(mesh=size, attempt=name) for name in names for size in (2, 3)],
+        sweeps=2 * len(names),
+        **record,
+    )(attempting)
+    of.due(refused_together)
+    return of
+
+
+refusals = refusal_law(
+    "collective.refusals",
+    "A call whose arguments mean nothing is refused by every rank, and the ranks go on together.",
+    [name for name in ATTEMPTS if name not in LEFT_TO_BACKENDS],
+    control="mesh=2 attempt=two-roots",
+    needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "p2p", "reduce_scatter"),
+    weight=0.2,
+)
+
+backend_refusals = refusal_law(
+    "collective.backend-refusals",
+    "A call that torch hands on though its arguments mean nothing is refused by the backend, on every rank, and the "
+    "ranks go on together.",
+    LEFT_TO_BACKENDS,
+    control="mesh=2 attempt=list-too-short",
+    needs=("all_gather", "all_reduce", "broadcast"),
+    tier="extended",
+    weight=0.1,
+)
 
 
 MISMATCHES = {

@@ -1,0 +1,90 @@
+"""``shardlaw board``: one page of certified runs. Each folder is verified first; one that does not stand is shown as such."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardlaw.conformance.commands.verify import problems
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.run_report import Certificate, RunReport
+from shardlaw.conformance.report.templates import rendered
+from shardlaw.conformance.report.trend import read_night
+
+
+@dataclass(frozen=True)
+class CauseShown:
+    """A cause of what deviates, by its smallest finding; ``more``: how many further findings it has."""
+
+    link: str
+    id: str
+    kind: str
+    law: str
+    message: str
+    more: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One certified run."""
+
+    anchor: str
+    title: str
+    word: str
+    mark: str
+    counts: str
+    line: str
+    link: str
+    loaded: str
+    causes: tuple[CauseShown, ...]
+    missing: str
+    problems: tuple[str, ...]
+
+
+def board(paths: Sequence[Path], beside: Path) -> str:
+    """The page, which will lie in the folder ``beside``. Raises :class:`UsageError`."""
+    cells: dict[tuple[str, tuple[str, str]], Cell] = {}
+    for at, path in enumerate(paths):
+        night = read_night(path, beside)
+        report = night.report
+        if report.certificate is None:
+            raise UsageError(f"{path}: its report has no certificate: want the folders of shardlaw run --certify")
+        place = report.target.name, (f"{report.certificate.profile}-{report.certificate.release}", report.target.torch)
+        if place in cells:
+            raise UsageError(f"{path}: a second run of {place[1][0]} on {place[0]} with torch {place[1][1]}: want one")
+        folder = path if path.is_dir() else path.parent
+        wrong = tuple(problems(folder, report, report.certificate))
+        cells[place] = _cell(f"run-{at + 1}", report, report.certificate, night.link, wrong)
+    columns = sorted({column for _, column in cells})
+    targets = sorted({target for target, _ in cells})
+    return rendered(
+        "board.html.j2",
+        title="shardlaw: certified runs",
+        columns=columns,
+        rows=[(target, [cells.get((target, column)) for column in columns]) for target in targets],
+        cells=list(cells.values()),
+    )
+
+
+def _cell(anchor: str, report: RunReport, told: Certificate, link: str, wrong: tuple[str, ...]) -> Cell:
+    loaded, causes = told.loaded, report.causes()
+    packages = [f"{name} {said}" for name, said in loaded.packages.items()]
+    versions = [f"torch {loaded.torch} ({loaded.torch_git[:12]})", f"python {loaded.python}", loaded.platform, *packages]
+    passed = told.passed and not wrong
+    return Cell(
+        anchor=anchor,
+        title=f"{report.target.name}, {told.profile}-{told.release}, torch {report.target.torch}",
+        word="passed" if passed else f"{len(causes)} cause{'s' * (len(causes) != 1)}" if causes else "not passed",
+        mark="passed" if passed else "failed",
+        counts=f"{told.held} of {told.cases}" + (f", {told.missing} declared missing" if told.missing else ""),
+        line=told.line(),
+        link=link,
+        loaded=f"loaded: {', '.join(versions)}",
+        causes=tuple(
+            CauseShown(f"{link}#finding-{found.id}", found.id, found.kind, found.law, found.message, len(others))
+            for found, *others in causes
+        ),
+        missing=", ".join(report.target.cannot) if told.missing else "",
+        problems=wrong,
+    )

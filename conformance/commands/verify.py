@@ -1,0 +1,253 @@
+"""``shardlaw verify``: whether a folder is what a certified run of this version leaves behind, and whether its verdicts come out again.
+
+Everything that a report says twice must agree, with the list of the profile and with this version's laws and expectations. A submission
+whose parts were all changed alike is seen by ``--rerun``, which tries cases again, on the target as it is described here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from shardlaw import __version__
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.target import CAPABILITIES
+from shardlaw.conformance.law.verdict import KINDS
+from shardlaw.conformance.laws import catalogue, find
+from shardlaw.conformance.report.certificate import FILE, certificate
+from shardlaw.conformance.report.run_report import Certificate, RunReport, read_report
+from shardlaw.conformance.run import expectations
+from shardlaw.conformance.run.finding_file import read_finding
+from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, RANKS, UNSAID, FrozenList, frozen, known
+
+WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
+NOT_JUDGED = {MISSING, ABSENT, UNSAID}
+
+
+def verify(folder: Path, rerun: int = 0) -> int:
+    """Print what is wrong with a submission, or what it certifies; returns 1 or 0. Raises :class:`UsageError` where it is none, or where
+    its cases cannot be tried here."""
+    if rerun < 0:
+        raise UsageError(f"--rerun {rerun}: want a number of cases, 0 or more")
+    report = read_report(folder)
+    if report.certificate is None:
+        raise UsageError(f"{folder}: its report has no certificate: want the folder of shardlaw run --certify")
+    found = list(problems(folder, report, report.certificate))
+    again = ""
+    if not found and rerun:
+        found, tried = _tried_again(folder, report, report.certificate, rerun)
+        again = f"; {tried} of its cases were tried again"
+    for problem in found:
+        print(f"  {problem}")
+    print(f"{folder}: {'not verified' if found else f'verified{again}'}: {report.certificate.line()}")
+    return 1 if found else 0
+
+
+def problems(folder: Path, report: RunReport, told: Certificate) -> Iterator[str]:
+    """In a line each, what does not fit."""
+    name = f"{told.profile}-{told.release}"
+    if name not in known():
+        yield f"{name} is no certified profile of this version ({', '.join(known())})"
+        return
+    listed = frozen(name)
+    if told.sha256 != listed.sha256:
+        yield f"it was run on another list than {name}: sha256 {told.sha256[:12]}..., must be {listed.sha256[:12]}..."
+        return
+    yield from _of_request(report, told)
+    try:
+        text = (folder / FILE).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        yield f"{FILE} cannot be read"
+        return
+    if hashlib.sha256(text.encode()).hexdigest() != told.verdicts:
+        yield f"{FILE} is not the file that the certificate names"
+    words = _words(text, listed)
+    if words is None:
+        yield f"{FILE} does not list the cases of {name}, each once and in order, with a verdict of this version"
+        return
+    counted = certificate(listed, words, told.loaded, text, report.exit == 0 and not report.target.stale)
+    for field in msgspec.structs.fields(Certificate):
+        if getattr(counted, field.name) != getattr(told, field.name):
+            yield f"the certificate says {field.name} {getattr(told, field.name)}, by {FILE} it is {getattr(counted, field.name)}"
+    said = {case.text: word for case, word in zip(listed.cases, words, strict=True)}
+    yield from _of_laws(report, listed, said)
+    yield from _of_findings(folder, report, said)
+    yield from _of_expected(report, listed, said)
+    yield from _of_cases(folder, report, listed, said)
+
+
+def _of_request(report: RunReport, told: Certificate) -> Iterator[str]:
+    """How the run was made."""
+    target, loaded = report.target, told.loaded
+    for what, got, want in (
+        ("version of shardlaw", report.harness, __version__),
+        ("version of shardlaw in the ranks", loaded.harness, __version__),
+        ("torch in the ranks", loaded.torch, target.torch),
+        ("python in the ranks", loaded.python, target.python),
+        ("shard", report.shard, "1/1"),
+        ("profile", report.profile, "smoke"),
+        ("stopped by", report.stopped_by, None),
+        ("complete", report.complete, True),
+    ):
+        if got != want:
+            yield f"{what}: {got}, must be {want}"
+    if not (loaded.torch and loaded.torch_git):
+        yield "it does not say which torch its ranks had loaded"
+    if target.world_size < RANKS:
+        yield f"its largest world has {target.world_size} ranks, must have {RANKS} or more"
+    if report.errors:
+        yield f"{len(report.errors)} errors of the harness: the first while {report.errors[0].law} was tried"
+    if unknown := sorted(set(target.cannot) - {*CAPABILITIES}):
+        yield f"it declares {', '.join(unknown)} as missing, which is no word for a capability"
+    if target.stale:
+        yield f"it declares {', '.join(target.stale)} as missing, which works"
+    if (report.exit == 0) != (not report.new()):
+        yield f"exit {report.exit} with {len(report.new())} new findings"
+
+
+def _words(text: str, listed: FrozenList) -> list[str] | None:
+    """What was said of each case of the list; nothing where the file says something else."""
+    lines = text.splitlines()
+    if len(lines) != len(listed.cases):
+        return None
+    words = []
+    for line, case in zip(lines, listed.cases, strict=True):
+        word = line.removesuffix(f" {case.text}")
+        if word == line or not (word in WORDS or (word.split()[:1] == [EXPECTED] and word.split()[2:] and word.split()[2] in KINDS)):
+            return None
+        words.append(word)
+    return words
+
+
+def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
+    """Whether the report's laws are those of the list, told as this version tells them, with as many cases as there are verdicts."""
+    laws = {law_id: find(law_id) for law_id in listed.laws}
+    if [line.id for line in report.laws] != [law.id for law in laws.values()]:
+        yield "its laws are not those of the list, in their order"
+        return
+    for line, (law_id, law) in zip(report.laws, laws.items(), strict=True):
+        words = [said[case.text] for case in listed.laws[law_id]]
+        judged = [word for word in words if word not in NOT_JUDGED]
+        new, expected = any(word in KINDS for word in words), sum(word.startswith(EXPECTED) for word in words)
+        if (line.tier, line.clause, line.chapter) != (law.tier, law.clause, law.chapter):
+            yield f"{line.id}: tier, clause or chapter are not those of this version"
+        further = line.cases - len(judged)
+        if further and not (line.refused and 0 < further <= 2):  # a law that refuses has its control tried
+            yield f"{line.id}: the report counts {line.cases} cases, the verdicts {len(judged)}"
+        if new != (line.outcome == "deviates") or (expected and not line.expected) or (not judged and line.outcome != "untested"):
+            yield f"{line.id}: its outcome is {line.outcome}, its verdicts are {_some(words)}"
+        lacks = sorted(set(law.needs) & set(report.target.cannot))
+        if lacks != line.lacks or bool(lacks) != (MISSING in words):
+            yield f"{line.id}: it needs {', '.join(law.needs) or 'nothing'}, of which {', '.join(lacks) or 'nothing'} is declared missing"
+    counts = {"cases": sum(line.cases for line in report.laws), "findings": len(report.findings), "new": len(report.new())}
+    for name, count in counts.items():
+        if getattr(report.totals, name) != count:
+            yield f"its total of {name} is {getattr(report.totals, name)}, by its lines it is {count}"
+
+
+def _of_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Iterator[str]:
+    """Whether each law that deviates has a finding, and each finding its file."""
+    wrong = Counter(text.split(" ", 1)[0] for text, word in said.items() if word in KINDS)
+    for law_id in sorted(set(wrong) ^ {found.law for found in report.new()}):
+        yield (
+            f"{law_id}: {wrong[law_id]} verdicts deviate, and it has no finding"
+            if law_id in wrong
+            else f"{law_id}: a finding, and all holds"
+        )
+    for found in report.findings:
+        try:
+            stored = read_finding(folder / "findings" / f"{found.id}.json")
+        except UsageError as error:
+            yield f"finding {found.id}: {error}"
+            continue
+        same = ("law", "kind", "status", "message", "signature")
+        if stored["case"].to_json() != found.case or any(stored[name] != getattr(found, name) for name in same):
+            yield f"finding {found.id}: its file tells another one"
+
+
+def _of_expected(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
+    """Whether what is called expected is what this version expects of that torch."""
+    ours = _shipped(report.target.torch, report.target.name)
+    keys = {(entry.file.name, entry.law, entry.kind, tuple(sorted(entry.features)), entry.reason) for entry in ours.entries}
+    for line in report.expectations:
+        file = line.where.rpartition(":")[0]
+        if (Path(file).name, line.law, line.kind, tuple(line.features), line.reason) not in keys:
+            yield f"{line.where}: an expectation that this version does not have for torch {report.target.torch}"
+    for case in listed.cases:
+        word, cause, kind = (*said[case.text].split(), "", "")[:3]
+        if word == EXPECTED:
+            features = features_of(case, find(case.law))
+            if not any(
+                entry.cause and entry.cause.id == cause and entry.kind == kind and case.law in entry.laws
+                and {name for name in entry.features if not name.startswith("op:")} <= features
+                for entry in ours.entries
+            ):  # fmt: skip
+                yield f"{case.text}: no cause {cause} accounts for its {kind}"
+
+
+@cache
+def _shipped(torch: str, target: str) -> expectations.Expectations:
+    found = expectations.load(expectations.shipped(), list(catalogue().values()), torch, target)
+    return expectations.Expectations(entry for entry in found.entries if not entry.target)
+
+
+def _of_cases(folder: Path, report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
+    """Whether the cases that were judged, as they came, are those of the list with these verdicts."""
+    try:
+        lines = (folder / "cases.txt").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        yield "cases.txt cannot be read"
+        return
+    judged = {text: word for word, _, text in (line.split(" ", 2) for line in lines if line.count(" ") >= 2)}
+    unsure = {line.law for line in report.unconfirmed}
+    for case in listed.cases:
+        word = said[case.text]
+        kind = word.split()[-1] if word.startswith(EXPECTED) else word
+        if word in (MISSING, UNSAID):
+            if case.text in judged:
+                yield f"{case.text}: {word} in {FILE}, and judged in cases.txt"
+        elif judged.get(case.text) != kind and case.law not in unsure and word not in KINDS:
+            yield f"{case.text}: {kind} in {FILE}, {judged.get(case.text, 'not judged')} in cases.txt"
+
+
+def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int) -> tuple[list[str], int]:
+    """What does not come out again of some cases, and how many were tried. Raises :class:`UsageError` where the target is not described
+    here."""
+    from shardlaw.conformance.run.frozen import loaded
+    from shardlaw.conformance.target.config import find_target
+    from shardlaw.conformance.world import Pool, WorldError
+
+    listed = frozen(f"{told.profile}-{told.release}")
+    words = _words((folder / FILE).read_text("utf-8"), listed) or []
+    judged = [(case, word) for case, word in zip(listed.cases, words, strict=True) if word not in NOT_JUDGED]
+    chosen = judged if rerun >= len(judged) else random.SystemRandom().sample(judged, rerun)
+    target = find_target(report.target.name, report.target.storage, None, RANKS)
+    found: list[str] = []
+    try:
+        with Pool(target) as pool:
+            for case, word in chosen:
+                law = find(case.law)
+                (verdict,) = pool.judge(law, [case])
+                want = word.split()[-1]
+                if (verdict.kind or verdict.status) != want:
+                    verdict = pool.fresh(law, case)
+                if (verdict.kind or verdict.status) != want:
+                    found.append(f"{case.text}: {word} in the submission, {verdict.kind or verdict.status} here")
+            here = loaded(pool, target)
+    except WorldError as error:
+        raise UsageError(f"target {target.name} cannot start: {error}") from None
+    for name in ("torch", "packages"):
+        if here.get(name) != getattr(told.loaded, name):
+            found.append(f"{name}: {getattr(told.loaded, name)} in the submission, {here.get(name)} here")
+    return found, len(chosen)
+
+
+def _some(words: Sequence[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())

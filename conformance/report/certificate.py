@@ -1,0 +1,73 @@
+"""The certificate of a run on a frozen list: what was said of each of its cases, counted, and what the ranks had loaded.
+
+``verdicts.txt`` holds a word and a case a line, in the order of the list: ``held``, ``refused``, the kind of a deviation, ``expected CAUSE
+KIND`` for one that torch is known to have, ``missing`` where the target declares that it cannot do what the law needs, ``rejected``
+where this torch does not have what the law is about, ``unsaid`` where there is no verdict for another reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from shardlaw import __version__
+from shardlaw.conformance.report.run_report import Certificate, Loaded
+from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, UNSAID, FrozenList
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.run.state import RunState
+
+FILE = "verdicts.txt"
+
+
+def verdict_lines(listed: FrozenList, said: Mapping[str, str]) -> str:
+    """The text of ``verdicts.txt``; ``said`` gives the words by the text of the case."""
+    return "".join(f"{said.get(case.text, UNSAID)} {case.text}\n" for case in listed.cases)
+
+
+def said_of(run: RunState) -> dict[str, str]:
+    """What is to be said of each listed case of a run."""
+    found = dict(run.said)
+    for result in run.results.values():
+        word = MISSING if set(result.law.needs) & set(run.target.cannot) else UNSAID
+        for case in run.frozen.laws.get(result.law.id, ()) if run.frozen else ():
+            found.setdefault(case.text, word)
+    return found
+
+
+def certificate(listed: FrozenList, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
+    """The certificate; ``words`` is what was said of each case."""
+    from shardlaw.conformance.law.verdict import KINDS
+
+    counts = Counter(EXPECTED if word.startswith(EXPECTED) else "deviating" if word in KINDS else word for word in words)
+    found = Certificate(
+        profile=listed.name,
+        release=listed.release,
+        sha256=listed.sha256,
+        cases=len(listed.cases),
+        held=counts["held"],
+        expected=counts[EXPECTED],
+        refused=counts["refused"],
+        missing=counts[MISSING],
+        absent=counts[ABSENT],
+        unsaid=counts[UNSAID],
+        deviating=counts["deviating"],
+        verdicts=hashlib.sha256(verdicts.encode()).hexdigest(),
+        loaded=loaded,
+    )
+    found.passed = finished and not (found.deviating or found.unsaid) and found.held > 0
+    return found
+
+
+def certificate_of(run: RunState, exit_code: int | None) -> tuple[Certificate, str] | None:
+    """The certificate of a certified run as it stands, and the text of its verdicts."""
+    if run.frozen is None:
+        return None
+    said = said_of(run)
+    text = verdict_lines(run.frozen, said)
+    words = [said.get(case.text, UNSAID) for case in run.frozen.cases]
+    nothing = {"torch": "", "torch_git": "", "python": "", "platform": ""}
+    loaded = Loaded(harness=__version__, **(run.loaded or nothing))
+    return certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text

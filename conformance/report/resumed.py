@@ -1,0 +1,147 @@
+"""``run --resume`` and ``run --last-failed``: what an earlier report leaves to do, and one report of what was done before and after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.selection import select_ids
+from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, Totals, read_report
+from shardlaw.conformance.run.request import RunRequest
+
+BROKEN = ("the run was ended before it", "the run broke here", "an error of the harness")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run that was not finished: its report, the laws that it had done, and of these the lines of their cases and the files of their
+    findings."""
+
+    report: RunReport
+    done: frozenset[str]
+    cases: tuple[str, ...]
+    files: dict[str, str]
+
+
+def last_failed(request: RunRequest) -> RunRequest:
+    """The same request for the laws that deviate, or broke, in the report of its folder; what was found there is tried first. Raises
+    :class:`UsageError`."""
+    report = _read("--last-failed", request)
+    failed = [law.id for law in report.laws if law.outcome == "deviates" or (law.reason or "").startswith(BROKEN[1:])]
+    if not failed:
+        raise UsageError(f"--last-failed: no law deviates in {request.report}: there is nothing to try again")
+    return replace(request, laws=tuple(select_ids(failed, request.laws)), ops=(), known=request.known or request.report)
+
+
+def earlier(request: RunRequest) -> tuple[RunRequest, Earlier]:
+    """The request for what the run of its folder has left, and that run. Raises :class:`UsageError` where that was finished, or was
+    asked something else."""
+    report = _read("--resume", request)
+    target = report.target
+    asked = {
+        "--target": (request.target, target.name),
+        "--world-size": (request.world_size, target.world_size),
+        "--profile": (request.profile, report.profile),
+        "--seed": (request.seed, report.seed),
+        "--shard": (f"{request.shard[0]}/{request.shard[1]}", report.shard),
+        "--strict": (request.strict, report.strict),
+    }
+    for option, (wanted, was) in asked.items():
+        if wanted != was:
+            raise UsageError(f"--resume {request.report}: that run had {option} {was}, this one {wanted}")
+    if request.laws or request.ops:
+        raise UsageError(f"--resume {request.report}: goes on with the laws of that run: want no LAW and no --op")
+    done = frozenset(law.id for law in report.laws if _is_done(law))
+    left = [law.id for law in report.laws if law.id not in done]
+    if not left:
+        raise UsageError(f"--resume {request.report}: that run was finished: there is nothing left")
+    try:
+        lines = (request.report / "cases.txt").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
+    files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
+    kept = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
+    return replace(request, laws=tuple(left)), Earlier(report, done, kept, files)
+
+
+def _read(option: str, request: RunRequest) -> RunReport:
+    try:
+        return read_report(request.report)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _is_done(law: LawLine) -> bool:
+    """Whether a law had its whole turn."""
+    return law.outcome != "untested" or (law.reason is not None and not law.reason.startswith(BROKEN))
+
+
+def joined(before: Earlier, after: RunReport) -> RunReport:
+    """One report of both runs, with the laws in the order of the first request."""
+    old, lines = before.report, {law.id: law for law in after.laws}
+    laws = [lines.get(law.id, law) for law in old.laws]
+    findings = [*(found for found in old.findings if found.law in before.done), *after.findings]
+    unconfirmed = [*(line for line in old.unconfirmed if line.law in before.done), *after.unconfirmed]
+    features = sum((Counter(law.features) for law in laws), Counter())
+    kept = [line.split(" ", 2) for line in before.cases]
+    totals = Totals(
+        cases=sum(law.cases for law in laws),
+        checks=sum(law.checks for law in laws),
+        distinct=after.totals.distinct + len({text for word, _, text in kept if word != "rejected"}),
+        drawn=after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in kept),
+        rejected=sum(law.rejected for law in laws),
+        refused=sum(law.refused for law in laws),
+        skipped_expected=sum(law.skipped_expected for law in laws),
+        findings=len(findings),
+        new=sum(found.status == "new" for found in findings),
+        unconfirmed=len(unconfirmed),
+    )
+    return msgspec.structs.replace(
+        after,
+        started=old.started,
+        seconds=round(old.seconds + after.seconds, 2),
+        laws=laws,
+        findings=findings,
+        unconfirmed=unconfirmed,
+        errors=[*(error for error in old.errors if error.law in before.done), *after.errors],
+        expectations=_expectations(old.expectations, after.expectations),
+        warnings=list(dict.fromkeys([*old.warnings, *after.warnings])),
+        features=dict(sorted(features.items())),
+        features_missing=[name for name in old.features_missing if name in after.features_missing],
+        totals=totals,
+    )
+
+
+def _expectations(old: Sequence[ExpectationLine], new: Sequence[ExpectationLine]) -> list[ExpectationLine]:
+    """What became of each expectation in both runs."""
+    found = {(line.where, line.law, line.kind): line for line in old}
+    for line in new:
+        key = (line.where, line.law, line.kind)
+        was = found.get(key)
+        if was is not None:
+            happened = was.happened or line.happened
+            line = msgspec.structs.replace(
+                line,
+                hits=was.hits + line.hits,
+                masked=max(was.masked, line.masked),
+                happened=happened,
+                mended=was.mended or line.mended,
+                stale=(was.stale or line.stale) and not happened,
+                matched=dict(Counter(was.matched) + Counter(line.matched)),
+                deviated=dict(Counter(was.deviated) + Counter(line.deviated)),
+            )
+        found[key] = line
+    return list(found.values())
+
+
+def exit_code(before: Earlier, code: int) -> int:
+    """The exit code of both runs: that of the second, unless the first found something, or judged what the second had not to."""
+    advisory = {law.id for law in before.report.laws if law.tier == "advisory"}
+    if code in (0, 2, 3) and any(found.law in before.done - advisory for found in before.report.new()):
+        return 1
+    return 0 if code == 2 and before.cases else code

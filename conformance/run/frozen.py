@@ -1,0 +1,79 @@
+"""Certified profiles: frozen lists of cases with a version, one case a line, which come with the package.
+
+``profiles/RELEASE/NAME.txt`` is the profile ``NAME-RELEASE``. ``python -m benchmarks.profiles`` made it of cases that held; nothing in it
+changes any more, and a later choice of cases is a later release. Lines that begin with ``#`` say how it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardlaw.conformance.errors import UsageError, one_of
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.target import Target
+    from shardlaw.conformance.world import Pool
+
+PROFILES = Path(__file__).parents[1] / "profiles"
+RANKS = 4  # of the largest world that a list asks for
+# what is said of a case beside ``held``, ``refused`` and the kinds of a deviation
+MISSING, ABSENT, UNSAID, EXPECTED = "missing", "rejected", "unsaid", "expected"
+
+
+@dataclass(frozen=True)
+class FrozenList:
+    """The cases of a certified profile, in order, and the sha256 of its file."""
+
+    name: str
+    release: str
+    sha256: str
+    cases: tuple[Case, ...]
+
+    @property
+    def laws(self) -> dict[str, list[Case]]:
+        """The cases by law, in the order of the list."""
+        found: dict[str, list[Case]] = {}
+        for case in self.cases:
+            found.setdefault(case.law, []).append(case)
+        return found
+
+
+def known() -> list[str]:
+    """The names of all certified profiles that this version has."""
+    return sorted(f"{file.stem}-{file.parent.name}" for file in PROFILES.glob("*/*.txt"))
+
+
+def check_name(profile: str) -> None:
+    """Raises :class:`UsageError`, which names the nearest, where no certified profile is called so."""
+    if profile not in known():
+        raise UsageError(f"--certify {profile}: no such certified profile ({one_of(profile, known())})")
+
+
+def frozen(profile: str) -> FrozenList:
+    """The certified profile of this name, such as ``collectives-2026.1``. Raises :class:`UsageError`."""
+    from shardlaw.conformance.law.case import Case
+
+    check_name(profile)
+    name, _, release = profile.rpartition("-")
+    data = (PROFILES / release / f"{name}.txt").read_bytes()
+    lines = [line for line in data.decode().splitlines() if line and not line.startswith("#")]
+    return FrozenList(name, release, hashlib.sha256(data).hexdigest(), tuple(map(Case.parse, lines)))
+
+
+def loaded(pool: Pool, target: Target) -> dict[str, Any]:
+    """What a rank of the target has loaded (:func:`shardlaw.conformance.rank.loaded.loaded`); nothing where it cannot say. Raises
+    ``WorldError``."""
+    from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.laws import find
+    from shardlaw.conformance.rank import spmd
+
+    modules = sorted({place.partition(":")[0] for place in (target.setup, target.writer, target.reader) if place})
+    function = spmd.Function("shardlaw.conformance.rank.loaded", "", "loaded")
+    with spmd.posted(Path(pool.folder), 0, function, ((modules,), {})) as room:
+        pool.judge(find(spmd.CALL), [Case.of(spmd.CALL, world=2, call=0)])
+        found: dict[str, Any] = spmd.returned(room, 2).get(0, {})
+    return found

@@ -1,0 +1,118 @@
+"""Runs that stand on an earlier one: what it left to do, and what failed in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardlaw.conformance.commands import cli
+from shardlaw.conformance.report.run_report import read_report
+from tests.harness import reports
+
+LAWS = "mesh.coordinates", "mesh.local-rank", "mesh.groups", "mesh.equality"  # in the order of a run
+
+
+def shardlaw(folder: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "shardlaw", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def told(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "shardlaw-report" / "report.json").read_text())
+    return found
+
+
+@pytest.mark.ranks
+def test_a_run_that_was_ended_goes_on_and_comes_to_the_report_of_the_whole(tmp_path: Path) -> None:
+    arguments = ["run", *LAWS, "--no-expect"]
+    process = subprocess.Popen([sys.executable, "-m", "shardlaw", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    cases = tmp_path / "shardlaw-report" / "cases.txt"
+    while not (cases.exists() and "mesh.groups" in cases.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    first = told(tmp_path)
+    assert first["stopped_by"] == "SIGTERM"
+    outcomes = {law["id"]: law["outcome"] for law in first["laws"]}
+    assert outcomes["mesh.coordinates"] == "held"
+    assert outcomes["mesh.equality"] == "untested"
+    code, said = shardlaw(tmp_path, "run", "--resume", "--no-expect")
+    assert code == 1, said
+    resumed = told(tmp_path)
+    assert {law["id"]: law["outcome"] for law in resumed["laws"]}["mesh.equality"] == "held"
+    assert [found["law"] for found in resumed["findings"]][:1] == ["mesh.local-rank"]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert shardlaw(whole, *arguments)[0] == 1
+    at_once = told(whole)
+    for name in ("cases", "findings", "new", "distinct", "drawn"):
+        assert resumed["totals"][name] == at_once["totals"][name], name
+    assert [law["outcome"] for law in resumed["laws"]] == [law["outcome"] for law in at_once["laws"]]
+    assert resumed["features"] == at_once["features"]
+    lines = [sorted((folder / "shardlaw-report" / "cases.txt").read_text().splitlines()) for folder in (tmp_path, whole)]
+    assert lines[0] == lines[1]
+    code, said = shardlaw(tmp_path, "run", "--resume", "--no-expect")
+    assert (code, said.splitlines()[-1]) == (2, "shardlaw: --resume shardlaw-report: that run was finished: there is nothing left")
+    code, said = shardlaw(tmp_path, "run", "--last-failed", "--no-expect")
+    assert code == 1, said
+    assert [law["id"] for law in told(tmp_path)["laws"]] == ["mesh.local-rank"]
+    assert (tmp_path / "shardlaw-report" / "cases.txt").read_text().split("\n")[0].startswith("wrong-value")
+
+
+def stored(tmp_path: Path, outcome: str = "held", **more: Any) -> Path:
+    made = reports.report([reports.law("mesh.groups", outcome), reports.law("mesh.copies", "untested", cases=0)], **more)
+    return reports.stored(tmp_path / "shardlaw-report", made, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--last-failed"], "--last-failed: no law deviates in shardlaw-report: there is nothing to try again"),
+        (["--resume"], "--resume shardlaw-report: that run had --seed 7, this one 0"),
+        (["--resume", "--seed", "7", "--profile", "ci"], "that run had --profile smoke, this one ci"),
+        (["--resume", "--seed", "7", "mesh.*"], "want no LAW and no --op"),
+        (["--resume", "--last-failed"], "--last-failed and --resume: want one of them"),
+        (["--resume", "--report", "nowhere"], "--resume: nowhere: cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_go_on_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir(tmp_path / "shardlaw-report"))
+    assert cli.main(["run", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+    assert sorted(os.listdir(tmp_path / "shardlaw-report")) == before
+    assert read_report(tmp_path / "shardlaw-report").seed == 7
+
+
+def test_a_trend_says_what_came_and_what_went(tmp_path: Path) -> None:
+    nights = []
+    for day, found in ((1, ["aaaaaaaa"]), (2, ["aaaaaaaa", "bbbbbbbb"]), (3, ["cccccccc"])):
+        lines = [reports.finding(one, cause=f"<rule> {one}") for one in found]
+        made = reports.report([reports.law("op.forward[mean]", "deviates")], lines, started=f"2026-01-0{day}T00:00:00+00:00")
+        nights.append(str(reports.stored(tmp_path / f"night-{day}", made)))
+    page = tmp_path / "trend.html"
+    assert cli.main(["trend", *reversed(nights), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "2026-01-01 to 2026-01-03" in text
+    assert text.index("came with the last run (1)") < text.index("&lt;rule&gt; cccccccc") < text.index("gone (2)")
+    assert 'href="night-2/report.html#finding-bbbbbbbb">new</a>' in text
+    assert text.count(">held<") == 5
+    assert "<script" not in text
+    assert "<rule>" not in text
