@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
-            "sharded_tensor", "optimizer", "fault")  # fmt: skip
+            "crash", "sharded_tensor", "optimizer", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
 Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
@@ -43,7 +43,8 @@ class Law:
     ``id``: ``chapter.name`` or ``chapter.name[variant]``. ``clause``: one sentence. ``source``: where the promise is made.
     ``needs``: capabilities (a target that declares one as missing leaves the law ``untested``). ``smallest``: the fewest ranks on
     which it says something. ``weight``: its share of a budget. ``draw``: a Hypothesis strategy of cases, of which a ``smoke``
-    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes. ``narrow``: a strategy of cases no larger
+    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes, or ``alone`` of them where it is a run of this
+    chapter alone. ``narrow``: a strategy of cases no larger
     than a given one, to shrink what the sweep found. ``profile``: the smallest that tries it. ``control``: the text of a case that
     must hold. ``refusal``: whether all ranks may refuse a
     case alike, or a function of the case and of what is said that tells; ``lost``: earlier releases of torch refuse none, so that a
@@ -70,6 +71,7 @@ class Law:
     draws: int = 0
     sweep: Callable[[Limits], Sequence[Case]] | None = None
     sweeps: int = 0
+    alone: int = 0
     narrow: Callable[[Case], SearchStrategy[Case]] | None = None
     profile: Profile = "smoke"
     tier: Tier = "core"

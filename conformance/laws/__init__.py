@@ -92,6 +92,8 @@ MODULES = (
     "roundtrip.single",
     "rng.numbers",
     "rng.starts",
+    "crash.saves",
+    "crash.protocols",
     "op.forward",
     "op.programs",
     "op.refusals",

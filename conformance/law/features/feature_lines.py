@@ -211,6 +211,10 @@ LINES: dict[str, dict[str, str]] = {
         "untiled": "saved chunks that leave a hole in their tensor, or overlap",
         "no-box": "a rank whose elements are no box",
     },
+    "crashes": {
+        "disk:*": "what lasts of what was done before a crash",
+        "left:*": "seen by a rank: what loads of what a crash left, by name",
+    },
     "collectives": {
         "async": "a collective whose work is waited for",
         "in-flight": "several works under way at once",

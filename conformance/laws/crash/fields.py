@@ -1,0 +1,218 @@
+"""The field types of laws on crashes, what is due of what a crash leaves, and how their cases are counted through."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Due, Refused
+from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
+from shardlaw.conformance.laws.crash.crashes import Crash
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
+from shardlaw.conformance.rank import storage
+from shardlaw.reference.notation import NotationError
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
+
+DISKS = ("kill", "posix")
+STRIDE = 0.6180339887  # of the indices that are tried first: they lie far apart
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a case asks of a crash; ``scenario`` is the case but for the number of the state."""
+
+    scenario: str
+    disk: str
+    index: int
+    threads: int
+
+
+class CrashField(Field):
+    """The durable state that the case counts, of what the act records once for all states of a scenario."""
+
+    always = True
+
+    def __init__(self, *, returned: bool = False) -> None:
+        self.returned = returned
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return "disk", "crash", "threads"
+
+    def read(self, case: Case, name: str) -> Asked:
+        disk = case.get("disk", "posix")
+        if disk not in DISKS:
+            raise NotationError(f"case {case.text!r}: disk={disk}: want {' or '.join(DISKS)}")
+        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] != "crash"))
+        return Asked(scenario.text, disk, case.integer("crash", 0), case.integer("threads", 1))
+
+    def build(self, value: Asked, here: RankContext) -> Crash:
+        keep = here.kept(("crash", value.scenario), dict)
+        return Crash(keep, value.disk, value.index, value.threads, self.returned)
+
+    def printed(self, value: Asked, name: str, world: int) -> Printed:
+        made = f"Crash({{}}, {value.disk!r}, {value.index}, {value.threads}, {self.returned})"
+        return Printed(made, uses=(Crash,))
+
+
+class SyncingWriterField(WriterField):
+    """As the field of writers; torch's own sync their files, as they do where nobody says otherwise."""
+
+    def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
+        synced = {"sync_files": True} if storage.storage(here.target).options.get("sync_files") is False else {}
+        return super().build({**synced, **value}, here)
+
+
+@dataclass(frozen=True)
+class Untorn(Due):
+    """What loads after a crash: one of some states, by their names, as a whole; or an error that says so, where ``refusable``."""
+
+    states: Mapping[str, Contents]
+    rank: int
+    refusable: bool = True
+
+    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if isinstance(got, str):
+            here.reject(got)
+        if got is None and here.rank:
+            return
+        loaded, told = got
+        if isinstance(loaded, BaseException):
+            here.reached("left:refused")
+            if here.require(self.refusable, "raised", "lost", f"{told}: nothing loads: raised {type(loaded).__name__}: {loaded}"):
+                Refused().judge(here, check, loaded, f"{told}: what is left")
+            return
+        for name, state in self.states.items():
+            if here.would_hold(functools.partial(state.judge, here, check, loaded, place)):
+                here.reached(f"left:{name}")
+                return
+        what = mixture_or_garbage([state.trip.values for state in self.states.values()], loaded)
+        here.reached(f"left:{what}")
+        names = " nor the ".join(self.states)
+        here.deviates("wrong-value", what, f"{told}: loads as a {what}, neither the {names}", self._shown(), shown(loaded))
+
+    def _shown(self) -> str:
+        return " or ".join(f"{name}: {shown(state.values())}" for name, state in self.states.items())
+
+    def for_script(self, rank: int) -> Any:
+        if rank:
+            return ...
+        wanted = [state.for_script(rank) for state in self.states.values()] + ([Exception] if self.refusable else [])
+        return ({"either": wanted}, ...)
+
+    def compares(self) -> Iterable[str]:
+        found = {part for state in self.states.values() for part in state.compares()}
+        return sorted(found | {"either", "list"} | ({"error"} if self.refusable else set()))
+
+
+def mixture_or_garbage(states: Sequence[Mapping[str, torch.Tensor]], loaded: Mapping[str, Any]) -> str:
+    """``mixture`` where every element of what was loaded is that of one of the states, else ``garbage``."""
+    for name, got in loaded.items():
+        if isinstance(got, torch.Tensor) and all(name in state for state in states):
+            own = [state[name] for state in states]
+            if any(one.shape != got.shape for one in own):
+                return "garbage"
+            if not bool(torch.stack([got == one for one in own]).any(0).all()):
+                return "garbage"
+    return "mixture"
+
+
+def shown(state: Mapping[str, Any]) -> str:
+    """The tensors of a state as a text."""
+    return ", ".join(f"{name}={value.tolist() if isinstance(value, torch.Tensor) else value}" for name, value in state.items())
+
+
+class Counted(Sequence[Case]):
+    """The states of some scenarios, each a case: ``most`` of each scenario, those that lie far apart first."""
+
+    def __init__(self, scenarios: Sequence[Case], most: Sequence[int]) -> None:
+        self._scenarios, self._most = scenarios, most
+
+    def __len__(self) -> int:
+        return sum(self._most)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        for scenario, most in zip(self._scenarios, self._most, strict=True):
+            if at < most:
+                return scenario.with_fields(crash=spread(most)[at])
+            at -= most
+        raise IndexError(at)
+
+
+@functools.cache
+def spread(most: int) -> tuple[int, ...]:
+    """The numbers below ``most``, each once, so that those at the beginning lie far apart."""
+    return tuple(sorted(range(most), key=lambda at: (at * STRIDE) % 1))
+
+
+def counted(*scenarios: tuple[str, int]) -> Callable[[Limits], Counted]:
+    """The enumerator of scenarios that are written down, each with how many of its states are tried."""
+
+    def sweep(limits: Limits) -> Counted:
+        found = [(Case.parse(f"- {text}"), most) for text, most in scenarios]
+        fitting = [(case, most) for case, most in found if case.world <= limits.world_size]
+        return Counted([case for case, _ in fitting], [most for _, most in fitting])
+
+    return sweep
+
+
+def smaller(case: Case) -> SearchStrategy[Case]:
+    """Cases with fewer tensors, smaller ones, fewer ranks and states after fewer steps."""
+
+    @st.composite
+    def found(draw: st.DrawFn) -> Case:
+        less = draw(narrow(case))
+        index = draw(st.integers(0, case.integer("crash", 0)))
+        if case.get("mesh") in ("3", "4"):
+            less = less.with_fields(mesh=draw(st.sampled_from(("2", case.get("mesh")))))
+        return less.with_fields(crash=index)
+
+    return found()
+
+
+def of_crash(case: Case) -> set[str]:
+    return {f"disk:{case.get('disk', 'posix')}"}
+
+
+def crash_law(
+    name: str, *, control: str, scenarios: Sequence[tuple[str, int]], smoke: int, **record: Any
+) -> Callable[[Callable[..., Any]], Law]:
+    """Make the law ``crash.NAME`` of the function below. ``scenarios``: the fields of cases but for the state, with how many states of each
+    are tried where the chapter is asked for by itself; ``smoke`` is how many a smoke run tries of all."""
+    usual: dict[str, Any] = {
+        "sweep": counted(*scenarios),
+        "sweeps": smoke,
+        "alone": sum(most for _, most in scenarios),
+        "narrow": smaller,
+        "needs": NEEDS,
+        "smallest": 1,
+        "features": of_crash,
+    }
+    return law(f"crash.{name}", control=control, **{**usual, **record})
+
+
+Saved = Annotated[dict[str, Any], StateField("save")]
+Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
+Whole = Annotated[dict[str, Any], StateField("load", blank="poison", plain=True)]
+NewWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=1)]
+Newest = Annotated[dict[str, Any], StateField("save", newer=2)]
+NewestWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=2)]
+Crashing = Annotated[Crash, CrashField()]
+CrashingLater = Annotated[Crash, CrashField(returned=True)]
+SyncingWriter = Annotated[Callable[..., Any], SyncingWriterField()]

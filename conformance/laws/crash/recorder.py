@@ -1,0 +1,234 @@
+"""The steps that a rank takes below a folder, as they reach the operating system: plain Python, which scripts have by its source.
+
+Whatever writes with Python's own means is seen: ``open``, ``pathlib``, ``shutil``, ``tempfile``, torch's ``FileSystem``, fsspec's local files.
+What a library writes by itself is not: :func:`unseen` tells that there is such.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import io
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from shardlaw.reference.crash import Step
+
+# who waits for whom in a collective
+MEETINGS = {
+    **dict.fromkeys(("barrier", "all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce"), "all"),
+    **dict.fromkeys(("gather_object", "gather", "reduce"), "to"),
+    **dict.fromkeys(("scatter_object_list", "broadcast_object_list", "broadcast", "scatter"), "from"),
+}
+WRITES = os.O_WRONLY | os.O_RDWR
+
+
+class Recorder:
+    """Notes the steps of this process on files below ``root``, and its meetings with other ranks. ``before`` is called first for each."""
+
+    def __init__(self, root: Any, before: Callable[[str, str], None] = lambda kind, path: None) -> None:
+        self.root = os.path.realpath(root)
+        self.before = before
+        self.steps: list[Step] = []
+
+    def below(self, path: Any, folder: int | None = None) -> str | None:
+        """A path (or a descriptor) relative to the root; ``None`` for one that does not lie below."""
+        if isinstance(path, int):
+            path = os.readlink(f"/proc/self/fd/{path}").removesuffix(" (deleted)")
+        elif folder is not None:
+            path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
+        path = os.path.abspath(os.fsdecode(path))
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        return "" if path == self.root else path[len(self.root) + 1 :] if path.startswith(f"{self.root}/") else None
+
+    def note(self, kind: str, path: str, other: str = "", at: int = 0, data: bytes = b"") -> None:
+        self.steps.append(Step(kind, path, other, at, data, time.monotonic_ns()))
+
+    @contextmanager
+    def listening(self) -> Iterator[Recorder]:
+        with ExitStack() as stack:
+            for owner, name, fake in self.fakes():
+                stack.enter_context(mock.patch.object(owner, name, fake))
+            yield self
+
+    def fakes(self) -> Iterator[tuple[Any, str, Any]]:
+        """What stands for the functions that change files, and for collectives."""
+        for owner in (builtins, io):
+            yield owner, "open", self.opening(io.open)
+        yield shutil, "_USE_CP_SENDFILE", False  # so that copies are written like all else
+        yield os, "open", self.opening_descriptor(os.open)
+        for name in ("write", "pwrite"):
+            yield os, name, self.writing(getattr(os, name), at_end=name == "write")
+        for name in ("truncate", "ftruncate"):
+            yield os, name, self.of_path(getattr(os, name), lambda path, size: self.note("cut", path, at=size))
+        for name in ("fsync", "fdatasync"):
+            yield os, name, self.of_path(getattr(os, name), lambda path: self.note("sync", path))
+        for name in ("remove", "unlink", "rmdir"):
+            yield os, name, self.of_path(getattr(os, name), lambda path: self.note("remove", path))
+        for name, kind in (("rename", "move"), ("replace", "move"), ("link", "link")):
+            yield os, name, self.moving(getattr(os, name), kind)
+        yield os, "mkdir", self.making(os.mkdir)
+        yield os, "sync", self.syncing(os.sync)
+        for name, who in MEETINGS.items():
+            yield dist, name, self.meeting(getattr(dist, name), who)
+
+    def opening(self, true: Callable[..., Any]) -> Callable[..., Any]:
+        def faked(file: Any, mode: str = "r", buffering: int = -1, *text: Any, **options: Any) -> Any:
+            path = self.below(file) if {*mode} & {*"wxa+"} else None
+            if path is None:
+                return true(file, mode, buffering, *text, **options)
+            names = ("encoding", "errors", "newline", "closefd", "opener")
+            options = {**dict(zip(names, text, strict=False)), **options}
+            how = {name: options.pop(name) for name in ("closefd", "opener") if options.get(name) is not None}
+            own = isinstance(file, int) or "opener" in how  # noted when it was opened
+            if not own:
+                self.before("open", path)
+            raw = RecordedFile(file, mode.replace("b", "").replace("t", ""), **how)
+            raw.recorder = self
+            if not own:
+                self.note("open", path, at=int("w" in mode))
+            if buffering == 0:
+                return raw
+            made = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
+            if "b" in mode:
+                return made
+            stream = io.TextIOWrapper(made, **{"line_buffering": buffering == 1, **options})
+            stream.mode = mode
+            return stream
+
+        return faked
+
+    def opening_descriptor(self, true: Callable[..., int]) -> Callable[..., int]:
+        def faked(path: Any, flags: int, *mode: Any, dir_fd: int | None = None) -> int:
+            found = self.below(path, dir_fd) if flags & (WRITES | os.O_CREAT) else None
+            if found is not None:
+                self.before("open", found)
+            number = true(path, flags, *mode, dir_fd=dir_fd)
+            if found is not None and (flags & (os.O_CREAT | os.O_TRUNC)):
+                self.note("open", found, at=int(bool(flags & os.O_TRUNC)))
+            return number
+
+        return faked
+
+    def writing(self, true: Callable[..., int], at_end: bool) -> Callable[..., int]:
+        def faked(number: int, data: Any, *place: int) -> int:
+            found = self.below(number)
+            if found is None:
+                return true(number, data, *place)
+            self.before("write", found)
+            at = os.lseek(number, 0, os.SEEK_CUR) if at_end else place[0]
+            written = true(number, data, *place)
+            self.note("write", found, at=at, data=bytes(data)[:written])
+            return written
+
+        return faked
+
+    def of_path(self, true: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+        def faked(path: Any, *given: Any, dir_fd: int | None = None) -> Any:
+            found = self.below(path, dir_fd)
+            if found is not None:
+                self.before(true.__name__, found)
+            result = true(path, *given) if dir_fd is None else true(path, *given, dir_fd=dir_fd)
+            if found is not None:
+                note(found, *given)
+            return result
+
+        return faked
+
+    def moving(self, true: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def faked(path: Any, other: Any, *given: Any, **options: Any) -> Any:
+            found, into = self.below(path, options.get("src_dir_fd")), self.below(other, options.get("dst_dir_fd"))
+            if found is not None:
+                self.before(kind, found)
+            result = true(path, other, *given, **options)
+            if found is not None and into is not None:
+                self.note(kind, found, into)
+            return result
+
+        return faked
+
+    def making(self, true: Callable[..., Any]) -> Callable[..., Any]:
+        def faked(path: Any, *mode: Any, dir_fd: int | None = None) -> None:
+            found = self.below(path, dir_fd)
+            if found is not None:
+                self.before("make", found)
+            try:
+                true(path, *mode, dir_fd=dir_fd)
+            finally:
+                if found is not None and os.path.isdir(path):  # where it was there, another rank may have made it
+                    self.note("make", found)
+
+        return faked
+
+    def syncing(self, true: Callable[[], None]) -> Callable[[], None]:
+        def faked() -> None:
+            self.before("sync", "")
+            true()
+            self.note("sync", "", "all")
+
+        return faked
+
+    def meeting(self, true: Callable[..., Any], who: str) -> Callable[..., Any]:
+        def faked(*given: Any, **options: Any) -> Any:
+            result = true(*given, **options)
+            bound = inspect.signature(true).bind(*given, **options).arguments
+            self.note("meet", "", who, at=bound.get("dst", bound.get("src", 0)) or 0)
+            return result
+
+        return faked
+
+
+class RecordedFile(io.FileIO):
+    """A file whose writes are noted as they reach the operating system."""
+
+    recorder: Recorder
+
+    def write(self, data: Any) -> int:
+        found = self.recorder.below(self.fileno())
+        if found is None:
+            return super().write(data) or 0
+        self.recorder.before("write", found)
+        at = os.fstat(self.fileno()).st_size if "a" in self.mode else self.tell()
+        written = super().write(data) or 0
+        self.recorder.note("write", found, at=at, data=bytes(data)[:written])
+        return written
+
+    def truncate(self, size: int | None = None) -> int:
+        found = self.recorder.below(self.fileno())
+        size = super().truncate(size)
+        if found is not None:
+            self.recorder.note("cut", found, at=size)
+        return size
+
+
+def tree(root: Any) -> dict[str, bytes | None]:
+    """What lies below a folder: the files by their relative paths, ``None`` for a folder."""
+    found: dict[str, bytes | None] = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders:
+            found[os.path.relpath(os.path.join(folder, name), root)] = None
+        for name in files:
+            path = os.path.join(folder, name)
+            with open(path, "rb") as stream:
+                found[os.path.relpath(path, root)] = stream.read()
+    return found
+
+
+def plant(root: Any, content: Any) -> None:
+    """Make a folder hold what :func:`tree` says of another."""
+    os.makedirs(root, exist_ok=True)
+    for path, data in sorted(content.items()):
+        where = os.path.join(root, path)
+        if data is None:
+            os.makedirs(where, exist_ok=True)
+            continue
+        os.makedirs(os.path.dirname(where), exist_ok=True)
+        with open(where, "wb") as stream:
+            stream.write(data)

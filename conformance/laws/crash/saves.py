@@ -1,0 +1,159 @@
+"""Laws on what loads after a crash in the middle of a save: the old checkpoint, the new one, or nothing."""
+
+from __future__ import annotations
+
+import torch.distributed.checkpoint as dcp
+
+from shardlaw.conformance.law.fields import Folder, Rank
+from shardlaw.conformance.laws.checkpoint.calls import finish, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Place, Reader
+from shardlaw.conformance.laws.crash.crashes import seen
+from shardlaw.conformance.laws.crash.fields import (
+    Crashing,
+    CrashingLater,
+    Newer,
+    NewWhole,
+    Saved,
+    SyncingWriter,
+    Untorn,
+    Whole,
+    crash_law,
+)
+
+DOCS = "torch.distributed.checkpoint docs"
+FINISH = f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful"
+ASYNC = f"{DOCS}, async_save: a future that completes when the checkpoint was written"
+SYNC = f"{DOCS}, FileSystemWriter: sync_files forces files to be synced to permanent storage"
+TWO = "mesh=2 x=4:S(0) a=3:R"
+MANY = 'mesh=2 x=4:S(0) a=3:R b=2:- state={x:x,a:a,b:b,n:1,s:"text"}'
+THREE = "mesh=3 x=7:S(0) a=4:S(0)"
+FOUR = "mesh=2x2 x=4x4:S(0),S(1) a=3:R,R"
+ONE = "mesh=1 x=4:S(0) a=3:-"
+SAVES = (
+    (f"{TWO} disk=posix", 300),
+    (f"{TWO} disk=kill", 100),
+    (f"{MANY} disk=posix", 300),
+    (f"{THREE} disk=posix", 300),
+    (f"{TWO} files=item disk=posix", 300),
+    (f"{TWO} threads=2 disk=posix", 300),
+    (f"{TWO} files=item threads=2 disk=kill", 300),
+    (f"{TWO} sync=0 disk=kill", 100),
+    (f"{TWO} ahead=0 disk=kill", 100),
+    (f"{TWO} format=safetensors disk=kill", 100),
+    ("mesh=2 x=3000:S(0) disk=posix", 300),
+    (f"{ONE} disk=posix", 100),
+    (f"{FOUR} disk=kill", 300),
+)
+
+
+@crash_law("fresh", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=8)
+def fresh(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    beside: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all; the checkpoint beside
+    it is whole."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(
+        place(run),
+        place(left),
+        lambda: save(state, writer(f"{run}/old")),
+        lambda: save(newer, writer(f"{run}/new")),
+    )
+    return {
+        "beside": seen(found, lambda: load(beside, reader(f"{left}/old"), no_dist=True)),
+        "left": seen(found, lambda: load(whole, reader(f"{left}/new"), no_dist=True)),
+    }
+
+
+@fresh.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {
+        "beside": Untorn({"old": whole}, rank, refusable=False),
+        "left": Untorn({"new": newest}, rank),
+    }
+
+
+@crash_law("overwrite", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=16)
+def overwritten(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save over a checkpoint loads as the old checkpoint, as the new one, or not at all."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@overwritten.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
+@crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
+def in_background(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save in the background, over a checkpoint, loads as the old checkpoint, as the new
+    one, or not at all."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(
+        place(run),
+        place(left),
+        lambda: save(state, writer(run)),
+        lambda: finish(dcp.async_save(newer, storage_writer=writer(run))),
+    )
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@in_background.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
+@crash_law(
+    "returned",
+    source=SYNC,
+    control=f"{TWO} disk=kill crash=0",
+    scenarios=((f"{TWO} disk=posix", 30), (f"{TWO} disk=kill", 1), (f"{TWO} files=item disk=posix", 30), (f"{THREE} disk=posix", 30)),
+    smoke=4,
+)
+def returned(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: CrashingLater,
+):
+    """A save that has returned on every rank loads after a crash."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@returned.due
+def _(newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"new": newest}, rank, refusable=False)}

@@ -1,0 +1,355 @@
+"""What a crash may leave of a folder into which several processes were writing.
+
+Every process took *steps*: it wrote to a file, synced it, renamed it. At some of them, which are *meetings*, the processes waited for one
+another. A crash ends all of them at one moment, a *cut*: of each process the first so many steps are done, and nobody has passed a meeting
+that somebody whom it waits for had not reached. How the steps of different processes were interleaved in the run that was recorded does not
+matter; what matters is who waits for whom.
+
+What is done need not last. A ``disk`` says what does:
+
+``kill``   the processes end and the machine goes on: everything that was done lasts
+``posix``  the machine goes down: what was written to a file lasts once the file was synced, a name (made, moved or removed) once its folder
+           was. The rest lasts or is lost, effect by effect, in any order. Three things are kept together: the bytes that were written after
+           a file was cut to a size need that cut; a name that moved is at its old place or at its new one; an object is put whole
+
+For a cut, these are tried: nothing is lost, everything that may be, each effect alone, everything but one effect, and of each write its
+second half. Of more than two processes only two are inside their steps between two meetings, the others before or behind them. So few losses
+and so few processes are enough for most faults of this kind (Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+INSIDE = 2  # processes that a cut finds between two meetings
+APART = 2  # meetings that one process may be ahead of another
+ROOT = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a process; paths are relative to the folder, which is ``""`` itself.
+
+    ==========  ==================================================================================================
+    make        there is a folder ``path``
+    open        there is a file ``path``, emptied where ``at`` is 1
+    write       ``data`` stands in the file ``path`` from byte ``at`` on
+    cut         the file ``path`` is ``at`` bytes long
+    sync        the file or the folder ``path`` was synced; with ``other="all"`` everything was
+    move        what was called ``path`` is called ``other``
+    link        what is called ``path`` is called ``other`` too
+    remove      nothing is called ``path``
+    put         there is an object ``path`` of these ``data``, and it lasts
+    meet        all wait for ``all``, or process ``at`` waits for all (``to``), or all wait for process ``at`` (``from``)
+    ==========  ==================================================================================================
+
+    ``when``: a number that orders the steps of all processes as they came in the run.
+    """
+
+    kind: str
+    path: str = ""
+    other: str = ""
+    at: int = 0
+    data: bytes = b""
+    when: int = 0
+
+    def __str__(self) -> str:
+        text = {"move": f"{self.path} to {self.other}", "write": f"{len(self.data)} bytes at {self.at} of {self.path}"}
+        return f"{self.kind} {text.get(self.kind, self.path)}"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a step does to the disk: to the bytes of a file (``kind`` ``bytes``), its size (``size``), or to the ``name`` of a file or a folder.
+
+    ``inode`` is the file's number, or that of what gets the name (``None``: the name goes), which is a ``file`` or a folder. ``folder`` and
+    ``name`` say which name, ``moved`` which name it had before.
+    """
+
+    kind: str
+    inode: int | None
+    folder: int = ROOT
+    name: str = ""
+    at: int = 0
+    data: bytes = b""
+    moved: tuple[int, str] | None = None
+    file: bool = False
+    step: Step | None = None
+
+    def halved(self) -> Effect:
+        return Effect(self.kind, self.inode, at=self.at, data=self.data[: len(self.data) // 2], step=self.step)
+
+
+class Disk:
+    """Files and folders by number, and their names. ``tree`` gives the files by path; a folder's content is ``None``."""
+
+    def __init__(self, tree: Mapping[str, bytes | None]) -> None:
+        self.names: dict[tuple[int, str], int] = {}
+        self.files: dict[int, bytearray] = {}
+        self.next = ROOT + 1
+        for path, content in sorted(tree.items()):
+            for effect in self.made(path, content is None):
+                self.do(effect)
+            if content is not None:
+                self.files[self.at(path) or ROOT][:] = content
+
+    def at(self, path: str) -> int | None:
+        """The number of what is called ``path``."""
+        found: int | None = ROOT
+        for part in filter(None, path.split("/")):
+            found = None if found is None else self.names.get((found, part))
+        return found
+
+    def made(self, path: str, folder: bool, step: Step | None = None) -> Iterator[Effect]:
+        """The effects after which there is a file or a folder ``path``; each must be done before the next is asked for."""
+        parts = [part for part in path.split("/") if part]
+        where = ROOT
+        for depth, part in enumerate(parts):
+            if (where, part) not in self.names:
+                number, self.next = self.next, self.next + 1
+                yield Effect("name", number, where, part, file=depth == len(parts) - 1 and not folder, step=step)
+            where = self.names[where, part]
+
+    def do(self, effect: Effect) -> None:
+        if effect.kind == "name":
+            if effect.moved and self.names.get(effect.moved) == effect.inode:
+                del self.names[effect.moved]
+            if effect.inode is None:
+                self.names.pop((effect.folder, effect.name), None)
+            else:
+                self.names[effect.folder, effect.name] = effect.inode
+                if effect.file:
+                    self.files.setdefault(effect.inode, bytearray())
+            return
+        assert effect.inode is not None
+        held = self.files.setdefault(effect.inode, bytearray())  # its name may have been lost
+        if effect.kind == "size":
+            del held[effect.at :]
+            held.extend(bytes(effect.at - len(held)))
+        else:
+            held.extend(bytes(max(0, effect.at - len(held))))
+            held[effect.at : effect.at + len(effect.data)] = effect.data
+
+    def tree(self) -> dict[str, bytes | None]:
+        """Everything that has a path."""
+        below: dict[int, list[tuple[str, int]]] = {}
+        for (folder, name), number in self.names.items():
+            below.setdefault(folder, []).append((name, number))
+        found: dict[str, bytes | None] = {}
+
+        def walk(folder: int, before: str) -> None:
+            for name, number in below.get(folder, ()):
+                found[before + name] = bytes(self.files[number]) if number in self.files else None
+                if number not in self.files:
+                    walk(number, f"{before}{name}/")
+
+        walk(ROOT, "")
+        return found
+
+
+def effects_of(disk: Disk, steps: Iterable[Step]) -> list[tuple[Effect, bool]]:
+    """The effects of steps, in order, each with whether a later step made it last. Does them to ``disk``."""
+    found: list[Effect] = []
+    lasting: set[int] = set()
+    for step in steps:
+        if step.kind == "sync":
+            number = disk.at(step.path)
+            lasting.update(at for at, effect in enumerate(found) if step.other == "all" or _is_of(effect, number, disk))
+            continue
+        for effect in _done_by(step, disk):
+            disk.do(effect)
+            if step.kind == "put":
+                lasting.add(len(found))
+            found.append(effect)
+    return [(effect, at in lasting) for at, effect in enumerate(found)]
+
+
+def _is_of(effect: Effect, number: int | None, disk: Disk) -> bool:
+    """Whether syncing what has this number makes the effect last: a file's bytes and size, a folder's names."""
+    if effect.kind == "name":
+        return number is not None and number not in disk.files and effect.folder == number
+    return effect.inode == number
+
+
+def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
+    folder, _, name = step.path.rpartition("/")
+    if step.kind in ("make", "open", "put"):
+        yield from disk.made(step.path, step.kind == "make", step)
+    number = disk.at(step.path)
+    if number is None:
+        return
+    if (step.kind == "open" and step.at and disk.files.get(number)) or step.kind == "cut":
+        yield Effect("size", number, at=step.at if step.kind == "cut" else 0, step=step)
+    if step.kind == "put":
+        yield Effect("size", number, step=step)
+    if step.kind in ("write", "put"):
+        yield Effect("bytes", number, at=step.at, data=step.data, step=step)
+    if step.kind in ("move", "link"):
+        into, _, called = step.other.rpartition("/")
+        before = (disk.at(folder) or ROOT, name) if step.kind == "move" else None
+        yield Effect("name", number, disk.at(into) or ROOT, called, moved=before, file=number in disk.files, step=step)
+    if step.kind == "remove":
+        yield Effect("name", None, disk.at(folder) or ROOT, name, step=step)
+
+
+def losses(effects: Sequence[tuple[Effect, bool]], disk: str) -> Iterator[list[Effect]]:
+    """The effects that last, of those of a cut: for every way in which some of them may be lost, the first of which loses none."""
+    everything = [effect for effect, _ in effects]
+    yield everything
+    loose = [at for at, (_, lasts) in enumerate(effects) if not lasts]
+    if disk == "kill" or not loose:
+        return
+    yield _kept(everything, {*loose})
+    for at in loose:
+        yield _kept(everything, {at})
+    for at in loose:
+        yield _kept(everything, {*loose} - {at})
+    for at in loose:
+        if everything[at].kind == "bytes" and len(everything[at].data) > 1:
+            yield [*_kept(everything[:at], set()), everything[at].halved(), *_kept(everything[at + 1 :], set())]
+
+
+def _kept(effects: Sequence[Effect], lost: set[int]) -> list[Effect]:
+    """The effects without those of these positions, and without the bytes that need a lost change of size."""
+    gone: set[int | None] = set()
+    kept = []
+    for at, effect in enumerate(effects):
+        if at in lost or (effect.kind != "name" and effect.inode in gone):
+            gone |= {effect.inode} if effect.kind == "size" else set()
+        else:
+            kept.append(effect)
+    return kept
+
+
+Segment = list[list[Step]]
+"""What a process does between two meetings: its threads' steps, each in order."""
+
+
+def segments(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list[tuple[str, int]]]:
+    """A process's steps between its meetings, and these. What several threads do is ordered for each file alone."""
+    found: list[list[Step]] = [[]]
+    meetings = []
+    for step in log:
+        if step.kind == "meet":
+            meetings.append((step.other, step.at))
+            found.append([])
+        else:
+            found[-1].append(step)
+    if threads == 1:
+        return [[steps] for steps in found], meetings
+    return [[[step for step in steps if step.path == path] for path in sorted({step.path for step in steps})] for steps in found], meetings
+
+
+def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Step]]]:
+    """Every moment at which a crash may find the processes: for each of them the steps that it has done. Those with few steps come first.
+
+    Raises ``ValueError`` where the processes did not meet alike.
+    """
+    parts = [segments(log, threads) for log in logs]
+    meetings = parts[0][1]
+    if any(other != meetings for _, other in parts):
+        raise ValueError("the processes did not meet in one order")
+    found: dict[tuple[tuple[int, ...], ...], list[list[Step]]] = {}
+    for reached in itertools.product(range(len(meetings) + 1), repeat=len(logs)):
+        if max(reached) - min(reached) > APART:
+            continue
+        through = _through(reached, meetings)
+        if through is None:
+            continue
+        choices = [_places(own[at], threads, whole) for (own, _), at, whole in zip(parts, reached, through, strict=True)]
+        for places in itertools.product(*choices):
+            if sum(inside for _, inside in places) <= INSIDE:
+                key, done = [], []
+                for (own, _), at, (counts, _) in zip(parts, reached, places, strict=True):
+                    before = [step for segment in own[:at] for lane in segment for step in lane]
+                    inner = [step for lane, count in zip(own[at], counts, strict=True) for step in lane[:count]]
+                    done.append(before + inner)
+                    key.append((len(before) + len(inner), *(() if len(counts) < 2 else counts)))
+                found.setdefault(tuple(key), done)
+    return sorted(found.values(), key=lambda done: (sum(map(len, done)), *map(len, done)))
+
+
+def _through(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> list[bool] | None:
+    """Which processes must have done all their steps up to the next meeting, since somebody is past it. None: nobody can be there."""
+    through = [False] * len(reached)
+    for number, (kind, root) in enumerate(meetings):
+        past = [process for process, at in enumerate(reached) if at > number]
+        if kind == "to":
+            awaited = range(len(reached)) if root in past else past
+        elif kind == "from":
+            awaited = [root] if past else []
+        else:
+            awaited = range(len(reached)) if past else []
+        for process in awaited:
+            if reached[process] < number:
+                return None
+            through[process] |= reached[process] == number
+    return through
+
+
+def _places(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int, ...], int]]:
+    """How many steps of each thread of a segment may be done, and how many threads are then inside their steps."""
+    sizes = [len(lane) for lane in segment]
+    if whole:
+        return [(tuple(sizes), 0)]
+    found = []
+    for counts in itertools.product(*(range(size + 1) for size in sizes)):
+        inside = sum(0 < count < size for count, size in zip(counts, sizes, strict=True))
+        begun = [at for at, count in enumerate(counts) if count]
+        waits = any(sum(counts[before] < sizes[before] for before in range(at)) >= threads for at in begun) and threads > 1
+        if inside <= INSIDE and not waits:
+            found.append((counts, inside))
+    return found
+
+
+@dataclass(frozen=True)
+class State:
+    """What a crash may leave: the files by path (``None`` for a folder), the steps that were done, and the effects that were lost."""
+
+    tree: Mapping[str, bytes | None]
+    done: Sequence[Sequence[Step]]
+    total: Sequence[int]
+    lost: Sequence[Effect] = field(default=())
+
+    def __str__(self) -> str:
+        told = []
+        for process, (steps, total) in enumerate(zip(self.done, self.total, strict=True)):
+            last = f", the last one: {steps[-1]}" if steps else ""
+            told.append(f"rank {process} has done {len(steps)} of {total} steps{last}")
+        if self.lost:
+            told.append("lost: " + ", ".join(str(effect.step) for effect in self.lost))
+        return "; ".join(told)
+
+
+def states(
+    base: Mapping[str, bytes | None],
+    logs: Sequence[Sequence[Step]],
+    disk: str = "posix",
+    threads: int = 1,
+    most: int = 4096,
+    returned: bool = False,
+) -> list[State]:
+    """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, at most ``most`` of them.
+
+    ``logs`` are the steps of each process. ``returned``: after all steps alone.
+    """
+    total = [sum(step.kind != "meet" for step in log) for log in logs]
+    found: dict[frozenset[tuple[str, bytes | None]], State] = {}
+    at_all = cuts(logs, threads)
+    for done in at_all[-1:] if returned else at_all:
+        steps = sorted((step for own in done for step in own), key=lambda step: step.when)
+        effects = effects_of(Disk(base), steps)
+        for kept in losses(effects, disk):
+            left = Disk(base)
+            for effect in kept:
+                left.do(effect)
+            tree = left.tree()
+            key = frozenset(tree.items())
+            if key not in found:
+                lost = [effect for effect, _ in effects if effect not in kept]
+                found[key] = State(tree, done, total, lost)
+                if len(found) == most:
+                    return [*found.values()]
+    return [*found.values()]
