@@ -20,8 +20,8 @@ and so few processes are enough for most faults of this kind (Mohan et al., OSDI
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 INSIDE = 2  # processes that a cut finds between two meetings
 APART = 2  # meetings that one process may be ahead of another
@@ -76,10 +76,6 @@ class Effect:
     data: bytes = b""
     moved: tuple[int, str] | None = None
     file: bool = False
-    step: Step | None = None
-
-    def halved(self) -> Effect:
-        return Effect(self.kind, self.inode, at=self.at, data=self.data[: len(self.data) // 2], step=self.step)
 
 
 class Disk:
@@ -102,14 +98,14 @@ class Disk:
             found = None if found is None else self.names.get((found, part))
         return found
 
-    def made(self, path: str, folder: bool, step: Step | None = None) -> Iterator[Effect]:
+    def made(self, path: str, folder: bool) -> Iterator[Effect]:
         """The effects after which there is a file or a folder ``path``; each must be done before the next is asked for."""
         parts = [part for part in path.split("/") if part]
         where = ROOT
         for depth, part in enumerate(parts):
             if (where, part) not in self.names:
                 number, self.next = self.next, self.next + 1
-                yield Effect("name", number, where, part, file=depth == len(parts) - 1 and not folder, step=step)
+                yield Effect("name", number, where, part, file=depth == len(parts) - 1 and not folder)
             where = self.names[where, part]
 
     def do(self, effect: Effect) -> None:
@@ -149,21 +145,20 @@ class Disk:
         return found
 
 
-def effects_of(disk: Disk, steps: Iterable[Step]) -> list[tuple[Effect, bool]]:
-    """The effects of steps, in order, each with whether a later step made it last. Does them to ``disk``."""
-    found: list[Effect] = []
-    lasting: set[int] = set()
+def effects_of(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bool]]]:
+    """The effects of each step, in order, with whether a later step made them last. Does them to ``disk``."""
+    found: list[list[tuple[Effect, bool]]] = []
     for step in steps:
         if step.kind == "sync":
             number = disk.at(step.path)
-            lasting.update(at for at, effect in enumerate(found) if step.other == "all" or _is_of(effect, number, disk))
-            continue
+            found = [
+                [(effect, lasts or step.other == "all" or _is_of(effect, number, disk)) for effect, lasts in effects] for effects in found
+            ]
+        found.append([])
         for effect in _done_by(step, disk):
             disk.do(effect)
-            if step.kind == "put":
-                lasting.add(len(found))
-            found.append(effect)
-    return [(effect, at in lasting) for at, effect in enumerate(found)]
+            found[-1].append((effect, step.kind == "put"))
+    return found
 
 
 def _is_of(effect: Effect, number: int | None, disk: Disk) -> bool:
@@ -176,51 +171,53 @@ def _is_of(effect: Effect, number: int | None, disk: Disk) -> bool:
 def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
     folder, _, name = step.path.rpartition("/")
     if step.kind in ("make", "open", "put"):
-        yield from disk.made(step.path, step.kind == "make", step)
+        yield from disk.made(step.path, step.kind == "make")
     number = disk.at(step.path)
     if number is None:
         return
-    if (step.kind == "open" and step.at and disk.files.get(number)) or step.kind == "cut":
-        yield Effect("size", number, at=step.at if step.kind == "cut" else 0, step=step)
-    if step.kind == "put":
-        yield Effect("size", number, step=step)
+    if (step.kind == "open" and step.at and disk.files.get(number)) or step.kind in ("cut", "put"):
+        yield Effect("size", number, at=step.at if step.kind == "cut" else 0)
     if step.kind in ("write", "put"):
-        yield Effect("bytes", number, at=step.at, data=step.data, step=step)
+        yield Effect("bytes", number, at=step.at, data=step.data)
     if step.kind in ("move", "link"):
         into, _, called = step.other.rpartition("/")
         before = (disk.at(folder) or ROOT, name) if step.kind == "move" else None
-        yield Effect("name", number, disk.at(into) or ROOT, called, moved=before, file=number in disk.files, step=step)
+        yield Effect("name", number, disk.at(into) or ROOT, called, moved=before, file=number in disk.files)
     if step.kind == "remove":
-        yield Effect("name", None, disk.at(folder) or ROOT, name, step=step)
+        yield Effect("name", None, disk.at(folder) or ROOT, name)
 
 
-def losses(effects: Sequence[tuple[Effect, bool]], disk: str) -> Iterator[list[Effect]]:
-    """The effects that last, of those of a cut: for every way in which some of them may be lost, the first of which loses none."""
-    everything = [effect for effect, _ in effects]
-    yield everything
-    loose = [at for at, (_, lasts) in enumerate(effects) if not lasts]
+def left(
+    base: Mapping[str, bytes | None], steps: Sequence[Step], lost: Collection[int] = (), half: int | None = None
+) -> dict[str, bytes | None]:
+    """What is left of a folder that held ``base``, after steps of which those with a number in ``lost`` are lost, as far as they did not
+    come to last; of the bytes that step ``half`` wrote, the second half is. Bytes that need a lost change of size are lost with it."""
+    disk, gone = Disk(base), set[int | None]()
+    for number, effects in enumerate(effects_of(Disk(base), steps)):
+        for effect, lasts in effects:
+            if (number in lost and not lasts) or (effect.kind != "name" and effect.inode in gone):
+                gone |= {effect.inode} if effect.kind == "size" else set()
+            elif number == half and effect.kind == "bytes":
+                disk.do(replace(effect, data=effect.data[: len(effect.data) // 2]))
+            else:
+                disk.do(effect)
+    return disk.tree()
+
+
+def losses(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Iterator[tuple[frozenset[int], int | None]]:
+    """Which steps are lost, and of which the second half is, in all ways that are tried; in the first of them none is."""
+    yield frozenset(), None
+    loose = frozenset(number for number, own in enumerate(effects) if not all(lasts for _, lasts in own))
     if disk == "kill" or not loose:
         return
-    yield _kept(everything, {*loose})
-    for at in loose:
-        yield _kept(everything, {at})
-    for at in loose:
-        yield _kept(everything, {*loose} - {at})
-    for at in loose:
-        if everything[at].kind == "bytes" and len(everything[at].data) > 1:
-            yield [*_kept(everything[:at], set()), everything[at].halved(), *_kept(everything[at + 1 :], set())]
-
-
-def _kept(effects: Sequence[Effect], lost: set[int]) -> list[Effect]:
-    """The effects without those of these positions, and without the bytes that need a lost change of size."""
-    gone: set[int | None] = set()
-    kept = []
-    for at, effect in enumerate(effects):
-        if at in lost or (effect.kind != "name" and effect.inode in gone):
-            gone |= {effect.inode} if effect.kind == "size" else set()
-        else:
-            kept.append(effect)
-    return kept
+    yield loose, None
+    for number in sorted(loose):
+        yield frozenset({number}), None
+    for number in sorted(loose):
+        yield loose - {number}, None
+    for number in sorted(loose):
+        if any(effect.kind == "bytes" and len(effect.data) > 1 for effect, _ in effects[number]):
+            yield frozenset(), number
 
 
 Segment = list[list[Step]]
@@ -253,21 +250,18 @@ def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Ste
         raise ValueError("the processes did not meet in one order")
     found: dict[tuple[tuple[int, ...], ...], list[list[Step]]] = {}
     for reached in itertools.product(range(len(meetings) + 1), repeat=len(logs)):
-        if max(reached) - min(reached) > APART:
-            continue
-        through = _through(reached, meetings)
+        through = _through(reached, meetings) if max(reached) - min(reached) <= APART else None
         if through is None:
             continue
         choices = [_places(own[at], threads, whole) for (own, _), at, whole in zip(parts, reached, through, strict=True)]
         for places in itertools.product(*choices):
-            if sum(inside for _, inside in places) <= INSIDE:
-                key, done = [], []
-                for (own, _), at, (counts, _) in zip(parts, reached, places, strict=True):
-                    before = [step for segment in own[:at] for lane in segment for step in lane]
-                    inner = [step for lane, count in zip(own[at], counts, strict=True) for step in lane[:count]]
-                    done.append(before + inner)
-                    key.append((len(before) + len(inner), *(() if len(counts) < 2 else counts)))
-                found.setdefault(tuple(key), done)
+            if sum(inside for _, inside in places) > INSIDE:
+                continue
+            done = []
+            for (own, _), at, (counts, _) in zip(parts, reached, places, strict=True):
+                before = [step for segment in own[:at] for lane in segment for step in lane]
+                done.append(before + [step for lane, count in zip(own[at], counts, strict=True) for step in lane[:count]])
+            found.setdefault(tuple(tuple(step.when for step in own) for own in done), done)
     return sorted(found.values(), key=lambda done: (sum(map(len, done)), *map(len, done)))
 
 
@@ -304,23 +298,54 @@ def _places(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int
     return found
 
 
-@dataclass(frozen=True)
+Place = tuple[int, int]
+"""A step: the number of its process, and its own there, from 1, meetings left out."""
+
+
+@dataclass(frozen=True, repr=False)
 class State:
-    """What a crash may leave: the files by path (``None`` for a folder), the steps that were done, and the effects that were lost."""
+    """What a crash may leave: the files by path (``None`` for a folder), which it is in words, and the kinds of effects that were lost."""
 
     tree: Mapping[str, bytes | None]
-    done: Sequence[Sequence[Step]]
-    total: Sequence[int]
-    lost: Sequence[Effect] = field(default=())
+    told: str
+    kinds: frozenset[str]
 
-    def __str__(self) -> str:
-        told = []
-        for process, (steps, total) in enumerate(zip(self.done, self.total, strict=True)):
-            last = f", the last one: {steps[-1]}" if steps else ""
-            told.append(f"rank {process} has done {len(steps)} of {total} steps{last}")
-        if self.lost:
-            told.append("lost: " + ", ".join(str(effect.step) for effect in self.lost))
-        return "; ".join(told)
+    def __repr__(self) -> str:
+        return self.told
+
+
+def in_order(logs: Sequence[Sequence[Step]]) -> dict[Place, Step]:
+    """The steps of all processes by their places, as they came."""
+    found = {
+        (process, number): step
+        for process, log in enumerate(logs)
+        for number, step in enumerate((step for step in log if step.kind != "meet"), 1)
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1].when))
+
+
+def state_at(
+    base: Mapping[str, bytes | None], steps: Mapping[Place, Step], done: str, lost: Collection[Place] = (), half: Place | None = None
+) -> State:
+    """The state of a folder that held ``base`` after these steps, of which some are ``lost`` and of one the second ``half``. ``done`` tells
+    which steps they are."""
+    places = [*steps]
+    gone = {places.index(place) for place in lost}
+    cut = None if half is None else places.index(half)
+    effects = effects_of(Disk(base), steps.values())
+    kinds = {effect.kind for at, own in enumerate(effects) for effect, lasts in own if not lasts and (at in gone or at == cut)}
+    last = {process: step for (process, _), step in steps.items()}
+    told = [done, *(f"rank {process} is behind: {step}" for process, step in sorted(last.items()))]
+    told += [f"lost: {steps[place]}" for place in lost]
+    told += [f"lost: the second half of {steps[half]}"] if half is not None else []
+    return State(left(base, [*steps.values()], gone, cut), "; ".join(told), frozenset(kinds))
+
+
+def in_notation(done: Iterable[int], lost: Iterable[Place], half: Place | None) -> str:
+    """Which state it is as fields of a case: ``done=3,1 lost=0.2,1.1 half=0.3``."""
+    text = f"done={','.join(map(str, done))}"
+    text += "".join(f"{' lost=' if at == 0 else ','}{process}.{number}" for at, (process, number) in enumerate(lost))
+    return text + ("" if half is None else f" half={half[0]}.{half[1]}")
 
 
 def states(
@@ -335,21 +360,19 @@ def states(
 
     ``logs`` are the steps of each process. ``returned``: after all steps alone.
     """
-    total = [sum(step.kind != "meet" for step in log) for log in logs]
+    every = in_order(logs)
     found: dict[frozenset[tuple[str, bytes | None]], State] = {}
     at_all = cuts(logs, threads)
     for done in at_all[-1:] if returned else at_all:
-        steps = sorted((step for own in done for step in own), key=lambda step: step.when)
-        effects = effects_of(Disk(base), steps)
-        for kept in losses(effects, disk):
-            left = Disk(base)
-            for effect in kept:
-                left.do(effect)
-            tree = left.tree()
+        moment = {step.when for own in done for step in own}
+        steps = {place: step for place, step in every.items() if step.when in moment}
+        places = [*steps]
+        for lost, half in losses(effects_of(Disk(base), steps.values()), disk):
+            tree = left(base, [*steps.values()], lost, half)
             key = frozenset(tree.items())
             if key not in found:
-                lost = [effect for effect, _ in effects if effect not in kept]
-                found[key] = State(tree, done, total, lost)
-                if len(found) == most:
-                    return [*found.values()]
+                gone, cut = [places[at] for at in sorted(lost)], None if half is None else places[half]
+                found[key] = state_at(base, steps, in_notation(map(len, done), gone, cut), gone, cut)
+            if len(found) == most:
+                return [*found.values()]
     return [*found.values()]

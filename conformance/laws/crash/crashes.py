@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 
 from shardlaw.conformance.laws.crash.recorder import Recorder, plant, tree
-from shardlaw.reference.crash import Disk, effects_of, states
+from shardlaw.reference.crash import Disk, effects_of, in_notation, in_order, state_at, states
 
 
+@dataclass
 class Crash:
-    """The durable state number ``index`` that a crash leaves on a ``disk``, of what ``keep`` remembers or :meth:`left` records."""
+    """A state that a crash leaves: after each rank has ``done`` so many steps, of which some are ``lost`` and of one the second ``half`` is,
+    each by its rank and its number there."""
 
-    def __init__(self, keep: dict[str, Any], disk: str, index: int, threads: int = 1, returned: bool = False) -> None:
-        self.keep, self.disk, self.index, self.threads, self.returned = keep, disk, index, threads, returned
+    done: Sequence[int] = ()
+    lost: Sequence[tuple[int, int]] = ()
+    half: tuple[int, int] | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def left(self, root: Any, other: Any, before: Callable[[], object], go: Callable[[], object]) -> Any:
-        """What all ranks do ``before`` lasts; then they ``go``, and crash. What is left of ``root`` is put into ``other``, by rank 0, which
-        gets the state. Every rank gets a text where there is none: fewer states than asked for, or steps that cannot be seen."""
-        if "count" not in self.keep:
+        """What all ranks do ``before`` lasts; then they ``go``, and crash. What is left of ``root`` is put into ``other`` by rank 0, which
+        gets the state. Every rank gets a text where there is no such state, or where steps cannot be seen."""
+        if not self.kept:
             self.record(os.fspath(root), before, go)
-        count = self.keep["count"]
-        if isinstance(count, str) or self.index >= count:
-            return count if isinstance(count, str) else f"there are {count} states"
-        if dist.get_rank():
-            return None
-        state = self.keep["states"][self.index]
+        missing = self.kept["unseen"] or self.missing()
+        if missing or dist.get_rank():
+            return missing or None
+        state = self.state()
         plant(other, state.tree)
         return state
 
     def record(self, root: str, before: Callable[[], object], go: Callable[[], object]) -> None:
+        """Keep what ``root`` held before, the steps of all ranks, and what of these cannot be seen."""
         os.makedirs(root, exist_ok=True)
         before()
         dist.barrier()
@@ -42,27 +46,52 @@ class Crash:
             go()
         logs: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(logs, recorder.steps)
-        told = [self.found(base, logs, tree(root)) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(told)
-        self.keep["count"] = told[0]
+        disk, after = Disk(base), tree(root)
+        effects_of(disk, in_order(logs).values())
+        odd = sorted(path for path in {*after} | {*disk.tree()} if after.get(path, 0) != disk.tree().get(path, 0))
+        unseen = f"how {odd[0]} is written cannot be seen" if odd else "" if any(logs) else "it writes no files there"
+        dist.barrier()
+        self.kept.update(base=base, logs=logs, unseen=unseen)
 
-    def found(self, base: Any, logs: Any, after: Any) -> Any:
-        """How many states there are, or why there are none."""
-        disk = Disk(base)
-        effects_of(disk, sorted((step for log in logs for step in log), key=lambda step: step.when))
-        unseen = sorted(path for path in {*after} | {*disk.tree()} if after.get(path) != disk.tree().get(path))
-        if unseen or after == base:
-            return f"how {unseen[0]} is written cannot be seen" if unseen else "it writes no files there"
-        self.keep["states"] = states(base, logs, self.disk, self.threads, returned=self.returned)
-        return len(self.keep["states"])
+    def missing(self) -> str:
+        """Why there is no such state; empty where there is."""
+        counts = [sum(step.kind != "meet" for step in log) for log in self.kept["logs"]]
+        known = all(number <= self.done[rank] for rank, number in [*self.lost, *filter(None, [self.half])])
+        return "" if known and all(map(int.__le__, self.done, counts)) else f"the ranks take {counts} steps"
+
+    def state(self) -> Any:
+        steps = {place: step for place, step in in_order(self.kept["logs"]).items() if place[1] <= self.done[place[0]]}
+        return state_at(self.kept["base"], steps, in_notation(self.done, self.lost, self.half), self.lost, self.half)
+
+
+@dataclass
+class CountedCrash(Crash):
+    """The state number ``index`` of all that a crash leaves on a ``disk``; ``returned``: after all steps alone."""
+
+    disk: str = "posix"
+    index: int = 0
+    threads: int = 1
+    returned: bool = False
+
+    def missing(self) -> str:
+        if "states" not in self.kept:
+            found = self.kept["base"], self.kept["logs"], self.disk, self.threads
+            self.kept["states"] = states(*found, returned=self.returned) if dist.get_rank() == 0 else []
+            told = [len(self.kept["states"])]
+            dist.broadcast_object_list(told)
+            self.kept["count"] = told[0]
+        return "" if self.index < self.kept["count"] else f"there are {self.kept['count']} states"
+
+    def state(self) -> Any:
+        return self.kept["states"][self.index]
 
 
 def seen(left: Any, load: Callable[[], Any]) -> Any:
-    """What rank 0 loads of what a crash left, or the error that it gets, and the state in words. ``None`` on other ranks; a text where there
-    is no such state."""
+    """What rank 0 loads of what a crash left, or the error that it gets, and which state that was. ``None`` on other ranks; a text where
+    there is no such state."""
     if left is None or isinstance(left, str):
         return left
     try:
-        return load(), str(left)
+        return load(), left
     except Exception as error:
-        return error, str(left)
+        return error, left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +17,10 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Due, Refused
 from shardlaw.conformance.law.fields import Field, Printed
 from shardlaw.conformance.law.law import Law, Limits
+from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
-from shardlaw.conformance.laws.crash.crashes import Crash
+from shardlaw.conformance.laws.crash.crashes import CountedCrash, Crash
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 from shardlaw.conformance.rank import storage
 from shardlaw.reference.notation import NotationError
@@ -27,44 +29,82 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 DISKS = ("kill", "posix")
+WHICH = ("crash", "done", "lost", "half")  # fields that say which state of a scenario it is
 STRIDE = 0.6180339887  # of the indices that are tried first: they lie far apart
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a case asks of a crash; ``scenario`` is the case but for the number of the state."""
+    """What a case asks of a crash: a state by its number ``index`` on a ``disk``, or after each rank has ``done`` so many steps.
+
+    ``scenario`` is the case but for that.
+    """
 
     scenario: str
     disk: str
-    index: int
     threads: int
+    index: int | None
+    done: list[int]
+    lost: list[tuple[int, int]]
+    half: tuple[int, int] | None
 
 
 class CrashField(Field):
-    """The durable state that the case counts, of what the act records once for all states of a scenario."""
+    """The state that the case names, of what the act records once for all states of a scenario."""
 
     always = True
+    takes = "crash=NUMBER, or done=3,1 with lost=0.2,1.1 and half=0.3: how many steps each rank has done, and which steps are lost"
 
     def __init__(self, *, returned: bool = False) -> None:
         self.returned = returned
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return "disk", "crash", "threads"
+        return "disk", *WHICH, "threads"
 
     def read(self, case: Case, name: str) -> Asked:
         disk = case.get("disk", "posix")
         if disk not in DISKS:
             raise NotationError(f"case {case.text!r}: disk={disk}: want {' or '.join(DISKS)}")
-        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] != "crash"))
-        return Asked(scenario.text, disk, case.integer("crash", 0), case.integer("threads", 1))
+        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] not in WHICH))
+        threads = case.integer("threads", 1)
+        if "done" not in case:
+            return Asked(scenario.text, disk, threads, case.integer("crash", 0), [], [], None)
+        done = [int(count) for count in case.get("done").split(",")]
+        lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
+        half = place_of(case.get("half")) if "half" in case else None
+        if len(done) != case.world or any(not 0 <= rank < case.world for rank, _ in [*lost, *filter(None, [half])]):
+            raise NotationError(f"case {case.text!r}: done={case.get('done')}: want a count for each of {case.world} ranks")
+        return Asked(scenario.text, disk, threads, None, done, lost, half)
 
     def build(self, value: Asked, here: RankContext) -> Crash:
-        keep = here.kept(("crash", value.scenario), dict)
-        return Crash(keep, value.disk, value.index, value.threads, self.returned)
+        kept = here.kept(("crash", value.scenario), dict)
+        if value.index is None:
+            return Crash(value.done, value.lost, value.half, kept)
+        return CountedCrash((), (), None, kept, value.disk, value.index, value.threads, self.returned)
 
     def printed(self, value: Asked, name: str, world: int) -> Printed:
-        made = f"Crash({{}}, {value.disk!r}, {value.index}, {value.threads}, {self.returned})"
-        return Printed(made, uses=(Crash,))
+        if value.index is None:
+            return Printed(f"Crash({value.done}, {value.lost}, {value.half})", uses=(Crash,))
+        own = f"disk={value.disk!r}, index={value.index}, threads={value.threads}, returned={self.returned}"
+        return Printed(f"CountedCrash({own})", uses=(CountedCrash,))
+
+
+def place_of(text: str) -> tuple[int, int]:
+    """The rank and the number of a step."""
+    rank, _, number = text.partition(".")
+    if not (rank.isdigit() and number.isdigit() and int(number)):
+        raise NotationError(f"{text!r}: want RANK.NUMBER of a step, such as 0.2")
+    return int(rank), int(number)
+
+
+def by_steps(verdict: Verdict) -> Case | None:
+    """The same case, its state named by the steps that were done, where its message tells them."""
+    told = re.search(r"(done=\S+)( lost=[\d.,]+)?( half=[\d.]+)?;", verdict.message)
+    if "crash" not in verdict.case or "threads" in verdict.case or told is None:
+        return None
+    fields = dict(word.split("=", 1) for word in told[0].removesuffix(";").split())
+    plain = replace(verdict.case, fields=tuple(field for field in verdict.case.fields if field[0] not in WHICH))
+    return plain.with_fields(**fields)
 
 
 class SyncingWriterField(WriterField):
@@ -88,20 +128,22 @@ class Untorn(Due):
             here.reject(got)
         if got is None and here.rank:
             return
-        loaded, told = got
+        loaded, state = got
+        for kind in state.kinds:
+            here.reached(f"lost:{kind}")
         if isinstance(loaded, BaseException):
             here.reached("left:refused")
-            if here.require(self.refusable, "raised", "lost", f"{told}: nothing loads: raised {type(loaded).__name__}: {loaded}"):
-                Refused().judge(here, check, loaded, f"{told}: what is left")
+            if here.require(self.refusable, "wrong-value", "lost", f"{state}: nothing loads: {type(loaded).__name__}: {loaded}"):
+                Refused().judge(here, check, loaded, f"{state}: what is left")
             return
-        for name, state in self.states.items():
-            if here.would_hold(functools.partial(state.judge, here, check, loaded, place)):
+        for name, contents in self.states.items():
+            if here.would_hold(functools.partial(contents.judge, here, check, loaded, place)):
                 here.reached(f"left:{name}")
                 return
-        what = mixture_or_garbage([state.trip.values for state in self.states.values()], loaded)
+        what = mixture_or_garbage([contents.trip.values for contents in self.states.values()], loaded)
         here.reached(f"left:{what}")
         names = " nor the ".join(self.states)
-        here.deviates("wrong-value", what, f"{told}: loads as a {what}, neither the {names}", self._shown(), shown(loaded))
+        here.deviates("wrong-value", what, f"{state}: what loads is a {what}, neither the {names}", self._shown(), shown(loaded))
 
     def _shown(self) -> str:
         return " or ".join(f"{name}: {shown(state.values())}" for name, state in self.states.items())
@@ -178,6 +220,8 @@ def smaller(case: Case) -> SearchStrategy[Case]:
     @st.composite
     def found(draw: st.DrawFn) -> Case:
         less = draw(narrow(case))
+        if "done" in case:
+            return less
         index = draw(st.integers(0, case.integer("crash", 0)))
         if case.get("mesh") in ("3", "4"):
             less = less.with_fields(mesh=draw(st.sampled_from(("2", case.get("mesh")))))
@@ -200,6 +244,7 @@ def crash_law(
         "sweeps": smoke,
         "alone": sum(most for _, most in scenarios),
         "narrow": smaller,
+        "plainer": by_steps,
         "needs": NEEDS,
         "smallest": 1,
         "features": of_crash,

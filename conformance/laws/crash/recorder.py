@@ -27,6 +27,15 @@ MEETINGS = {
     **dict.fromkeys(("gather_object", "gather", "reduce"), "to"),
     **dict.fromkeys(("scatter_object_list", "broadcast_object_list", "broadcast", "scatter"), "from"),
 }
+# what a call of os does to the path that it is given
+CALLS = {
+    **dict.fromkeys(("truncate", "ftruncate"), "cut"),
+    **dict.fromkeys(("fsync", "fdatasync", "sync"), "sync"),
+    **dict.fromkeys(("remove", "unlink", "rmdir"), "remove"),
+    **dict.fromkeys(("rename", "replace"), "move"),
+    "link": "link",
+    "mkdir": "make",
+}
 WRITES = os.O_WRONLY | os.O_RDWR
 
 
@@ -64,18 +73,10 @@ class Recorder:
             yield owner, "open", self.opening(io.open)
         yield shutil, "_USE_CP_SENDFILE", False  # so that copies are written like all else
         yield os, "open", self.opening_descriptor(os.open)
-        for name in ("write", "pwrite"):
-            yield os, name, self.writing(getattr(os, name), at_end=name == "write")
-        for name in ("truncate", "ftruncate"):
-            yield os, name, self.of_path(getattr(os, name), lambda path, size: self.note("cut", path, at=size))
-        for name in ("fsync", "fdatasync"):
-            yield os, name, self.of_path(getattr(os, name), lambda path: self.note("sync", path))
-        for name in ("remove", "unlink", "rmdir"):
-            yield os, name, self.of_path(getattr(os, name), lambda path: self.note("remove", path))
-        for name, kind in (("rename", "move"), ("replace", "move"), ("link", "link")):
-            yield os, name, self.moving(getattr(os, name), kind)
-        yield os, "mkdir", self.making(os.mkdir)
-        yield os, "sync", self.syncing(os.sync)
+        yield os, "write", self.writing(os.write)
+        yield os, "pwrite", self.writing(os.pwrite)
+        for name, kind in CALLS.items():
+            yield os, name, self.noting(getattr(os, name), kind)
         for name, who in MEETINGS.items():
             yield dist, name, self.meeting(getattr(dist, name), who)
 
@@ -117,61 +118,34 @@ class Recorder:
 
         return faked
 
-    def writing(self, true: Callable[..., int], at_end: bool) -> Callable[..., int]:
+    def writing(self, true: Callable[..., int]) -> Callable[..., int]:
         def faked(number: int, data: Any, *place: int) -> int:
             found = self.below(number)
             if found is None:
                 return true(number, data, *place)
             self.before("write", found)
-            at = os.lseek(number, 0, os.SEEK_CUR) if at_end else place[0]
+            at = place[0] if place else os.lseek(number, 0, os.SEEK_CUR)
             written = true(number, data, *place)
             self.note("write", found, at=at, data=bytes(data)[:written])
             return written
 
         return faked
 
-    def of_path(self, true: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-        def faked(path: Any, *given: Any, dir_fd: int | None = None) -> Any:
-            found = self.below(path, dir_fd)
-            if found is not None:
-                self.before(true.__name__, found)
-            result = true(path, *given) if dir_fd is None else true(path, *given, dir_fd=dir_fd)
-            if found is not None:
-                note(found, *given)
-            return result
-
-        return faked
-
-    def moving(self, true: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def faked(path: Any, other: Any, *given: Any, **options: Any) -> Any:
-            found, into = self.below(path, options.get("src_dir_fd")), self.below(other, options.get("dst_dir_fd"))
-            if found is not None:
-                self.before(kind, found)
-            result = true(path, other, *given, **options)
-            if found is not None and into is not None:
-                self.note(kind, found, into)
-            return result
-
-        return faked
-
-    def making(self, true: Callable[..., Any]) -> Callable[..., Any]:
-        def faked(path: Any, *mode: Any, dir_fd: int | None = None) -> None:
-            found = self.below(path, dir_fd)
-            if found is not None:
-                self.before("make", found)
+    def noting(self, true: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def faked(*given: Any, **options: Any) -> Any:
+            path = self.below(given[0], options.get("dir_fd", options.get("src_dir_fd"))) if given else ""
+            if path is None:
+                return true(*given, **options)
+            self.before(kind, path)
+            other = self.below(given[1], options.get("dst_dir_fd")) if kind in ("move", "link") else "" if given else "all"
             try:
-                true(path, *mode, dir_fd=dir_fd)
-            finally:
-                if found is not None and os.path.isdir(path):  # where it was there, another rank may have made it
-                    self.note("make", found)
-
-        return faked
-
-    def syncing(self, true: Callable[[], None]) -> Callable[[], None]:
-        def faked() -> None:
-            self.before("sync", "")
-            true()
-            self.note("sync", "", "all")
+                if kind != "sync":  # the order is what is looked at; the machine at hand does not go down
+                    true(*given, **options)
+            except FileExistsError:  # another rank may have made it
+                if kind == "make":
+                    self.note(kind, path)
+                raise
+            self.note("remove" if other is None else kind, path, other or "", at=given[1] if kind == "cut" else 0)
 
         return faked
 
