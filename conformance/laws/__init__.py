@@ -94,6 +94,7 @@ MODULES = (
     "rng.starts",
     "crash.saves",
     "crash.protocols",
+    "crash.storages",
     "op.forward",
     "op.programs",
     "op.refusals",

@@ -95,3 +95,12 @@ def seen(left: Any, load: Callable[[], Any]) -> Any:
         return load(), left
     except Exception as error:
         return error, left
+
+
+class FullDisk:
+    """What is left once a disk was full: no state that was calculated."""
+
+    kinds: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return "the disk was full"

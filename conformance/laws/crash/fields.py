@@ -142,8 +142,9 @@ class Untorn(Due):
                 return
         what = mixture_or_garbage([contents.trip.values for contents in self.states.values()], loaded)
         here.reached(f"left:{what}")
-        names = " nor the ".join(self.states)
-        here.deviates("wrong-value", what, f"{state}: what loads is a {what}, neither the {names}", self._shown(), shown(loaded))
+        names = " or the ".join(self.states)
+        text = f"{state}: what loads is {'a mixture' if what == 'mixture' else what}, not the {names}"
+        here.deviates("wrong-value", what, text, self._shown(), shown(loaded))
 
     def _shown(self) -> str:
         return " or ".join(f"{name}: {shown(state.values())}" for name, state in self.states.items())

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Annotated, Any
+
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from shardlaw.conformance.law.fields import Folder, Rank
-from shardlaw.conformance.laws.checkpoint.calls import finish, load, save
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
+from shardlaw.conformance.laws.checkpoint.calls import failure, finish, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Place, Reader
-from shardlaw.conformance.laws.crash.crashes import seen
+from shardlaw.conformance.laws.crash.crashes import FullDisk, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     CrashingLater,
@@ -19,6 +25,8 @@ from shardlaw.conformance.laws.crash.fields import (
     Whole,
     crash_law,
 )
+from shardlaw.conformance.laws.crash.recorder import Recorder
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 
 DOCS = "torch.distributed.checkpoint docs"
 FINISH = f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful"
@@ -39,7 +47,6 @@ SAVES = (
     (f"{TWO} files=item threads=2 disk=kill", 300),
     (f"{TWO} sync=0 disk=kill", 100),
     (f"{TWO} ahead=0 disk=kill", 100),
-    (f"{TWO} format=safetensors disk=kill", 100),
     ("mesh=2 x=3000:S(0) disk=posix", 300),
     (f"{ONE} disk=posix", 100),
     (f"{FOUR} disk=kill", 300),
@@ -157,3 +164,60 @@ def returned(
 @returned.due
 def _(newest: NewWhole, rank: Rank):
     return {"left": Untorn({"new": newest}, rank, refusable=False)}
+
+
+FULL = tuple(
+    f"{scenario} at={at} ranks={ranks}"
+    for at in (3, 4, 7, 2, 5, 6, 8, 1)
+    for scenario in (TWO, f"{TWO} files=item", THREE)
+    for ranks in ("1", "0")
+)
+
+
+@law(
+    "crash.full",
+    source=f"{DOCS}, CheckpointException; StorageWriter.finish: marks as successful",
+    control=f"{TWO} at=1 ranks=1",
+    sweep=texts(*FULL),
+    sweeps=4,
+    alone=len(FULL),
+    narrow=narrow,
+    needs=NEEDS,
+    smallest=1,
+    features=lambda case: {"disk:full"},
+)
+def full(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    rank: Rank,
+    ranks: Word,
+    at: Annotated[int, Between(1, 99)],
+):
+    """When the disk is full from some step of a rank on, a save over a checkpoint leaves the old one, the new one, or
+    nothing that loads."""
+    run, taken = f"{folder}/run", 0
+    save(state, writer(run))
+
+    def needs_space(kind, path):
+        nonlocal taken
+        taken += 1
+        if str(rank) in ranks.split(",") and taken >= at and kind != "remove":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with Recorder(place(run), needs_space).listening():
+        failure(lambda: save(newer, writer(run)))
+    counts: list[Any] = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, taken)
+    if any(counts[int(one)] < at for one in ranks.split(",")):
+        return {"left": f"the ranks take {counts} steps"}
+    return {"left": None if rank else seen(FullDisk(), lambda: load(whole, reader(run), no_dist=True))}
+
+
+@full.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
