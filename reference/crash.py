@@ -12,9 +12,9 @@ What is done need not last. A ``disk`` says what does:
            was. The rest lasts or is lost, effect by effect, in any order. Three things are kept together: the bytes that were written after
            a file was cut to a size need that cut; a name that moved is at its old place or at its new one; an object is put whole
 
-For a cut, these are tried: nothing is lost, everything that may be, each effect alone, everything but one effect, and of each write its
-second half. Of more than two processes only two are inside their steps between two meetings, the others before or behind them. So few losses
-and so few processes are enough for most faults of this kind (Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
+For a cut, these are tried: nothing is lost, everything that may be, each step alone, everything but one step, and of each write its second
+half. Of more than two processes only two are inside their steps between two meetings, the others before or behind them. So few losses are
+enough for most faults of this kind (Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a step does to the disk: to the bytes of a file (``kind`` ``bytes``), its size (``size``), or to the ``name`` of a file or a folder.
+    """What a step does to the disk: to the bytes of a file (``kind`` ``bytes``), to its size (``size``), or to the ``name`` of a file or a
+    folder.
 
     ``inode`` is the file's number, or that of what gets the name (``None``: the name goes), which is a ``file`` or a folder. ``folder`` and
     ``name`` say which name, ``moved`` which name it had before.

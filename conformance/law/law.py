@@ -44,9 +44,9 @@ class Law:
     ``id``: ``chapter.name`` or ``chapter.name[variant]``. ``clause``: one sentence. ``source``: where the promise is made.
     ``needs``: capabilities (a target that declares one as missing leaves the law ``untested``). ``smallest``: the fewest ranks on
     which it says something. ``weight``: its share of a budget. ``draw``: a Hypothesis strategy of cases, of which a ``smoke``
-    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes, or ``alone`` of them where it is a run of this
-    chapter alone. ``narrow``: a strategy of cases no larger
-    than a given one, to shrink what the sweep found. ``plainer``: the same case in plainer words, which its verdict tells. ``profile``: the smallest that tries it. ``control``: the text of a case that
+    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes, or ``alone`` of them in a run
+    of this chapter alone. ``narrow``: a strategy of cases no larger than a given one, to shrink what the sweep found. ``plainer``: the same
+    case in plainer words, which its verdict tells. ``profile``: the smallest that tries it. ``control``: the text of a case that
     must hold. ``refusal``: whether all ranks may refuse a
     case alike, or a function of the case and of what is said that tells; ``lost``: earlier releases of torch refuse none, so that a
     refusal is support that was lost.

@@ -15,8 +15,8 @@ from shardlaw.reference.crash import Disk, effects_of, in_notation, in_order, st
 
 @dataclass
 class Crash:
-    """A state that a crash leaves: after each rank has ``done`` so many steps, of which some are ``lost`` and of one the second ``half`` is,
-    each by its rank and its number there."""
+    """A state that a crash leaves: after each rank has ``done`` so many steps, of which some are ``lost`` and of one
+    the second ``half`` is, each by its rank and its number there."""
 
     done: Sequence[int] = ()
     lost: Sequence[tuple[int, int]] = ()
@@ -24,8 +24,9 @@ class Crash:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def left(self, root: Any, other: Any, before: Callable[[], object], go: Callable[[], object]) -> Any:
-        """What all ranks do ``before`` lasts; then they ``go``, and crash. What is left of ``root`` is put into ``other`` by rank 0, which
-        gets the state. Every rank gets a text where there is no such state, or where steps cannot be seen."""
+        """What all ranks do ``before`` lasts; then they ``go``, and crash. What is left of ``root`` is put into
+        ``other`` by rank 0, which gets the state. Every rank gets a text where there is no such state, or where steps
+        cannot be seen."""
         if not self.kept:
             self.record(os.fspath(root), before, go)
         missing = self.kept["unseen"] or self.missing()
@@ -87,8 +88,8 @@ class CountedCrash(Crash):
 
 
 def seen(left: Any, load: Callable[[], Any]) -> Any:
-    """What rank 0 loads of what a crash left, or the error that it gets, and which state that was. ``None`` on other ranks; a text where
-    there is no such state."""
+    """What rank 0 loads of what a crash left, or the error that it gets, and which state that was. ``None`` on other
+    ranks; a text where there is no such state."""
     if left is None or isinstance(left, str):
         return left
     try:

@@ -18,7 +18,6 @@ from shardlaw.conformance.law.due import Due, Refused
 from shardlaw.conformance.law.fields import Field, Printed
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
 from shardlaw.conformance.laws.crash.crashes import CountedCrash, Crash
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
@@ -35,7 +34,8 @@ STRIDE = 0.6180339887  # of the indices that are tried first: they lie far apart
 
 @dataclass(frozen=True)
 class Asked:
-    """What a case asks of a crash: a state by its number ``index`` on a ``disk``, or after each rank has ``done`` so many steps.
+    """What a case asks of a crash: a state by its number ``index`` on a ``disk``, or after each rank has ``done`` so
+    many steps.
 
     ``scenario`` is the case but for that.
     """
@@ -53,7 +53,7 @@ class CrashField(Field):
     """The state that the case names, of what the act records once for all states of a scenario."""
 
     always = True
-    takes = "crash=NUMBER, or done=3,1 with lost=0.2,1.1 and half=0.3: how many steps each rank has done, and which steps are lost"
+    takes = "crash=NUMBER, or how many steps each rank has done and which are lost: done=3,1 lost=0.2,1.1 half=0.3"
 
     def __init__(self, *, returned: bool = False) -> None:
         self.returned = returned
@@ -73,7 +73,7 @@ class CrashField(Field):
         lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
         half = place_of(case.get("half")) if "half" in case else None
         if len(done) != case.world or any(not 0 <= rank < case.world for rank, _ in [*lost, *filter(None, [half])]):
-            raise NotationError(f"case {case.text!r}: done={case.get('done')}: want a count for each of {case.world} ranks")
+            raise NotationError(f"case {case.text!r}: want counts of steps, and steps, of {case.world} ranks")
         return Asked(scenario.text, disk, threads, None, done, lost, half)
 
     def build(self, value: Asked, here: RankContext) -> Crash:
@@ -117,9 +117,10 @@ class SyncingWriterField(WriterField):
 
 @dataclass(frozen=True)
 class Untorn(Due):
-    """What loads after a crash: one of some states, by their names, as a whole; or an error that says so, where ``refusable``."""
+    """What loads after a crash: one of some states (:class:`Contents`), by their names, as a whole; or an error that
+    says so, where ``refusable``."""
 
-    states: Mapping[str, Contents]
+    states: Mapping[str, Any]
     rank: int
     refusable: bool = True
 
@@ -133,7 +134,9 @@ class Untorn(Due):
             here.reached(f"lost:{kind}")
         if isinstance(loaded, BaseException):
             here.reached("left:refused")
-            if here.require(self.refusable, "wrong-value", "lost", f"{state}: nothing loads: {type(loaded).__name__}: {loaded}"):
+            if here.require(
+                self.refusable, "wrong-value", "lost", f"{state}: nothing loads: {type(loaded).__name__}: {loaded}"
+            ):
                 Refused().judge(here, check, loaded, f"{state}: what is left")
             return
         for name, contents in self.states.items():
@@ -174,7 +177,9 @@ def mixture_or_garbage(states: Sequence[Mapping[str, torch.Tensor]], loaded: Map
 
 def shown(state: Mapping[str, Any]) -> str:
     """The tensors of a state as a text."""
-    return ", ".join(f"{name}={value.tolist() if isinstance(value, torch.Tensor) else value}" for name, value in state.items())
+    return ", ".join(
+        f"{name}={value.tolist() if isinstance(value, torch.Tensor) else value}" for name, value in state.items()
+    )
 
 
 class Counted(Sequence[Case]):
@@ -238,8 +243,9 @@ def of_crash(case: Case) -> set[str]:
 def crash_law(
     name: str, *, control: str, scenarios: Sequence[tuple[str, int]], smoke: int, **record: Any
 ) -> Callable[[Callable[..., Any]], Law]:
-    """Make the law ``crash.NAME`` of the function below. ``scenarios``: the fields of cases but for the state, with how many states of each
-    are tried where the chapter is asked for by itself; ``smoke`` is how many a smoke run tries of all."""
+    """Make the law ``crash.NAME`` of the function below. ``scenarios``: the fields of cases but for the state, with how
+    many states of each are tried where the chapter is asked for by itself; ``smoke`` is how many a smoke run tries of
+    all."""
     usual: dict[str, Any] = {
         "sweep": counted(*scenarios),
         "sweeps": smoke,

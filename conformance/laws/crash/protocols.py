@@ -1,4 +1,4 @@
-"""Laws on how users save so that a crash costs them the last checkpoint at most: each protocol with what it promises."""
+"""Laws on how users save so that a crash costs them the last checkpoint at most: protocols, and what each promises."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from shardlaw.conformance.law.fields import Folder, Rank
@@ -50,7 +49,8 @@ def sync(path: Any) -> None:
 
 
 def point(root: Any, step: int, lasts: bool) -> None:
-    """Let the file ``latest`` name a step: one that is written beside it takes its place. ``lasts``: each of both is synced."""
+    """Let the file ``latest`` name a step: one that is written beside it takes its place. ``lasts``: both are
+    synced."""
     with open(f"{root}/latest.new", "w") as stream:
         stream.write(str(step))
         stream.flush()
@@ -153,7 +153,7 @@ def newest(
     folder: Folder,
     crash: Crashing,
 ):
-    """Each save goes into a folder of its own: the newest folder that loads holds the last save or the one before it."""
+    """Each save goes into a folder of its own: the newest folder that loads holds the last save or the one before."""
     run, left = f"{folder}/run", f"{folder}/left"
     found = crash.left(
         place(run), place(left), lambda: save(state, writer(f"{run}/0")), lambda: save(newer, writer(f"{run}/1"))

@@ -1,7 +1,9 @@
-"""The steps that a rank takes below a folder, as they reach the operating system: plain Python, which scripts have by its source.
+"""The steps that a rank takes below a folder, as they reach the operating system: plain Python, which scripts have by
+its source.
 
-Whatever writes with Python's own means is seen: ``open``, ``pathlib``, ``shutil``, ``tempfile``, torch's ``FileSystem``, fsspec's local files.
-What a library writes by itself is not: :func:`unseen` tells that there is such.
+Whatever writes with Python's own means is seen: ``open``, ``pathlib``, ``shutil``, ``tempfile``, torch's
+``FileSystem``, fsspec's local files. What a library writes by itself is not; the folder then holds what no step accounts
+for.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Recorder:
-    """Notes the steps of this process on files below ``root``, and its meetings with other ranks. ``before`` is called first for each."""
+    """Notes the steps of this process on files below ``root``, and its meetings with other ranks. ``before`` is called
+    first for each step."""
 
     def __init__(self, root: Any, before: Callable[[str, str], None] = lambda kind, path: None) -> None:
         self.root = os.path.realpath(root)
@@ -97,12 +100,11 @@ class Recorder:
                 self.note("open", path, at=int("w" in mode))
             if buffering == 0:
                 return raw
-            made = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
+            buffered = io.BufferedRandom if "+" in mode else io.BufferedWriter
+            made = buffered(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
             if "b" in mode:
                 return made
-            stream = io.TextIOWrapper(made, **{"line_buffering": buffering == 1, **options})
-            stream.mode = mode
-            return stream
+            return io.TextIOWrapper(made, **{"line_buffering": buffering == 1, **options})
 
         return faked
 
@@ -132,12 +134,15 @@ class Recorder:
         return faked
 
     def noting(self, true: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def faked(*given: Any, **options: Any) -> Any:
+        def faked(*given: Any, **options: Any) -> None:
             path = self.below(given[0], options.get("dir_fd", options.get("src_dir_fd"))) if given else ""
             if path is None:
-                return true(*given, **options)
+                true(*given, **options)  # none of them returns anything
+                return
             self.before(kind, path)
-            other = self.below(given[1], options.get("dst_dir_fd")) if kind in ("move", "link") else "" if given else "all"
+            other = (
+                self.below(given[1], options.get("dst_dir_fd")) if kind in ("move", "link") else "" if given else "all"
+            )
             try:
                 if kind != "sync":  # the order is what is looked at; the machine at hand does not go down
                     true(*given, **options)

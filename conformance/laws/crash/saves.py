@@ -99,7 +99,7 @@ def overwritten(
     folder: Folder,
     crash: Crashing,
 ):
-    """Whatever a crash leaves of a save over a checkpoint loads as the old checkpoint, as the new one, or not at all."""
+    """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
     run, left = f"{folder}/run", f"{folder}/left"
     found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
     return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
@@ -142,7 +142,12 @@ def _(whole, newest: NewWhole, rank: Rank):
     "returned",
     source=SYNC,
     control=f"{TWO} disk=kill crash=0",
-    scenarios=((f"{TWO} disk=posix", 30), (f"{TWO} disk=kill", 1), (f"{TWO} files=item disk=posix", 30), (f"{THREE} disk=posix", 30)),
+    scenarios=(
+        (f"{TWO} disk=posix", 30),
+        (f"{TWO} disk=kill", 1),
+        (f"{TWO} files=item disk=posix", 30),
+        (f"{THREE} disk=posix", 30),
+    ),
     smoke=4,
 )
 def returned(
@@ -177,7 +182,7 @@ FULL = tuple(
 @law(
     "crash.full",
     source=f"{DOCS}, CheckpointException; StorageWriter.finish: marks as successful",
-    control=f"{TWO} at=1 ranks=1",
+    control=f"{TWO} at=3 ranks=1",
     sweep=texts(*FULL),
     sweeps=4,
     alone=len(FULL),

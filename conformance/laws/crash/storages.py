@@ -21,7 +21,11 @@ HF_SAVES = (
     ("mesh=3 x=6:S(0) hf=shards disk=kill", 60),
     ("mesh=2 x=4x2:S(0) a=3:S(0) hf=consolidated index=two disk=kill", 60),
 )
-LOCAL = ((f"{TWO} disk=posix", 60), ("mesh=2 x=4:S(0) files=item threads=2 disk=kill", 60), ("mesh=3 x=6:S(0) disk=kill", 60))
+LOCAL = (
+    (f"{TWO} disk=posix", 60),
+    ("mesh=2 x=4:S(0) files=item threads=2 disk=kill", 60),
+    ("mesh=3 x=6:S(0) disk=kill", 60),
+)
 
 
 def hf_options(how: str, index: str, names: Any) -> dict[str, Any]:
@@ -117,11 +121,9 @@ def _(newest: NewWhole, rank: Rank):
     scenarios=LOCAL,
     smoke=2,
 )
-def fsspec_overwritten(
-    state: Saved, newer: Newer, whole: Whole, folder: Folder, crash: Crashing, options: Options
-):
-    """Whatever a crash leaves of a save through fsspec over a checkpoint loads as the old one, as the new one, or not at
-    all."""
+def fsspec_overwritten(state: Saved, newer: Newer, whole: Whole, folder: Folder, crash: Crashing, options: Options):
+    """Whatever a crash leaves of a save through fsspec over a checkpoint loads as the old one, as the new one, or not
+    at all."""
     run, left = f"{folder}/run", f"{folder}/left"
 
     def save_through(given):
