@@ -110,6 +110,35 @@ def _(whole, newest: NewWhole, rank: Rank):
     return {"left": Untorn({"old": whole, "new": newest}, rank)}
 
 
+@crash_law(
+    "replaced",
+    source="issue trackers of trainers: the last checkpoint must outlive the save of the next; no document promises it",
+    control=f"{TWO} disk=kill crash=0",
+    scenarios=((f"{TWO} disk=posix", 100), (f"{TWO} files=item disk=kill", 100), (f"{THREE} disk=kill", 100)),
+    smoke=2,
+    tier="advisory",
+)
+def replaced(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save over a checkpoint loads, as the old one or as the new one."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@replaced.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
+
+
 @crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
 def in_background(
     state: Saved,
