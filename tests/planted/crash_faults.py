@@ -49,7 +49,8 @@ def empty_files_are_passed_over() -> None:
         return true(self)
 
 
-@breaks("crash.replaced", "crash.returned", "crash.pointer", "crash.settled", "crash.newest", "crash.kept", "crash.renamed", "crash.waiting")
+@breaks("crash.replaced", "crash.returned")
+@breaks("crash.pointer", "crash.settled", "crash.newest", "crash.kept", "crash.renamed", "crash.waiting")
 def metadata_keep_their_temporary_name() -> None:
     """What a save writes under a temporary name is not renamed."""
 

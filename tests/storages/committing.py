@@ -1,8 +1,8 @@
 """A checkpoint storage in files that commits as it should, and the same with one of many faults in the order in which it commits.
 
-A save writes its files into a folder of its own, each under a temporary name first; it syncs the files, then the folder, then lets the file
-``latest`` name the folder, in one step. What was there before is removed at the end. A reader goes by ``latest``. The items are bare bytes, so
-that nothing but the order of commit keeps what is torn from being read.
+A save writes its files into a folder of its own, each under a temporary name first; it syncs the files, then the folder, then lets the
+file ``latest`` name the folder, in one step. What was there before is removed at the end. A reader goes by ``latest``. The items are bare
+bytes, so that nothing but the order of commit keeps what is torn from being read.
 
 The file ``switch`` names the fault; every process reads it when it makes a writer or a reader.
 """
@@ -45,8 +45,6 @@ FAULTS = {
     "index-not-synced": "the index is not synced",
     "index-synced-before-flush": "the index is synced before its bytes have left the buffer",
     "index-in-place": "there is one index, which is written over the old one",
-    "index-replaced-first": "there is one index, which takes its place before the pointer does",
-    "index-in-two-parts": "what is where, and where it begins, are two files that take their places one after the other",
     "data-not-synced": "no data are synced",
     "data-synced-by-leader": "only the leading rank syncs its data",
     "data-synced-by-others": "all ranks but the leading one sync their data",
@@ -82,8 +80,10 @@ class Switched:
         return self.path / ("data" if self.has("data-in-place", "data-replaced-in-place") else name)
 
     def index(self, name: str) -> Path:
-        one = self.has("index-in-place", "index-replaced-first", "index-in-two-parts")
-        return self.path / "index" if one else self.folder(name) / ("index-" + name if self.has("data-in-place", "data-replaced-in-place") else "index")
+        """The file that says where the items of a save lie."""
+        if self.has("index-in-place"):
+            return self.path / "index"
+        return self.folder(name) / (f"index-{name}" if self.has("data-in-place", "data-replaced-in-place") else "index")
 
     def pointed(self) -> str:
         """The name of the save that is to be read."""
@@ -210,13 +210,8 @@ class Writer(Switched, StorageWriter):
         self.clean(name)
 
     def put_index(self, name: str, index: bytes) -> None:
-        early = self.has("index-synced-before-flush")
-        path = self.index(name)
-        if self.has("index-in-two-parts"):
-            half = len(index) // 2
-            self.put(path.with_name("index-2"), index[half:])
-            index = index[:half]
-        self.put(path, index, synced=not self.has("index-not-synced"), early=early, in_place=self.has("index-in-place"))
+        early, synced = self.has("index-synced-before-flush"), not self.has("index-not-synced")
+        self.put(self.index(name), index, synced=synced, early=early, in_place=self.has("index-in-place"))
 
     def point(self, name: str, temporary: str = "latest.new") -> None:
         """Let the pointer name a save."""
@@ -269,10 +264,7 @@ class Reader(Switched, StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         name = self.pointed()
-        index = self.index(name).read_bytes()
-        if self.has("index-in-two-parts"):
-            index += self.index(name).with_name("index-2").read_bytes()
-        return pickle.loads(index)  # type: ignore[no-any-return]
+        return pickle.loads(self.index(name).read_bytes())  # type: ignore[no-any-return]
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self.metadata = metadata

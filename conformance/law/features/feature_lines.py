@@ -180,7 +180,7 @@ LINES: dict[str, dict[str, str]] = {
         "other-state": "loaded into another state than the one that was saved",
         "storage-option": "an option of the writer or the planner",
         "saved-with:*": "an option of the writer or the planner, by name",
-        "storage:*": "a storage other than the target's, by name",
+        "storage:*": "a storage by name, other than the target's or in the middle of a save",
         "storage-calls": "the calls that a planner and a storage get",
         "through:*": "the way out of one file of tensors, by name",
         "checkpoint-id": "a checkpoint that is named in the call",

@@ -130,6 +130,7 @@ class Untorn(Due):
         if got is None and here.rank:
             return
         loaded, state = got
+        here.reached(f"storage:{here.target.storage}")
         for kind in state.kinds:
             here.reached(f"lost:{kind}")
         if isinstance(loaded, BaseException):

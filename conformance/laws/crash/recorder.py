@@ -2,7 +2,8 @@
 its source.
 
 Whatever writes with Python's own means is seen: ``open``, ``pathlib``, ``shutil``, ``tempfile``, torch's
-``FileSystem``, fsspec's local files. What a library writes by itself is not; the folder then holds what no step accounts for.
+``FileSystem``, the local files of fsspec. What a library writes by itself is not: the folder then holds what no step
+accounts for.
 """
 
 from __future__ import annotations
