@@ -22,6 +22,7 @@ TWO = "mesh=2 x=4:S(0) a=3:R disk=posix"
 @breaks("crash.async", case=f"crash.async {TWO} done=1,2")
 @breaks("crash.fsspec[fresh]", case=f"crash.fsspec[fresh] {TWO} done=8,5 lost=1.2")
 @breaks("crash.fsspec[overwrite]", case=f"crash.fsspec[overwrite] {TWO} done=1,2")
+@breaks("crash.overlap", case="crash.overlap mesh=2 x=4:S(0) a=3:R turns=3,0,0")
 @breaks("crash.full", case="crash.full mesh=2 x=4:S(0) at=3 ranks=1")
 def what_cannot_be_read_is_left_out() -> None:
     """A reader goes on when a file cannot be read, and leaves what it should have read as it was."""

@@ -213,6 +213,7 @@ LINES: dict[str, dict[str, str]] = {
     },
     "crashes": {
         "disk:*": "what lasts of what was done before a crash",
+        "second-job": "a second job that saves into the same folder",
         "lost:*": "seen by a rank: what was lost that had been done before a crash: bytes, a size or a name",
         "left:*": "seen by a rank: what loads of what a crash left, by name",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,26 @@ from typing import Any
 import torch.distributed as dist
 
 from shardlaw.conformance.laws.crash.recorder import Recorder, plant, tree
-from shardlaw.reference.crash import Disk, effects_of, in_notation, in_order, state_at, states
+from shardlaw.reference.crash import Disk, effects_of, in_notation, in_order, overlapped, overlaps, state_at, states
+
+
+def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
+    """The steps that each rank takes below ``root``."""
+    dist.barrier()
+    with Recorder(root).listening() as recorder:
+        go()
+    logs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(logs, recorder.steps)
+    return logs
+
+
+def unseen(root: Any, base: Any, logs: Any) -> str:
+    """What is in ``root`` after steps that do not account for it; empty where they do."""
+    disk, after = Disk(base), tree(root)
+    effects_of(disk, in_order(logs).values())
+    odd = sorted(path for path in {*after} | {*disk.tree()} if after.get(path, 0) != disk.tree().get(path, 0))
+    dist.barrier()
+    return f"how {odd[0]} is written cannot be seen" if odd else "" if any(logs) else "it writes no files there"
 
 
 @dataclass
@@ -42,17 +62,8 @@ class Crash:
         before()
         dist.barrier()
         base = tree(root)
-        dist.barrier()
-        with Recorder(root).listening() as recorder:
-            go()
-        logs: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(logs, recorder.steps)
-        disk, after = Disk(base), tree(root)
-        effects_of(disk, in_order(logs).values())
-        odd = sorted(path for path in {*after} | {*disk.tree()} if after.get(path, 0) != disk.tree().get(path, 0))
-        unseen = f"how {odd[0]} is written cannot be seen" if odd else "" if any(logs) else "it writes no files there"
-        dist.barrier()
-        self.kept.update(base=base, logs=logs, unseen=unseen)
+        logs = recorded(root, go)
+        self.kept.update(base=base, logs=logs, unseen=unseen(root, base, logs))
 
     def missing(self) -> str:
         """Why there is no such state; empty where there is."""
@@ -85,6 +96,52 @@ class CountedCrash(Crash):
 
     def state(self) -> Any:
         return self.kept["states"][self.index]
+
+
+@dataclass
+class Overlap:
+    """The state that two jobs leave in one folder after ``turns``, or the state number ``index`` of all."""
+
+    turns: tuple[int, int, int] | None = None
+    index: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def left(self, root: Any, other: Any, before: Callable[[], object], jobs: Sequence[Callable[[], object]]) -> Any:
+        """What all ranks do ``before`` lasts; then two ``jobs`` take turns. What they leave of ``root`` is put into
+        ``other`` by rank 0, which gets the state. Every rank gets a text where there is no such state, or where steps
+        cannot be seen."""
+        if not self.kept:
+            self.record(os.fspath(root), before, jobs)
+        base, steps = self.kept["base"], self.kept["logs"]
+        if self.turns is None:
+            if "states" not in self.kept:
+                self.kept["states"] = overlaps(base, steps)
+            states = self.kept["states"][self.index :]
+        else:
+            begun, second, more = self.turns
+            possible = begun + more <= len(steps[0]) and second <= len(steps[1])
+            states = [overlapped(base, steps, self.turns)] if possible else []
+        if self.kept["unseen"] or not states:
+            return self.kept["unseen"] or f"the jobs take {[*map(len, steps)]} steps"
+        if dist.get_rank():
+            return None
+        plant(other, states[0].tree)
+        return states[0]
+
+    def record(self, root: str, before: Callable[[], object], jobs: Sequence[Callable[[], object]]) -> None:
+        """Keep what ``root`` held before, and the steps that each job takes from there, of all ranks as they came."""
+        os.makedirs(root, exist_ok=True)
+        before()
+        dist.barrier()
+        base, found, odd = tree(root), [], ""
+        for job in jobs:
+            logs = recorded(root, job)
+            odd = odd or unseen(root, base, logs)
+            found.append([*in_order(logs).values()])
+            if dist.get_rank() == 0:
+                shutil.rmtree(root)
+                plant(root, base)
+        self.kept.update(base=base, logs=tuple(found), unseen=odd)
 
 
 def seen(left: Any, load: Callable[[], Any]) -> Any:

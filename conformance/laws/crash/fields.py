@@ -19,7 +19,7 @@ from shardlaw.conformance.law.fields import Field, Printed
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
-from shardlaw.conformance.laws.crash.crashes import CountedCrash, Crash
+from shardlaw.conformance.laws.crash.crashes import CountedCrash, Crash, Overlap
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 from shardlaw.conformance.rank import storage
 from shardlaw.reference.notation import NotationError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 DISKS = ("kill", "posix")
-WHICH = ("crash", "done", "lost", "half")  # fields that say which state of a scenario it is
+WHICH = ("crash", "done", "lost", "half", "turns")  # fields that say which state of a scenario it is
 STRIDE = 0.6180339887  # of the indices that are tried first: they lie far apart
 
 
@@ -59,7 +59,7 @@ class CrashField(Field):
         self.returned = returned
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return "disk", *WHICH, "threads"
+        return "disk", "crash", "done", "lost", "half", "threads"
 
     def read(self, case: Case, name: str) -> Asked:
         disk = case.get("disk", "posix")
@@ -89,6 +89,32 @@ class CrashField(Field):
         return Printed(f"CountedCrash({own})", uses=(CountedCrash,))
 
 
+class OverlapField(Field):
+    """The state that the case names, of what two jobs leave that are recorded once for all states of a scenario."""
+
+    always = True
+    takes = "crash=NUMBER, or turns=5,9,2: how many steps the first job takes, then the second, then the first again"
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return "crash", "turns"
+
+    def read(self, case: Case, name: str) -> tuple[str, tuple[int, int, int] | None, int]:
+        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] not in WHICH))
+        if "turns" not in case:
+            return scenario.text, None, case.integer("crash", 0)
+        turns = [int(word) for word in case.get("turns").split(",") if word.isdigit()]
+        if len(turns) != 3:
+            raise NotationError(f"case {case.text!r}: turns={case.get('turns')}: want three counts of steps")
+        return scenario.text, (turns[0], turns[1], turns[2]), 0
+
+    def build(self, value: tuple[str, tuple[int, int, int] | None, int], here: RankContext) -> Overlap:
+        scenario, turns, index = value
+        return Overlap(turns, index, here.kept(("overlap", scenario), dict))
+
+    def printed(self, value: tuple[str, tuple[int, int, int] | None, int], name: str, world: int) -> Printed:
+        return Printed(f"Overlap({value[1]}, {value[2]})", uses=(Overlap,))
+
+
 def place_of(text: str) -> tuple[int, int]:
     """The rank and the number of a step."""
     rank, _, number = text.partition(".")
@@ -99,7 +125,7 @@ def place_of(text: str) -> tuple[int, int]:
 
 def by_steps(verdict: Verdict) -> Case | None:
     """The same case, its state named by the steps that were done, where its message tells them."""
-    told = re.search(r"(done=\S+)( lost=[\d.,]+)?( half=[\d.]+)?;", verdict.message)
+    told = re.search(r"(turns=[\d,]+|done=\S+)( lost=[\d.,]+)?( half=[\d.]+)?;", verdict.message)
     if "crash" not in verdict.case or "threads" in verdict.case or told is None:
         return None
     fields = dict(word.split("=", 1) for word in told[0].removesuffix(";").split())
@@ -227,7 +253,7 @@ def smaller(case: Case) -> SearchStrategy[Case]:
     @st.composite
     def found(draw: st.DrawFn) -> Case:
         less = draw(narrow(case))
-        if "done" in case:
+        if "crash" not in case:
             return less
         index = draw(st.integers(0, case.integer("crash", 0)))
         if case.get("mesh") in ("3", "4"):
@@ -238,7 +264,7 @@ def smaller(case: Case) -> SearchStrategy[Case]:
 
 
 def of_crash(case: Case) -> set[str]:
-    return {f"disk:{case.get('disk', 'posix')}"}
+    return {f"disk:{case.get('disk')}"} if "disk" in case else {"disk:kill", "second-job"}
 
 
 def crash_law(
@@ -266,6 +292,7 @@ Whole = Annotated[dict[str, Any], StateField("load", blank="poison", plain=True)
 NewWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=1)]
 Newest = Annotated[dict[str, Any], StateField("save", newer=2)]
 NewestWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=2)]
+Overlapping = Annotated[Overlap, OverlapField()]
 Crashing = Annotated[Crash, CrashField()]
 CrashingLater = Annotated[Crash, CrashField(returned=True)]
 SyncingWriter = Annotated[Callable[..., Any], SyncingWriterField()]

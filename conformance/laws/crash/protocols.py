@@ -30,7 +30,7 @@ DOCS = "torch.distributed.checkpoint docs"
 SOURCE = f"{DOCS}, save and load; docs/crash.md: how to save safely"
 TWO = "mesh=2 x=4:S(0) a=3:R"
 ONE = "mesh=1 x=4:S(0)"
-BOTH = ((f"{TWO} disk=posix", 200), (f"{TWO} disk=kill", 100), (f"{ONE} disk=posix", 100))
+BOTH = ((f"{TWO} disk=posix", 100), (f"{TWO} disk=kill", 40), (f"{ONE} disk=posix", 60))
 
 
 def settle(folder: Any) -> None:
@@ -238,7 +238,13 @@ def _(whole, newest: NewWhole, rank: Rank):
     return {"resumed": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
 
 
-@crash_law("waiting", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=2)
+@crash_law(
+    "waiting",
+    source=SOURCE,
+    control=f"{TWO} disk=posix crash=0",
+    scenarios=((f"{TWO} disk=posix", 250), *BOTH[1:]),
+    smoke=2,
+)
 def waiting(
     state: Saved,
     newer: Newer,

@@ -18,7 +18,10 @@ from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     CrashingLater,
     Newer,
+    Newest,
+    NewestWhole,
     NewWhole,
+    Overlapping,
     Saved,
     SyncingWriter,
     Untorn,
@@ -38,22 +41,22 @@ THREE = "mesh=3 x=7:S(0) a=4:S(0)"
 FOUR = "mesh=2x2 x=4x4:S(0),S(1) a=3:R,R"
 ONE = "mesh=1 x=4:S(0) a=3:-"
 SAVES = (
-    (f"{TWO} disk=posix", 300),
-    (f"{TWO} disk=kill", 100),
-    (f"{MANY} disk=posix", 300),
+    (f"{TWO} disk=posix", 100),
+    (f"{TWO} disk=kill", 40),
+    (f"{MANY} disk=posix", 250),
     (f"{THREE} disk=posix", 300),
-    (f"{TWO} files=item disk=posix", 300),
-    (f"{TWO} threads=2 disk=posix", 300),
-    (f"{TWO} files=item threads=2 disk=kill", 300),
-    (f"{TWO} sync=0 disk=kill", 100),
-    (f"{TWO} ahead=0 disk=kill", 100),
-    ("mesh=2 x=3000:S(0) disk=posix", 300),
-    (f"{ONE} disk=posix", 100),
-    (f"{FOUR} disk=kill", 300),
+    (f"{TWO} files=item disk=posix", 100),
+    (f"{TWO} threads=2 disk=posix", 150),
+    (f"{TWO} files=item threads=2 disk=kill", 40),
+    (f"{TWO} sync=0 disk=kill", 40),
+    (f"{TWO} ahead=0 disk=kill", 40),
+    ("mesh=2 x=3000:S(0) disk=posix", 60),
+    (f"{ONE} disk=posix", 40),
+    (f"{FOUR} disk=kill", 120),
 )
 
 
-@crash_law("fresh", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=8)
+@crash_law("fresh", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=12)
 def fresh(
     state: Saved,
     newer: Newer,
@@ -198,6 +201,37 @@ def returned(
 @returned.due
 def _(newest: NewWhole, rank: Rank):
     return {"left": Untorn({"new": newest}, rank, refusable=False)}
+
+
+@crash_law(
+    "overlap",
+    source=FINISH,
+    control=f"{TWO} turns=0,0,0",
+    scenarios=((TWO, 150), (f"{TWO} files=item", 150), (ONE, 80)),
+    smoke=4,
+)
+def overlap(
+    state: Saved,
+    newer: Newer,
+    newest: Newest,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    jobs: Overlapping,
+):
+    """Whatever two jobs leave that save over one checkpoint at once loads as the old one, as that of either job, or not
+    at all."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    saves = [lambda: save(newer, writer(run)), lambda: save(newest, writer(run))]
+    found = jobs.left(place(run), place(left), lambda: save(state, writer(run)), saves)
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@overlap.due
+def _(whole, first: NewWhole, second: NewestWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": first, "newest": second}, rank)}
 
 
 FULL = tuple(

@@ -15,16 +15,16 @@ from shardlaw.conformance.laws.roundtrip.options import need
 DOCS = "torch.distributed.checkpoint docs"
 TWO = "mesh=2 x=4x2:S(0) a=3:R"
 HF_SAVES = (
-    (f"{TWO} hf=shards disk=posix", 120),
-    (f"{TWO} hf=consolidated disk=posix", 200),
-    ("mesh=1 x=4:- a=3:- hf=whole disk=posix", 60),
-    ("mesh=3 x=6:S(0) hf=shards disk=kill", 60),
-    ("mesh=2 x=4x2:S(0) a=3:S(0) hf=consolidated index=two disk=kill", 60),
+    (f"{TWO} hf=shards disk=posix", 20),
+    (f"{TWO} hf=consolidated disk=posix", 80),
+    ("mesh=1 x=4:- a=3:- hf=whole disk=posix", 20),
+    ("mesh=3 x=6:S(0) hf=shards disk=kill", 30),
+    ("mesh=2 x=4x2:S(0) a=3:S(0) hf=consolidated index=two disk=kill", 40),
 )
 LOCAL = (
-    (f"{TWO} disk=posix", 60),
-    ("mesh=2 x=4:S(0) files=item threads=2 disk=kill", 60),
-    ("mesh=3 x=6:S(0) disk=kill", 60),
+    (f"{TWO} disk=posix", 45),
+    ("mesh=2 x=4:S(0) files=item threads=2 disk=kill", 20),
+    ("mesh=3 x=6:S(0) disk=kill", 35),
 )
 
 
