@@ -45,7 +45,7 @@ class Step:
     meet        all wait for ``all``, or process ``at`` waits for all (``to``), or all wait for process ``at`` (``from``)
     ==========  ==================================================================================================
 
-    ``when``: a number that orders the steps of all processes as they came in the run.
+    ``when``: a number that orders the steps of all processes as they came in the run, no two of which are equal within a process.
     """
 
     kind: str
@@ -316,13 +316,18 @@ class State:
 
 
 def in_order(logs: Sequence[Sequence[Step]]) -> dict[Place, Step]:
-    """The steps of all processes by their places, as they came."""
-    found = {
-        (process, number): step
-        for process, log in enumerate(logs)
-        for number, step in enumerate((step for step in log if step.kind != "meet"), 1)
-    }
-    return dict(sorted(found.items(), key=lambda item: item[1].when))
+    """The steps of all processes by their places, in an order in which they may have come: between two meetings one process after the
+    other, whatever the order was in the run, so that a state is the same in every run."""
+    found = []
+    for process, log in enumerate(logs):
+        met = number = 0
+        for step in log:
+            if step.kind == "meet":
+                met += 1
+            else:
+                number += 1
+                found.append((met, process, number, step))
+    return {(process, number): step for _, process, number, step in sorted(found, key=lambda item: item[:3])}
 
 
 def state_at(
@@ -388,8 +393,8 @@ def states(
     found: dict[frozenset[tuple[str, bytes | None]], State] = {}
     at_all = cuts(logs, threads)
     for done in at_all[-1:] if returned else at_all:
-        moment = {step.when for own in done for step in own}
-        steps = {place: step for place, step in every.items() if step.when in moment}
+        moment = {(process, step.when) for process, own in enumerate(done) for step in own}
+        steps = {place: step for place, step in every.items() if (place[0], step.when) in moment}
         places = [*steps]
         for lost, half in losses(effects_of(Disk(base), steps.values()), disk):
             tree = left(base, [*steps.values()], lost, half)

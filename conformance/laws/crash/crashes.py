@@ -27,7 +27,7 @@ def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
 def unseen(root: Any, base: Any, logs: Any) -> str:
     """What is in ``root`` after steps that do not account for it; empty where they do."""
     disk, after = Disk(base), tree(root)
-    effects_of(disk, in_order(logs).values())
+    effects_of(disk, sorted((step for log in logs for step in log), key=lambda step: step.when))
     odd = sorted(path for path in {*after} | {*disk.tree()} if after.get(path, 0) != disk.tree().get(path, 0))
     dist.barrier()
     return f"how {odd[0]} is written cannot be seen" if odd else "" if any(logs) else "it writes no files there"
