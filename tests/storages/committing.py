@@ -15,6 +15,7 @@ import pickle
 import shutil
 import threading
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ class Writer(Switched, StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        name = f"save-{1 + max((int(old.name[5:]) for old in self.path.glob('save-*')), default=0)}"
+        number = 1 + max((int(old.name.split("-")[1]) for old in self.path.glob("save-*")), default=0)
+        name = f"save-{number}-{uuid.uuid4().hex}"  # another job may be at the same number
         if self.has("folder-renamed"):
             name = "new"
         if self.has("old-removed-first"):

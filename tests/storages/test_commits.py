@@ -28,6 +28,7 @@ SCENARIOS = (
     f"crash.replaced {TWO} disk=posix",
     "crash.replaced mesh=3 x=6:S(0) disk=kill",
     f"crash.returned {TWO} disk=posix",
+    f"crash.overlap {TWO}",
 )
 # each fault with the case that shows it
 FOUND = {

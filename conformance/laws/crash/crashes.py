@@ -36,11 +36,12 @@ def unseen(root: Any, base: Any, logs: Any) -> str:
 @dataclass
 class Crash:
     """A state that a crash leaves: after each rank has ``done`` so many steps, of which some are ``lost`` and of one
-    the second ``half`` is, each by its rank and its number there."""
+    the second ``half`` is, each by its rank and its number there. ``returned``: after all steps alone."""
 
     done: Sequence[int] = ()
     lost: Sequence[tuple[int, int]] = ()
     half: tuple[int, int] | None = None
+    returned: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 
     def left(self, root: Any, other: Any, before: Callable[[], object], go: Callable[[], object]) -> Any:
@@ -69,7 +70,8 @@ class Crash:
         """Why there is no such state; empty where there is."""
         counts = [sum(step.kind != "meet" for step in log) for log in self.kept["logs"]]
         known = all(number <= self.done[rank] for rank, number in [*self.lost, *filter(None, [self.half])])
-        return "" if known and all(map(int.__le__, self.done, counts)) else f"the ranks take {counts} steps"
+        there = [*self.done] == counts if self.returned else all(map(int.__le__, self.done, counts))
+        return "" if known and there else f"the ranks take {counts} steps"
 
     def state(self) -> Any:
         steps = {place: step for place, step in in_order(self.kept["logs"]).items() if place[1] <= self.done[place[0]]}
@@ -78,12 +80,11 @@ class Crash:
 
 @dataclass
 class CountedCrash(Crash):
-    """The state number ``index`` of all that a crash leaves on a ``disk``; ``returned``: after all steps alone."""
+    """The state number ``index`` of all that a crash leaves on a ``disk``."""
 
     disk: str = "posix"
     index: int = 0
     threads: int = 1
-    returned: bool = False
 
     def missing(self) -> str:
         if "states" not in self.kept:

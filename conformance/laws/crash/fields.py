@@ -79,12 +79,12 @@ class CrashField(Field):
     def build(self, value: Asked, here: RankContext) -> Crash:
         kept = here.kept(("crash", value.scenario), dict)
         if value.index is None:
-            return Crash(value.done, value.lost, value.half, kept)
-        return CountedCrash((), (), None, kept, value.disk, value.index, value.threads, self.returned)
+            return Crash(value.done, value.lost, value.half, self.returned, kept)
+        return CountedCrash((), (), None, self.returned, kept, value.disk, value.index, value.threads)
 
     def printed(self, value: Asked, name: str, world: int) -> Printed:
         if value.index is None:
-            return Printed(f"Crash({value.done}, {value.lost}, {value.half})", uses=(Crash,))
+            return Printed(f"Crash({value.done}, {value.lost}, {value.half}, {self.returned})", uses=(Crash,))
         own = f"disk={value.disk!r}, index={value.index}, threads={value.threads}, returned={self.returned}"
         return Printed(f"CountedCrash({own})", uses=(CountedCrash,))
 
