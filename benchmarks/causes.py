@@ -34,6 +34,7 @@ CALLED = {
     "op": "Ops",
     "op_backward": "Backward passes of ops",
     "op_samples": "Ops, on the samples of OpInfo",
+    "crash": "Crashes in the middle of a save",
     "gradient": "Gradients of redistributions",
     "module": "Modules and parallel styles",
     "optimizer": "States of models and optimizers",

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from shardlaw.conformance.law.script import Script
+    from shardlaw.conformance.law.verdict import Verdict
     from shardlaw.conformance.rank.context import RankContext
 
 CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
-            "sharded_tensor", "optimizer", "fault")  # fmt: skip
+            "crash", "sharded_tensor", "optimizer", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
 Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
@@ -43,8 +44,9 @@ class Law:
     ``id``: ``chapter.name`` or ``chapter.name[variant]``. ``clause``: one sentence. ``source``: where the promise is made.
     ``needs``: capabilities (a target that declares one as missing leaves the law ``untested``). ``smallest``: the fewest ranks on
     which it says something. ``weight``: its share of a budget. ``draw``: a Hypothesis strategy of cases, of which a ``smoke``
-    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes. ``narrow``: a strategy of cases no larger
-    than a given one, to shrink what the sweep found. ``profile``: the smallest that tries it. ``control``: the text of a case that
+    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes, or ``alone`` of them in a run
+    of this chapter alone. ``narrow``: a strategy of cases no larger than a given one, to shrink what the sweep found. ``plainer``: the same
+    case in plainer words, which its verdict tells. ``profile``: the smallest that tries it. ``control``: the text of a case that
     must hold. ``refusal``: whether all ranks may refuse a
     case alike, or a function of the case and of what is said that tells; ``lost``: earlier releases of torch refuse none, so that a
     refusal is support that was lost.
@@ -70,7 +72,9 @@ class Law:
     draws: int = 0
     sweep: Callable[[Limits], Sequence[Case]] | None = None
     sweeps: int = 0
+    alone: int = 0
     narrow: Callable[[Case], SearchStrategy[Case]] | None = None
+    plainer: Callable[[Verdict], Case | None] | None = None
     profile: Profile = "smoke"
     tier: Tier = "core"
     needs: tuple[str, ...] = ()

@@ -49,6 +49,9 @@ class Confirmer:
             return self._with_history(first)
         shrinker = Shrinker(self.plan, self.pool, self.memory, self.shrink_seconds, self.known)
         shrunk = shrinker.shrink(first, drawn)
+        plainer = law.plainer(shrunk.verdict) if law.plainer is not None else None
+        if plainer is not None and self.pool.fresh(law, plainer).signature == first.signature:
+            shrunk = replace(shrunk, case=plainer)
         last = self.pool.fresh(law, shrunk.case) if shrunk.case != first.case else again
         if last.signature != first.signature:
             last, shrunk = again, replace(shrunk, case=first.case, minimal=False)

@@ -141,7 +141,8 @@ class Run(RunState):
         result.reason = self._why_untested(law)
         if result.reason is not None:
             return None
-        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard)
+        alone = {other.chapter for other in self.laws} == {law.chapter}
+        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, alone)
         plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
         seconds = self._share(law) if self.request.budget else float("inf")
         return LawRun(self, self.pool, self.listener, self.add, plan, seconds)

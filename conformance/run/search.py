@@ -114,9 +114,11 @@ class Plan:
     number: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1)) -> Plan:
+    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), alone: bool = False) -> Plan:
+        """``alone``: whether the run tries no law of another chapter."""
         scale = SCALE[profile]
-        return cls(law, limits, seed_of(seed, law.id), law.sweeps * scale, law.draws * scale, shard)
+        sweeps = max(law.sweeps * scale, law.alone if alone else 0)
+        return cls(law, limits, seed_of(seed, law.id), sweeps, law.draws * scale, shard)
 
     def passed_over(self, case: Case) -> bool:
         """Whether a drawn case is left out for the sake of others: by its text, so that it is in every run with these known findings."""

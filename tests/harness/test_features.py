@@ -10,7 +10,7 @@ from shardlaw.conformance.law.features.features import FEATURES, features_of, kn
 
 INPUT_SPACE = [
     "sizes", "what is judged", "partial inputs", "programs", "history", "arguments", "in place", "backward", "meshes", "strided shards",
-    "placements given oddly", "dtypes", "memory", "checkpoints", "collectives", "modules", "outcomes",
+    "placements given oddly", "dtypes", "memory", "checkpoints", "crashes", "collectives", "modules", "outcomes",
 ]  # fmt: skip
 
 READ: list[tuple[str, str]] = [

@@ -180,7 +180,7 @@ LINES: dict[str, dict[str, str]] = {
         "other-state": "loaded into another state than the one that was saved",
         "storage-option": "an option of the writer or the planner",
         "saved-with:*": "an option of the writer or the planner, by name",
-        "storage:*": "a storage other than the target's, by name",
+        "storage:*": "a storage by name, other than the target's or in the middle of a save",
         "storage-calls": "the calls that a planner and a storage get",
         "through:*": "the way out of one file of tensors, by name",
         "checkpoint-id": "a checkpoint that is named in the call",
@@ -210,6 +210,12 @@ LINES: dict[str, dict[str, str]] = {
         "damaged:*": "chunks that tiled their tensor until they were damaged in this way",
         "untiled": "saved chunks that leave a hole in their tensor, or overlap",
         "no-box": "a rank whose elements are no box",
+    },
+    "crashes": {
+        "disk:*": "what lasts of what was done before a crash",
+        "second-job": "a second job that saves into the same folder",
+        "lost:*": "seen by a rank: what was lost that had been done before a crash: bytes, a size or a name",
+        "left:*": "seen by a rank: what loads of what a crash left, by name",
     },
     "collectives": {
         "async": "a collective whose work is waited for",

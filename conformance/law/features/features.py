@@ -114,7 +114,7 @@ def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[s
         found.update(of_operands(specs.values()))
         found |= of_steps(case.get("steps"))
     found |= {OF_FIELD[name] for name, value in fields if name in OF_FIELD and value != "none"}
-    if chapter == "roundtrip":
+    if chapter in ("roundtrip", "crash"):
         found |= {f"saved-with:{name}" for name, _ in fields if name in SAVE_OPTIONS}
     for name, feature in (("dtype", f"dtype:{case.get('dtype', '')}"), ("memory", f"memory:{case.get('memory', '')}")):
         if name in case and feature in FEATURES:

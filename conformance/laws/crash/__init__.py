@@ -1,0 +1,1 @@
+"""What is left of a checkpoint when ranks or machines die in the middle of a save."""

@@ -1,0 +1,291 @@
+"""Laws on what loads after a crash in the middle of a save: the old checkpoint, the new one, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
+from shardlaw.conformance.laws.checkpoint.calls import failure, finish, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Place, Reader
+from shardlaw.conformance.laws.crash.crashes import FullDisk, seen
+from shardlaw.conformance.laws.crash.fields import (
+    Crashing,
+    CrashingLater,
+    Newer,
+    Newest,
+    NewestWhole,
+    NewWhole,
+    Overlapping,
+    Saved,
+    SyncingWriter,
+    Untorn,
+    Whole,
+    crash_law,
+)
+from shardlaw.conformance.laws.crash.recorder import Recorder
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
+
+DOCS = "torch.distributed.checkpoint docs"
+FINISH = f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful"
+ASYNC = f"{DOCS}, async_save: a future that completes when the checkpoint was written"
+SYNC = f"{DOCS}, FileSystemWriter: sync_files forces files to be synced to permanent storage"
+TWO = "mesh=2 x=4:S(0) a=3:R"
+MANY = 'mesh=2 x=4:S(0) a=3:R b=2:- state={x:x,a:a,b:b,n:1,s:"text"}'
+THREE = "mesh=3 x=7:S(0) a=4:S(0)"
+FOUR = "mesh=2x2 x=4x4:S(0),S(1) a=3:R,R"
+ONE = "mesh=1 x=4:S(0) a=3:-"
+SAVES = (
+    (f"{TWO} disk=posix", 100),
+    (f"{TWO} disk=kill", 40),
+    (f"{MANY} disk=posix", 250),
+    (f"{THREE} disk=posix", 300),
+    (f"{TWO} files=item disk=posix", 100),
+    (f"{TWO} threads=2 disk=posix", 150),
+    (f"{TWO} files=item threads=2 disk=kill", 40),
+    (f"{TWO} sync=0 disk=kill", 40),
+    (f"{TWO} ahead=0 disk=kill", 40),
+    ("mesh=2 x=3000:S(0) disk=posix", 60),
+    (f"{ONE} disk=posix", 40),
+    (f"{FOUR} disk=kill", 120),
+)
+
+
+@crash_law("fresh", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=12)
+def fresh(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    beside: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all; the checkpoint beside
+    it is whole."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(
+        place(run),
+        place(left),
+        lambda: save(state, writer(f"{run}/old")),
+        lambda: save(newer, writer(f"{run}/new")),
+    )
+    return {
+        "beside": seen(found, lambda: load(beside, reader(f"{left}/old"), no_dist=True)),
+        "left": seen(found, lambda: load(whole, reader(f"{left}/new"), no_dist=True)),
+    }
+
+
+@fresh.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {
+        "beside": Untorn({"old": whole}, rank, refusable=False),
+        "left": Untorn({"new": newest}, rank),
+    }
+
+
+@crash_law("overwrite", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=16)
+def overwritten(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@overwritten.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
+@crash_law(
+    "replaced",
+    source="issue trackers of trainers: the last checkpoint must outlive the save of the next; no document promises it",
+    control=f"{TWO} disk=kill crash=0",
+    scenarios=((f"{TWO} disk=posix", 100), (f"{TWO} files=item disk=kill", 100), (f"{THREE} disk=kill", 100)),
+    smoke=2,
+    tier="advisory",
+)
+def replaced(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save over a checkpoint loads, as the old one or as the new one."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@replaced.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
+
+
+@crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
+def in_background(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: Crashing,
+):
+    """Whatever a crash leaves of a save in the background, over a checkpoint, loads as the old checkpoint, as the new
+    one, or not at all."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(
+        place(run),
+        place(left),
+        lambda: save(state, writer(run)),
+        lambda: finish(dcp.async_save(newer, storage_writer=writer(run))),
+    )
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@in_background.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
+@crash_law(
+    "returned",
+    source=SYNC,
+    control=f"{TWO} disk=kill crash=0",
+    scenarios=(
+        (f"{TWO} disk=posix", 30),
+        (f"{TWO} disk=kill", 1),
+        (f"{TWO} files=item disk=posix", 30),
+        (f"{THREE} disk=posix", 30),
+    ),
+    smoke=4,
+)
+def returned(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    crash: CrashingLater,
+):
+    """A save that has returned on every rank loads after a crash."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@returned.due
+def _(newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"new": newest}, rank, refusable=False)}
+
+
+@crash_law(
+    "overlap",
+    source=FINISH,
+    control=f"{TWO} turns=0,0,0",
+    scenarios=((TWO, 150), (f"{TWO} files=item", 150), (ONE, 80)),
+    smoke=4,
+)
+def overlap(
+    state: Saved,
+    newer: Newer,
+    newest: Newest,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    jobs: Overlapping,
+):
+    """Whatever two jobs leave that save over one checkpoint at once loads as the old one, as that of either job, or not
+    at all."""
+    run, left = f"{folder}/run", f"{folder}/left"
+    saves = [lambda: save(newer, writer(run)), lambda: save(newest, writer(run))]
+    found = jobs.left(place(run), place(left), lambda: save(state, writer(run)), saves)
+    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+
+
+@overlap.due
+def _(whole, first: NewWhole, second: NewestWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": first, "newest": second}, rank)}
+
+
+FULL = tuple(
+    f"{scenario} at={at} ranks={ranks}"
+    for at in (3, 4, 7, 2, 5, 6, 8, 1)
+    for scenario in (TWO, f"{TWO} files=item", THREE)
+    for ranks in ("1", "0")
+)
+
+
+@law(
+    "crash.full",
+    source=f"{DOCS}, CheckpointException; StorageWriter.finish: marks as successful",
+    control=f"{TWO} at=3 ranks=1",
+    sweep=texts(*FULL),
+    sweeps=4,
+    alone=len(FULL),
+    narrow=narrow,
+    needs=NEEDS,
+    smallest=1,
+    features=lambda case: {"disk:full"},
+)
+def full(
+    state: Saved,
+    newer: Newer,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+    rank: Rank,
+    ranks: Word,
+    at: Annotated[int, Between(1, 99)],
+):
+    """When the disk is full from some step of a rank on, a save over a checkpoint leaves the old one, the new one, or
+    nothing that loads."""
+    run, taken = f"{folder}/run", 0
+    save(state, writer(run))
+
+    def needs_space(kind, path):
+        nonlocal taken
+        taken += 1
+        if str(rank) in ranks.split(",") and taken >= at and kind != "remove":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with Recorder(place(run), needs_space).listening():
+        failure(lambda: save(newer, writer(run)))
+    counts: list[Any] = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, taken)
+    if any(counts[int(one)] < at for one in ranks.split(",")):
+        return {"left": f"the ranks take {counts} steps"}
+    return {"left": None if rank else seen(FullDisk(), lambda: load(whole, reader(run), no_dist=True))}
+
+
+@full.due
+def _(whole, newest: NewWhole, rank: Rank):
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}

@@ -1,0 +1,60 @@
+"""Faults of what a crash leaves of a checkpoint, planted one at a time in the rank processes.
+
+Every function plants one fault when it is called, before the process group starts.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import filesystem, hf_storage
+from torch.futures import Future
+
+from tests.planted.hook import breaks, instead
+
+TWO = "mesh=2 x=4:S(0) a=3:R disk=posix"
+
+
+@breaks("crash.fresh", case=f"crash.fresh {TWO} done=8,5 lost=1.2")
+@breaks("crash.overwrite", case=f"crash.overwrite {TWO} done=1,2")
+@breaks("crash.async", case=f"crash.async {TWO} done=1,2")
+@breaks("crash.fsspec[fresh]", case=f"crash.fsspec[fresh] {TWO} done=8,5 lost=1.2")
+@breaks("crash.fsspec[overwrite]", case=f"crash.fsspec[overwrite] {TWO} done=1,2")
+@breaks("crash.overlap", case="crash.overlap mesh=2 x=4:S(0) a=3:R turns=3,0,0")
+@breaks("crash.full", case="crash.full mesh=2 x=4:S(0) at=3 ranks=1")
+def what_cannot_be_read_is_left_out() -> None:
+    """A reader goes on when a file cannot be read, and leaves what it should have read as it was."""
+
+    @instead(dcp.FileSystemReader, "read_data")
+    def fault(true: Any, self: Any, plan: Any, planner: Any) -> Any:
+        try:
+            return true(self, plan, planner)
+        except Exception:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+
+@breaks("crash.hugging-face[*]", case="crash.hugging-face[fresh] mesh=2 x=2x2:S(0) hf=shards disk=posix done=2,4")
+@breaks("crash.hugging-face[overwrite]", case="crash.hugging-face[overwrite] mesh=2 x=2x2:S(0) hf=shards disk=posix done=2,1")
+def empty_files_are_passed_over() -> None:
+    """A reader of safetensors passes over files that are empty."""
+
+    @instead(hf_storage.HuggingFaceStorageReader, "read_metadata")
+    def fault(true: Any, self: Any) -> Any:
+        for name in os.listdir(self.path):
+            if not os.path.getsize(f"{self.path}/{name}"):
+                os.remove(f"{self.path}/{name}")
+        return true(self)
+
+
+@breaks("crash.replaced", "crash.returned")
+@breaks("crash.pointer", "crash.settled", "crash.newest", "crash.kept", "crash.renamed", "crash.waiting")
+def metadata_keep_their_temporary_name() -> None:
+    """What a save writes under a temporary name is not renamed."""
+
+    @instead(filesystem.FileSystem, "rename")
+    def fault(true: Any, self: Any, path: Any, new_path: Any) -> None:
+        return None
