@@ -90,6 +90,7 @@ MODULES = (
     "roundtrip.options",
     "roundtrip.staged",
     "roundtrip.single",
+    "roundtrip.release",
     "rng.numbers",
     "rng.starts",
     "op.forward",
