@@ -91,6 +91,7 @@ MODULES = (
     "roundtrip.options",
     "roundtrip.staged",
     "roundtrip.single",
+    "roundtrip.release",
     "rng.numbers",
     "rng.starts",
     "crash.saves",

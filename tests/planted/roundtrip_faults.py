@@ -295,3 +295,9 @@ def neighbours_read_too() -> None:
         return all(start <= at + size and at <= start + length for start, length, at, size in pairs)
 
     planner_helpers._check_shard_metadata_pair_overlap = fault
+
+
+@breaks("roundtrip.release[*]")
+def places_in_files_forgotten() -> None:
+    """Of the place of an item in its file, what a checkpoint says is read without its offset."""
+    filesystem._StorageInfo.__setstate__ = lambda self, state: self.__dict__.update({**state, "offset": 0})
