@@ -1,9 +1,10 @@
-"""The known causes: ``python -m benchmarks.causes [--try [CHAPTER ...]] [--issue ID] [--places]``.
+"""The known causes: ``python -m benchmarks.causes [--try [CHAPTER ...]] [--issue ID] [--places [CHAPTER ...]]``.
 
 Without an option it writes ``docs/findings.md`` and ``docs/releases.md`` anew from ``conformance/expectations/``. ``--try`` tries the case
 of every entry in a fresh world of the torch at hand, prints those that do not deviate as they say, and notes in the files on which
 release each cause was seen; of the chapters that are named, or of all. ``--issue`` prints the text of an issue for torch.
-``--places`` prints how often the place that a trace names is the one that the cause gives, and which are not.
+``--places`` prints how often the place that a trace names is the one that the cause gives, and which are not; of the chapters that are
+named, or of all.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ import torch
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.rank.trace import place_of
 from shardlaw.conformance.report.reproducer import About, reproducer
 from shardlaw.conformance.run.expectation_file import Cause, Entry, read
+from shardlaw.conformance.run.nearby import traced_near
+from shardlaw.conformance.run.place import places_of
 from shardlaw.conformance.world import Pool
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "conformance" / "expectations"
 FINDINGS, RELEASES = ROOT / "docs" / "findings.md", ROOT / "docs" / "releases.md"
+HEARD = "torch/distributed/"
+LIMITS = Limits(4, Target().dtypes, frozenset(Target().cannot))
 CALLED = {
     "sharded_tensor": "Sharded tensors",
     "op": "Ops",
@@ -195,23 +200,28 @@ def _note(file: Path, release: str, seen: dict[str, bool]) -> None:
 
 
 def places(chapters: dict[str, Known]) -> None:
-    """How often a trace names the place that a cause gives."""
-    hits = traced = 0
+    """How often a trace names the place that a cause gives; first, and among the first three."""
+    first = among = traced = 0
+    unheard: list[str] = []
     with Pool(Target()) as pool:
         for cause, entries in (item for causes in chapters.values() for item in causes.items()):
-            entry = example(entries)
+            entry = example([entry for entry in entries if entry.holds(torch.__version__, "gloo")] or entries)
             if not (cause.where and entry.case and entry.holds(torch.__version__, "gloo")):
                 continue
-            law = find(Case.parse(entry.case).law)
-            verdict, ordinary = (pool.fresh(law, Case.parse(text), traced=True) for text in (entry.case, law.control))
-            named = place_of(verdict, ordinary)
-            traced += 1
-            hits += (hit := _same_place(named, cause.where))
-            if not hit:
-                print(
-                    f"{cause.id}: {cause.where}\n    {verdict.kind or verdict.status} {named or 'no place'}\n    {entry.case}", flush=True
-                )
-    print(f"{hits} of {traced} places are those that the causes give")
+            if not cause.where.partition(", ")[2].startswith(HEARD):
+                unheard.append(cause.id)
+                continue
+            case = Case.parse(entry.case)
+            law = find(case.law)
+            verdict = pool.fresh(law, case, traced=True)
+            named = places_of(verdict, [] if verdict.kind in ("hang", "crash") else traced_near(pool, law, case, LIMITS))
+            hits = [_same_place(place, cause.where) for place in named]
+            traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits)
+            if True not in hits[:1]:
+                said = "; ".join(named) or "no place"
+                print(f"{cause.id}: {cause.where}\n    {verdict.kind or verdict.status} {said}\n    {entry.case}", flush=True)
+    print(f"{first} of {traced} places are those that the causes give, {among} are among the first three named")
+    print(f"{len(unheard)} causes are outside of {HEARD}, where a trace does not hear: {', '.join(unheard)}")
 
 
 def _same_place(named: str, where: str) -> bool:
@@ -221,7 +231,7 @@ def _same_place(named: str, where: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     option, *more = arguments or [""]
-    files = [SOURCES / f"{name}.toml" for name in more] if option == "--try" and more else sorted(SOURCES.glob("*.toml"))
+    files = [SOURCES / f"{name}.toml" for name in more] if option in ("--try", "--places") and more else sorted(SOURCES.glob("*.toml"))
     try:
         if option == "--try":
             try_all(files)

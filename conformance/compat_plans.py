@@ -5,13 +5,15 @@ torch; beside :mod:`shardlaw.conformance.compat`, which is about everything else
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from shardlaw.conformance import compat
+from shardlaw.conformance import compat_trace as heard
+from shardlaw.conformance.compat_trace import PLANS_AN_OP
 
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
-PLANS_AN_OP = "propagate_op_sharding_non_cached"
 FINDS_METADATA = "_propagate_tensor_meta_non_cached"
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
 _READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
@@ -84,3 +86,34 @@ def _noted(true: Callable[..., Any], note: Callable[[], object]) -> Callable[...
         return true(*args, **options)
 
     return noting
+
+
+def decider(op: Any) -> str:
+    """What decides how an overload is sharded: the handler that it has for itself, its rule, or, where a function was made for each op of a
+    table, that table, or what made it. As ``NAME, FILE:LINE``; empty where nothing does."""
+    planner = compat.name("planner")
+    info = getattr(planner, "op_single_dim_strategy_funcs", {}).get(op)
+    rule = _handlers().get(op) or getattr(info, "func", info) or planner.op_strategy_funcs.get(op) or planner.op_to_rules.get(op)
+    if rule is None:
+        decomposes = compat.name("has_decomposition")
+        return heard.place(_decomposer(decomposes).__code__) if decomposes(op) else ""
+    return _made_for(op, rule) if "<locals>" in rule.__qualname__ else heard.place(rule.__code__)
+
+
+def _decomposer(decomposes: Any) -> Any:
+    """What plans ops by their decomposition: it stands beside the function that knows which they are."""
+    return getattr(sys.modules[decomposes.__module__], decomposes.__qualname__.partition(".")[0]).propagate_strategy
+
+
+def _handlers() -> dict[Any, Callable[..., Any]]:
+    from torch.distributed.tensor import DTensor
+
+    return getattr(DTensor._op_dispatcher, "_custom_op_handlers", {})
+
+
+def _made_for(op: Any, rule: Callable[..., Any]) -> str:
+    """The table of its module that has an op whose rule is a closure, the last one there; or the function that made the rule."""
+    module = sys.modules[rule.__module__]
+    tables = [name for name, value in vars(module).items() if isinstance(value, (list, dict)) and op in value]
+    maker = rule.__qualname__.partition(".<locals>")[0]
+    return f"{tables[0] if tables else maker}, {heard.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"

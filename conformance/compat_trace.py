@@ -5,9 +5,10 @@ count, or all), and names of functions. With :mod:`shardlaw.conformance.compat` 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 RULES = "torch/distributed/tensor/_ops/"
-NO_RULES = ("utils.py", "single_dim_strategy.py", "strategy_validation.py")
 
 
 def _files(root: str, names: str) -> tuple[str, ...]:
@@ -32,7 +33,6 @@ STEPS: dict[str, tuple[str, ...] | None] = {
 # where the faults of a chapter's laws are looked for first
 HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("plan", "roundtrip", "optimizer"), CHECKPOINTS),
-    **dict.fromkeys(("op", "gradient"), HANDLERS),
     "sharded_tensor": (*SHARDED, *CHECKPOINTS),
     "module": MODULES,
     "random": RANDOM,
@@ -40,6 +40,13 @@ HOMES: dict[str, tuple[str, ...]] = {
     "layout": MAKERS,
     "redistribute": MOVES,
 }
+# what every op and every redistribution goes through, whatever comes of it: functions to build specs and plans with
+GENERIC = re.compile(
+    "torch/distributed/tensor/(_ops/(utils|single_dim_strategy|strategy_validation)|_dtensor_spec|_op_schema|_collective_utils|_utils)[.]py"
+)
+# the functions that plan a redistribution, and what makes one collective of several
+PLANS_MOVE = re.compile(r"DTensorRedistributePlanner[.]generate_\w+_infos, ")
+MERGES_MOVES = re.compile(r"_optimize_transform_infos, ")
 # of the functions there those that do something say so with a verb; properties, wrappers and helpers do not
 DOES = re.compile(
     "_*(broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|gather|generate"
@@ -53,3 +60,91 @@ HANDS_ON = re.compile(
     "|__torch_dispatch__|wrap|unwrap|wait_tensor|trigger_wait|all_gather|all_gather_single|all_reduce|reduce_scatter|broadcast_object"
     "|gather_object|scatter_object|create_stream|create_from_tensor"
 )
+
+REFUSED_BY = "refused by "  # before the function whose own statement raised an error
+PLANS_AN_OP = "propagate_op_sharding_non_cached"
+OUTSIDE = "_dispatch_get_local_results_slow_path"  # says what a rank outside the mesh gets
+MOVES_ONE = "redistribute_local_tensor"  # from one spec to another, whatever lies between
+
+
+def spec_of(tensor: Any) -> Any:
+    """The mesh, the placements and the global shape of a DTensor."""
+    return tensor._spec
+
+
+def written(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an overload writes to."""
+    declared = op._schema.arguments
+    given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
+    named = [argument.name for argument in declared if argument.alias_info is not None and argument.alias_info.is_write]
+    return [given[name] for name in named if name in given]
+
+
+def place(code: Any) -> str:
+    """``NAME, FILE:LINE`` of a function of torch."""
+    return f"{code.co_qualname.replace('<locals>.', '')}, {short(code.co_filename)}:{code.co_firstlineno}"
+
+
+def short(file: str) -> str:
+    """A file of torch from ``torch/`` on."""
+    return file[file.find("torch/distributed/") :].replace("\\", "/")
+
+
+def is_step(place: str) -> bool:
+    """Whether a call of a function says what torch does with a sharded tensor or a checkpoint."""
+    for file, functions in STEPS.items():
+        if place.partition(", ")[2].startswith(file):
+            return does(place) and (functions is None or _name(place) in functions)
+    return False
+
+
+def _name(place: str) -> str:
+    return place.partition(",")[0].rpartition(".")[2] or place.partition(",")[0]
+
+
+def carries(place: str) -> bool:
+    """Whether a function only hands on."""
+    return HANDS_ON.fullmatch(_name(place)) is not None
+
+
+def is_generic(place: str) -> bool:
+    """Whether every op and every redistribution goes through it."""
+    return GENERIC.match(place.partition(", ")[2]) is not None
+
+
+def does(place: str) -> bool:
+    """Whether a function is one to look at: none of those that Python calls by itself, no question about a type, no expression."""
+    name = _name(place)
+    return not (name.startswith("<") or (name.startswith("__") and name.endswith("__")) or name.startswith(("is_", "_is_shard_like")))
+
+
+def plans_an_op(place: str) -> bool:
+    """Whether a function asks the rules."""
+    return _name(place) == PLANS_AN_OP
+
+
+def moves(place: str) -> bool:
+    """Whether a function redistributes, as others say."""
+    return _name(place) == MOVES_ONE
+
+
+def answers_outside(place: str) -> bool:
+    """Whether a function says what an op gives on a rank outside the mesh."""
+    return _name(place) == OUTSIDE
+
+
+def is_home(place: str, chapter: str) -> bool:
+    """Whether the faults of a chapter's laws are looked for in a function: it does something, and stands in one of its files."""
+    there = any(place.partition(", ")[2].startswith(file) for file in HOMES.get(chapter, ()))
+    return there and DOES.match(_name(place)) is not None and not carries(place) and does(place)
+
+
+def in_stack(line: str) -> str:
+    """The place that a line of a stack of Python names, if it is in torch's distributed part."""
+    found = re.search(r'File "[^"]*?(torch/distributed/[^"]+)", line (\d+) in (\S+)', line)
+    return f"{found[3]}, {found[1]}:{found[2]}" if found else ""
+
+
+def judges(place: str) -> bool:
+    """Whether a function is there to say whether something is right."""
+    return re.match("_*(check|compare|validate|verify)_", _name(place)) is not None

@@ -15,6 +15,8 @@ from shardlaw.conformance.law.case import Case
 if TYPE_CHECKING:
     import torch
 
+    from shardlaw.conformance.law.evidence import Evidence
+
 KINDS = ("crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value")
 Kind = Literal["crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value"]
 Outcome = Literal["held", "deviates", "raised", "rejected", "crashed", "silent"]
@@ -79,6 +81,7 @@ class Answer:
     output: str = ""
     reason: str = ""
     trace: tuple[str, ...] = ()
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True)

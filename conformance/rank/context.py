@@ -299,9 +299,9 @@ class RankContext:
     def answer(self, raised: Raised | None = None, rejected: str = "") -> Answer:
         """All that was recorded, as this rank's answer."""
         outcome: Outcome = "rejected" if rejected else "raised" if raised else "deviates" if self._deviations else "held"
-        trace = tuple(self.tracer.steps) if self.tracer is not None else ()
+        trace, evidence = (tuple(self.tracer.steps), self.tracer.evidence) if self.tracer is not None else ((), None)
         said = tuple(self._deviations), raised, tuple(self._deposits), tuple(sorted(self._features))
-        return Answer(self.rank, outcome, *said, reason=rejected, trace=trace)
+        return Answer(self.rank, outcome, *said, reason=rejected, trace=trace, evidence=evidence)
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, float] | None) -> bool:

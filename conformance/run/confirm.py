@@ -11,15 +11,14 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.rank.trace import departing, place_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.world import Pool
 
 HISTORY_SECONDS = 10.0
@@ -59,22 +58,25 @@ class Confirmer:
         found = Finding.of(law, last, first.case)
         listed = not drawn and law.narrow is None
         note = "" if shrunk.minimal else LISTED if listed else NOT_MINIMAL
-        found = self._traced(found)
+        found = self._traced(found, last)
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
-    def _traced(self, found: Finding) -> Finding:
-        """The finding with where in torch it happens, by a trace of its case in a fresh world; nothing of one that the tracer ends, or
-        hides."""
+    def _traced(self, found: Finding, shown: Verdict) -> Finding:
+        """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
+        nothing of one that the tracer ends, or hides."""
+        from shardlaw.conformance.run.nearby import traced_near
+        from shardlaw.conformance.run.place import decided, departing, places_of
+
         if found.kind in ("hang", "crash"):
-            return found
+            return replace(found, where=next(iter(places_of(shown, [])), ""))
         verdict = self.pool.fresh(self.plan.law, found.case, traced=True)
         if verdict.signature != found.signature:
             return found
         first = departing(verdict)
         if first is None:
             return found
-        ordinary = self.pool.fresh(self.plan.law, Case.parse(self.plan.law.control), traced=True)
-        return replace(found, where=place_of(verdict, ordinary), trace=first.trace)
+        places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
+        return replace(found, where=decided(places[0], first.trace) if places else "", trace=first.trace)
 
     def _with_history(self, first: Verdict) -> Finding | None:
         law, tries = self.plan.law, 0
@@ -102,5 +104,5 @@ class Confirmer:
         reduce_history(first.history, shows, deadline)
         found = Finding.of(law, shown, first.case)
         note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
-        found = self._traced(found)
+        found = self._traced(found, shown)
         return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)

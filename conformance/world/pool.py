@@ -70,11 +70,11 @@ class Pool:
 
     # What callers ask for
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: str = "") -> None:
-        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``reuse``: how
-        much ranks may reuse of what was worked out before."""
+    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: str = "", traced: bool = False) -> None:
+        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``reuse``: how much ranks may
+        reuse of what was worked out before."""
         job = self._job(law, case, done)
-        job.reuse, job.lane = reuse, self._lane(law)
+        job.reuse, job.traced, job.lane = reuse, traced, self._lane(law)
         self._pending[job.size, job.lane].append(job)
         self._owed += 1
         if self._delivering:
@@ -103,11 +103,11 @@ class Pool:
         """Until every case that was fed has its verdict."""
         self.wait(lambda: not self._owed)
 
-    def judge(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
+    def judge(self, law: Law, cases: Sequence[Case], *, traced: bool = False) -> list[Verdict]:
         """The verdicts on ``cases``, in their order."""
         found: dict[int, Verdict] = {}
         for at, case in enumerate(cases):
-            self.feed(law, case, lambda verdict, at=at: found.__setitem__(at, verdict))  # type: ignore[misc]
+            self.feed(law, case, lambda verdict, at=at: found.__setitem__(at, verdict), traced=traced)  # type: ignore[misc]
         self.flush()
         return [found[at] for at in range(len(cases))]
 
@@ -239,6 +239,8 @@ class Pool:
             # of messages between two ranks the others need not know
             if verdict.status != "deviates" and "p2p" not in job.law.needs:
                 verdict = Verdict(job.case, "deviates", "divergence", "collectives", apart, "", answers, verdict.features)
+        if job.traced and not verdict.ranks:
+            verdict = replace(verdict, ranks=answers)
         if verdict.status == "deviates":
             verdict = replace(verdict, history=tuple(world.served))
         world.served.append(job.case)

@@ -19,6 +19,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
+    from shardlaw.conformance.law.evidence import Evidence
     from shardlaw.conformance.law.verdict import Answer
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write down the stacks of all its threads
@@ -49,6 +50,7 @@ class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
     reason: str = ""
     ran: dict[str, int] = {}
     trace: tuple[str, ...] = ()
+    evidence: bytes = b""
 
 
 class Task(msgspec.Struct, array_like=True, frozen=True):
@@ -238,7 +240,7 @@ def unpack_tensor(packed: Packed) -> torch.Tensor:
 def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[str, int]) -> Said:
     """What a rank sends of an answer."""
     if answer.outcome == "held" and not answer.deposits:
-        return Said(batch, index, "held", features=answer.features, ran=ran, trace=answer.trace)
+        return Said(batch, index, "held", features=answer.features, ran=ran, trace=answer.trace, evidence=_pack_evidence(answer))
     assert answer.outcome != "crashed"
     assert answer.outcome != "silent"
     return Said(
@@ -256,15 +258,29 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[s
         answer.reason,
         ran,
         answer.trace,
+        _pack_evidence(answer),
     )
+
+
+def _pack_evidence(answer: Answer) -> bytes:
+    from shardlaw.conformance.law.evidence import packed
+
+    return packed(answer.evidence) if answer.evidence is not None else b""
+
+
+def _unpack_evidence(data: bytes) -> Evidence:
+    from shardlaw.conformance.law.evidence import unpacked
+
+    return unpacked(data)
 
 
 def unpack_answer(rank: int, said: Said) -> Answer:
     """The answer that the rank gave."""
     from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 
+    evidence = _unpack_evidence(said.evidence) if said.evidence else None
     if said.outcome == "held" and not said.deposits:
-        return Answer(rank, "held", features=said.features, trace=said.trace)
+        return Answer(rank, "held", features=said.features, trace=said.trace, evidence=evidence)
     return Answer(
         rank,
         said.outcome,
@@ -279,4 +295,5 @@ def unpack_answer(rank: int, said: Said) -> Answer:
         said.output,
         said.reason,
         said.trace,
+        evidence,
     )

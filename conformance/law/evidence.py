@@ -1,0 +1,100 @@
+"""What a traced rank noted of its act, as plain data: the tensors of each step, the rule that decided it, and which lines ran."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from shardlaw.reference.notation import Shape
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank holds of a DTensor of a global ``shape``. ``mesh`` and ``placements`` are the reference's texts; ``placements`` is empty
+    where the reference has no words for them."""
+
+    shape: Shape
+    mesh: str
+    placements: str
+    local: torch.Tensor
+
+
+@dataclass
+class Step:
+    """An op on DTensors, or a redistribution (``move``) of one.
+
+    ``name`` is the overload of an op. ``given`` holds its arguments and keyword arguments, ``gave`` its results and then what it wrote to,
+    with a :class:`Piece` in the place of each DTensor. ``rule`` is the function or table that decided it, ``calls`` what a redistribution
+    called, and ``within`` the place of the op in which it happened. ``severed``: a view that shares no memory with what it is a view of.
+    ``asked``: its rule was asked in this act, now or before. ``ended``: it came to its end.
+    """
+
+    kind: str
+    name: str
+    given: Any = None
+    gave: Any = None
+    rule: str = ""
+    calls: list[str] = field(default_factory=list)
+    within: int | None = None
+    severed: bool = False
+    asked: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one rank noted: its steps, and of each function of ``torch.distributed`` that was called the lines that ran (``visited``), who
+    called it (``callers``), and whether it returned yes or no (``answered``). ``raised`` has the functions through which the error came
+    that ended the act, that which raised it last; of several errors, each the cause of the next, those of the first.
+    """
+
+    steps: tuple[Step, ...] = ()
+    visited: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    callers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    answered: frozenset[str] = frozenset()
+    raised: tuple[str, ...] = ()
+
+
+def packed(evidence: Evidence) -> bytes:
+    """It as bytes that hold plain values and tensors alone."""
+    steps = [[_plain(getattr(step, name)) for name in _FIELDS] for step in evidence.steps]
+    visited = {place: sorted(lines) for place, lines in evidence.visited.items()}
+    callers = {place: sorted(by) for place, by in evidence.callers.items()}
+    to = io.BytesIO()
+    torch.save([steps, visited, callers, sorted(evidence.answered), list(evidence.raised)], to)
+    return to.getvalue()
+
+
+def unpacked(data: bytes) -> Evidence:
+    """The inverse of :func:`packed`."""
+    steps, visited, callers, answered, raised = torch.load(io.BytesIO(data), weights_only=True)
+    return Evidence(
+        tuple(Step(**dict(zip(_FIELDS, map(_read, step), strict=True))) for step in steps),
+        {place: frozenset(lines) for place, lines in visited.items()},
+        {place: frozenset(by) for place, by in callers.items()},
+        frozenset(answered),
+        tuple(raised),
+    )
+
+
+_FIELDS = tuple(each.name for each in fields(Step))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Piece):
+        return {"": [value.shape, value.mesh, value.placements, value.local]}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict) and "" in value:
+        return Piece(*value[""])
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_read, value))
+    return {key: _read(part) for key, part in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,137 @@
+"""Cases near one that deviates: it with one departure less, and those of its law's plan that are most like it.
+
+Which of them hold says which of the functions that a deviating case calls are not to blame.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.run.search import Enough, Plan
+from shardlaw.reference.notation import NotationError
+from shardlaw.reference.placement import Partial, Placements, Replicate, format_placements, parse_placements
+from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law, Limits
+    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.world import Pool
+
+DRAWN, LIKEST = 60, 12
+AT_A_TIME = 6
+SECONDS = 5.0
+NO_TENSORS = ("mesh", "steps", "seed", "world", "wrt")
+
+
+def traced_near(pool: Pool, law: Law, case: Case, limits: Limits) -> list[Verdict]:
+    """The traced verdicts of the control of a law and of cases near one of its cases, as many as there is time for."""
+    verdicts = [pool.fresh(law, Case.parse(law.control), traced=True)]
+    left = [*plainer(case), *like(law, case, limits)]
+    until = time.monotonic() + SECONDS
+    while left and time.monotonic() < until:
+        verdicts += pool.judge(law, left[:AT_A_TIME], traced=True)
+        del left[:AT_A_TIME]
+    return verdicts
+
+
+def like(law: Law, case: Case, limits: Limits) -> list[Case]:
+    """Of the first cases of a law's plan those that have most features in common with one."""
+    found: list[Case] = []
+
+    def take(other: Case, drawn: bool) -> None:
+        found.append(other)
+        if len(found) >= DRAWN:
+            raise Enough
+
+    with suppress(Enough):
+        Plan.of(law, limits, 0, "smoke").feed(take)
+    mine = features_of(case, law)
+    others = [other for other in found if other != case]
+    return sorted(others, key=lambda other: len(features_of(other, law) ^ mine))[:LIKEST]
+
+
+def plainer(case: Case) -> list[Case]:
+    """A case with one departure less in each: a plainer mesh, one placement replicated, one extent that the ranks share evenly, a plainer
+    dtype, fill or memory, fewer steps, a field left out. Some of them mean nothing."""
+    return list(dict.fromkeys(other for other in _plainer(case) if other != case))
+
+
+def _plainer(case: Case) -> Iterator[Case]:
+    mesh = case.mesh() if "mesh" in case else None
+    if mesh is not None:
+        for table in ("x".join(map(str, mesh.shape)), "x".join(str(max(2, size)) for size in mesh.shape)):
+            yield case.with_fields(mesh=table)
+        for dim in range(mesh.ndim if mesh.ndim > 1 else 0):
+            yield _along(case, dim, mesh.ndim, max(2, mesh.shape[dim]))
+    ranks = mesh.size if mesh is not None else 2
+    every: dict[str, str] = {}
+    for name, text in case.fields:
+        spec = None if name in NO_TENSORS or name.startswith("mesh.") else _spec(text)
+        if spec is not None:
+            yield from (_with(case, name, str(other)) for other in _plainer_tensors(spec, ranks))
+            every[name] = str(replace(spec, placements=spec.placements and (Replicate(),) * len(spec.placements)))
+        elif name == "steps":
+            steps = text.split(";")
+            yield from (_with(case, name, ";".join(steps[:count])) for count in range(1, len(steps)))
+        elif (placements := _placements(text)) is not None:
+            yield from (_with(case, name, format_placements(other)) for other in _less_placed(placements))
+        elif name not in ("mesh", "world"):
+            yield replace(case, fields=tuple(field for field in case.fields if field[0] != name))
+    yield replace(case, fields=tuple((name, every.get(name, text)) for name, text in case.fields))
+
+
+def _plainer_tensors(spec: TensorSpec, ranks: int) -> Iterator[TensorSpec]:
+    yield replace(spec, memory="plain")
+    if not spec.fill.startswith("index"):
+        yield replace(spec, fill="distinct")
+        yield replace(spec, dtype="float32")
+    for placements in _less_placed(spec.placements or ()):
+        yield replace(spec, placements=placements)
+    for at, extent in enumerate(spec.shape):
+        even = max(ranks, -(-extent // ranks) * ranks)
+        yield replace(spec, shape=(*spec.shape[:at], even, *spec.shape[at + 1 :]))
+
+
+def _less_placed(placements: Placements) -> Iterator[Placements]:
+    for at, placement in enumerate(placements):
+        for other in (Replicate(), Partial("sum")) if isinstance(placement, Partial) else (Replicate(),):
+            yield (*placements[:at], other, *placements[at + 1 :])
+
+
+def _along(case: Case, dim: int, ndim: int, size: int) -> Case:
+    """A case on one dim of its mesh alone."""
+    fields = []
+    for name, text in case.fields:
+        spec, placements = _spec(text), _placements(text)
+        if name == "mesh":
+            text = str(size)
+        elif spec is not None and spec.placements is not None and len(spec.placements) == ndim:
+            text = str(replace(spec, placements=(spec.placements[dim],)))
+        elif placements is not None and len(placements) == ndim:
+            text = str(placements[dim])
+        fields.append((name, text))
+    return replace(case, fields=tuple(fields))
+
+
+def _with(case: Case, name: str, text: str) -> Case:
+    return replace(case, fields=tuple((field, text if field == name else value) for field, value in case.fields))
+
+
+def _spec(text: str) -> TensorSpec | None:
+    try:
+        return TensorSpec.parse(text)
+    except NotationError:
+        return None
+
+
+def _placements(text: str) -> Placements | None:
+    try:
+        return parse_placements(text)
+    except NotationError:
+        return None

@@ -1,0 +1,129 @@
+"""Where to look in torch: the first step that departs from the reference is found, and who decided it is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.evidence import Evidence, Piece, Step, packed, unpacked
+from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
+from shardlaw.conformance.run.nearby import plainer
+from shardlaw.conformance.run.place import decided, first_departing, places_of
+
+FULL = torch.arange(4.0)
+RULE = "some_strategy, torch/distributed/tensor/_ops/_some_ops.py:1"
+PLANNER = "DTensorRedistributePlanner.generate_greedy_transform_infos, torch/distributed/tensor/_redistribute.py:2"
+METHOD = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.py:3"
+CASE = Case.parse("op.forward[neg] mesh=2 a=4:S(0) steps=neg(a)")
+
+
+def piece(local: torch.Tensor, placements: str = "S(0)") -> Piece:
+    return Piece((4,), "2", placements, local)
+
+
+def op(name: str, given: torch.Tensor, gave: torch.Tensor) -> Step:
+    return Step("op", name, ((piece(given),), {}), (piece(gave), []), RULE, ended=True, asked=True)
+
+
+def move(given: torch.Tensor, gave: torch.Tensor, within: int | None = None) -> Step:
+    return Step("move", "redistribute", piece(given), piece(gave, "R"), PLANNER, [METHOD], within, ended=True)
+
+
+def ranks(*steps: tuple[Step, Step]) -> dict[int, tuple[Step, ...]]:
+    return {rank: tuple(both[rank] for both in steps) for rank in range(2)}
+
+
+def halves(full: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return full[:2], full[2:]
+
+
+def right(name: str = "aten.neg.default") -> tuple[Step, Step]:
+    return tuple(op(name, local, -local) for local in halves(FULL))  # type: ignore[return-value]
+
+
+def wrong() -> tuple[Step, Step]:
+    return tuple(op("aten.neg.default", local, local + rank) for rank, local in enumerate(halves(FULL)))  # type: ignore[return-value]
+
+
+def test_the_first_op_that_departs_is_found() -> None:
+    assert first_departing(ranks(right(), right())) is None
+    steps = ranks(right(), wrong(), wrong())
+    assert first_departing(steps) is steps[0][1]
+
+
+def test_the_redistribution_in_an_op_is_to_blame_before_the_op() -> None:
+    torn = tuple(move(local, FULL + 1, within=0) for local in halves(FULL))
+    whole = tuple(move(local, FULL, within=0) for local in halves(FULL))
+    steps = ranks(wrong(), torn)  # type: ignore[arg-type]
+    assert first_departing(steps) is steps[0][1]
+    steps = ranks(wrong(), whole)  # type: ignore[arg-type]
+    assert first_departing(steps) is steps[0][0]
+
+
+@pytest.mark.parametrize("change", ["unfinished", "unlike", "unknown"])
+def test_what_the_reference_cannot_judge_does_not_depart(change: str) -> None:
+    steps = ranks(wrong())
+    if change == "unfinished":
+        steps[1][0].ended = False
+    elif change == "unlike":
+        steps[1][0].name = "aten.abs.default"
+    else:
+        for its in steps.values():
+            its[0].given = ((Piece((4,), "2", "", FULL),), {})
+    assert first_departing(steps) is None
+
+
+def verdict(*answers: Answer, kind: str = "wrong-value") -> Verdict:
+    return Verdict(CASE, "deviates", kind, "result", "", "", answers)  # type: ignore[arg-type]
+
+
+def heard(steps: tuple[Step, ...], visited: dict[str, frozenset[int]], **more: object) -> Evidence:
+    return Evidence(steps, visited, {place: frozenset() for place in visited}, **more)  # type: ignore[arg-type]
+
+
+def test_the_rule_of_the_op_that_departs_is_named() -> None:
+    noted = {rank: heard(its, {RULE: frozenset({1})}) for rank, its in ranks(right(), wrong()).items()}
+    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
+    assert places_of(verdict(*answers), [])[0] == RULE
+
+
+def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
+    begun = Step("op", "aten.neg.default", rule=RULE, asked=True)
+    raised = Raised("RuntimeError", "", "")
+    hands_on = "OpDispatcher._dispatch_get_local_results_slow_path, torch/distributed/tensor/_dispatch.py:9"
+    checks = "refused by distribute_tensor, torch/distributed/tensor/_api.py:7"
+    for frames, named in (((hands_on,), RULE), ((checks,), checks.removeprefix("refused by "))):
+        evidence = heard((begun,), {RULE: frozenset({1})}, raised=frames)
+        assert places_of(verdict(Answer(0, "raised", raised=raised, evidence=evidence), kind="raised"), [])[0] == named
+
+
+def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
+    begun = Step("op", "aten.neg.default", rule=RULE)
+    answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard((begun,), {}))
+    assert places_of(verdict(answer, kind="raised"), []) == []
+
+
+def test_a_place_says_what_its_rule_asked_for() -> None:
+    line = f"op aten.neg.default(S(0)): {RULE}, asked for R and claimed R"
+    assert decided(RULE, [line]) == f"{RULE}, asked for R and claimed R"
+    assert decided(PLANNER, [line]) == PLANNER
+
+
+def test_evidence_travels_as_bytes() -> None:
+    steps = (*ranks(wrong())[0], move(FULL[:2], FULL))
+    sent = Evidence(steps, {RULE: frozenset({1, 2})}, {RULE: frozenset()}, frozenset({RULE}), (RULE,))
+    got = unpacked(packed(sent))
+    assert (got.visited, got.callers, got.answered, got.raised) == (sent.visited, sent.callers, sent.answered, sent.raised)
+    assert [(step.kind, step.rule, step.calls) for step in got.steps] == [(step.kind, step.rule, step.calls) for step in steps]
+    assert torch.equal(got.steps[0].given[0][0].local, FULL[:2])
+
+
+def test_plainer_cases_have_one_departure_less() -> None:
+    case = Case.parse("op.forward[add] mesh=2x2@0,2,1,3 a=5x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)")
+    texts = {other.text for other in plainer(case)}
+    assert "op.forward[add] mesh=2x2 a=5x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)" in texts
+    assert "op.forward[add] mesh=2x2@0,2,1,3 a=8x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)" in texts
+    assert "op.forward[add] mesh=2x2@0,2,1,3 a=5x4:R,P(sum):float64 b=4:R,R steps=add(a,b)" in texts
+    assert "op.forward[add] mesh=2 a=5x4:S(0):float64 b=4:R steps=add(a,b)" in texts
+    assert case.text not in texts
