@@ -122,6 +122,10 @@ LINES: dict[str, dict[str, str]] = {
     "dtypes": {
         **{f"dtype:{name}": f"a tensor of {name}" for name in DTYPES if name != "float32"},
         "type-promotion": "operands of different dtypes",
+        "wide": "values of as many bits as the dtype has room for",
+        "edge": "values at the edges of their dtype: infinities, zeros of both signs, denormals, the largest and the smallest",
+        "nan": "floats of which some are no number",
+        "nan-extreme": "a pending maximum or minimum of such floats",
         "rare-dtype": "a dtype that few backends carry, such as float8 or uint16",
         "dtype-between": "a dtype in which a result or a gradient travels, other than its tensor's",
     },
@@ -220,6 +224,7 @@ LINES: dict[str, dict[str, str]] = {
         "overlapping-groups": "two groups with a common rank",
         "disjoint-groups": "two groups without a common rank",
         "uneven-split": "members that give or get different numbers of rows",
+        "large": "a payload of 64 KiB or more",
         "zero-size-input": "a member that gives or gets no elements",
         "list-of-tensors": "a list of tensors, one for each member",
         "stacked": "one tensor with a leading dim for the members",

@@ -126,6 +126,8 @@ def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[s
     for field in ("state", "into"):
         if field in case:
             found |= of_state(case.get(field))
+    if "nan" in found and (found & {"partial:max", "partial:min"} or case.get("op", "") in ("max", "min")):
+        found.add("nan-extreme")
     if chapter in TWO_ENDS and "mesh" in case:
         found.update(_of_two_ends(case, specs))
     return frozenset(found)
