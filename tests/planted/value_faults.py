@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from tests.planted.hook import breaks, instead
 
@@ -72,3 +73,12 @@ def every_nan_is_the_same() -> None:
             tensor[tensor.isnan()] = float("nan")
 
     every(plain, in_place=("all_gather",), functional=("all_gather_single", "all_to_all_single"))
+
+
+@breaks("roundtrip.bits")
+def every_nan_that_is_loaded_is_the_same() -> None:
+    @instead(DefaultLoadPlanner, "commit_tensor")
+    def fault(true: Any, self: Any, item: Any, tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point():
+            tensor[tensor.isnan()] = float("nan")
+        true(self, item, tensor)

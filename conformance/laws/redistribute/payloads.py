@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
@@ -90,7 +92,7 @@ def with_bits(case: Case, fill: str) -> Case:
 )
 def bits(x: DTensor, to: Placements, as_: torch.dtype):
     """What is redistributed and not reduced arrives bit by bit: any NaN, zeros of both signs, denormals, infinities."""
-    how = {"run_check": False, "shape": x.shape, "stride": x.stride()}
+    how: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": x.stride()}
     floats = DTensor.from_local(x.to_local().view(as_), x.device_mesh, x.placements, **how)
     moved = floats.redistribute(placements=to)
     return DTensor.from_local(moved.to_local().view(x.dtype), x.device_mesh, to, **how)

@@ -35,8 +35,8 @@ IN_FILES = (*NEEDS, "checkpoint_files")
 def trip_law(name: str, *, holds: str, texts: Sequence[str], **record: Any) -> Callable[[Callable[..., Any]], Law]:
     """Make the law ``roundtrip.NAME``, whose sweep is ``texts`` and whose control is ``holds``, of the function below:
     its first act."""
-    usual = {"sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
-    return law(f"roundtrip.{name}", control=holds, sweep=written(*texts), **{**usual, **record})
+    usual = {"sweep": written(*texts), "sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
+    return law(f"roundtrip.{name}", control=holds, **{**usual, **record})
 
 
 def save_act(state: Saved, writer: Writer, planner: SavePlanner, folder: Folder):
