@@ -18,6 +18,7 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.simulate import contributions
 from shardlaw.reference.tensors import dense, scatter_bits
 from shardlaw.strategies._arguments import check_count
+from shardlaw.strategies.meshes import pool
 
 # (members, weight), the plainest first
 GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}
@@ -33,9 +34,8 @@ def groups(*, world_size: int = 4, least: int = 1, parts: bool = True, tables: b
     check_count("world_size", world_size, 1)
     check_count("least", least, 1)
     palette = {**GROUPS, **(PARTS if parts else {}), **(TABLES if tables else {})}
-    drawn = [(Mesh.parse(text), weight) for text, weight in palette.items()]
-    fits = [mesh for mesh, weight in drawn if max(mesh.ranks) < world_size and mesh.size >= least for _ in range(weight)]
-    return st.sampled_from(fits or [Mesh.of(least)])
+    kept = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
+    return st.sampled_from(pool(kept, world_size) or [Mesh.of(least)])
 
 
 def extents(size: int) -> SearchStrategy[tuple[int, ...]]:

@@ -108,7 +108,7 @@ def _dtypes(case: Case) -> set[str]:
 
 def meshes(limits: Limits) -> SearchStrategy[Mesh]:
     """Meshes for one end of a trip: of two ranks most often, since every further rank costs as much again."""
-    sizes = [size for size in (2, 2, 2, 3, 3, 1, 4) if size <= limits.world_size]
+    sizes = [size for size in (2, 2, 2, 3, 3, 1, 4, 6, 8) if size <= limits.world_size]
     by_size = {size: exact_meshes(size) for size in sizes}
     return st.sampled_from(sizes).flatmap(lambda size: by_size[size])
 
