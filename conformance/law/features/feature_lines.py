@@ -204,6 +204,7 @@ LINES: dict[str, dict[str, str]] = {
         "integers": "a tensor of whole numbers or bools, where floats are the rule",
         "damaged-file:*": "a checkpoint whose files were damaged, by how",
         "async-save": "saved in the background",
+        "shared-group": "saves that are under way at once in one process group",
         "saved-twice": "several saves, one after the other",
         "other-paths": "a leaf whose path is another in the next save, with nothing else changed for some rank",
         "one-plan": "a save that one rank plans alone",
