@@ -54,6 +54,7 @@ MODULES = (
     "layout.wrapper",
     "layout.orders",
     "layout.memory",
+    "layout.inputs",
     "layout.modules",
     "redistribute.placements",
     "redistribute.refusals",

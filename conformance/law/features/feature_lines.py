@@ -106,6 +106,7 @@ LINES: dict[str, dict[str, str]] = {
         "many-placements": "more placements than mesh dims",
         "dim-out-of-range": "a placement of a dim that the tensor does not have",
         "mixed-partials": "reductions that may not stand side by side",
+        "input:*": "a tensor that is not dense and strided in memory, or what is no tensor, by its kind",
         "from-local": "a tensor that is put together from those of the ranks, where one may also be handed out",
         "other-sizes": "local tensors of other sizes than the placements name",
         "explicit-shards": "a tensor that is handed out in boxes of any size",

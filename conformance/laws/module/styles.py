@@ -266,7 +266,7 @@ def source(
     rank: Rank,
     seed: Seed,
     key: Literal["style", "itself", "path", "pattern"],
-    src: Literal["0", "1", "2", "3", "own"],
+    src: Annotated[str, WordField([*map(str, range(8)), "own"])],
     module: Literal["linear", "embedding"] = "linear",
 ):
     """parallelize_module takes parameters from the rank that src_data_rank names, or each rank's own where it names

@@ -175,7 +175,7 @@ def drawn(
     on = pool(MESHES, limits.world_size)
     mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(only or PLANS[kind])))
     part = draw(st.sampled_from(NAMES[: mesh.ndim])) if mesh.ndim > 1 else None
-    plan, ranks = PLANS[kind][name], mesh.shape[0]
+    plan, ranks = PLANS[kind][name], mesh.shape[NAMES.index(part) if part else 0]
     cut = {getattr(at, "dim", None) for at in (plan.entry, plan.leave)}
     said: dict[str, Any] = {"dims": "x".join(map(str, draw(module_sizes(kind, ranks, even=plan.even))))}
     said["rows"] = ranks * draw(st.sampled_from([1, 2])) if 0 in cut else draw(st.sampled_from([2, 3, 1, 5]))
