@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
-            "sharded_tensor", "optimizer", "fault")  # fmt: skip
+            "sharded_tensor", "optimizer", "engine", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
 Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]

@@ -111,6 +111,7 @@ MODULES = (
     "module.fsdp",
     "module.compiled",
     "op.samples",
+    "engine.simulated",
 )
 
 

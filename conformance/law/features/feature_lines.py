@@ -272,6 +272,11 @@ LINES: dict[str, dict[str, str]] = {
         "sequence-first": "a sequence along the first dim, without a batch",
         "tiny-shards": "three shards or more, none of more than two elements",
     },
+    "engines": {
+        "simulated": "ranks that are simulated in one process",
+        "simulated-first": "a redistribution that is simulated before the ranks do it",
+        "simulated-last": "a redistribution that is simulated after the ranks have done it",
+    },
     "outcomes": {
         "must-refuse": "something without meaning, which every rank must refuse",
     },
