@@ -27,13 +27,24 @@ Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
 
 
+# the chapters of which one drawn case in so many may take the larger world that a run allows
+LARGER = {"redistribute": 5, "gradient": 5, "op": 2, "module": 5, "roundtrip": 5}
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What the target and the request allow a case to be."""
+    """What the target and the request allow a case to be: ``larger`` ranks, where that is more than ``world_size``, few of the drawn cases
+    of the chapters :data:`LARGER`."""
 
     world_size: int = 4
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
     cannot: frozenset[str] = frozenset()
+    larger: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many ranks a case has at most."""
+        return max(self.world_size, self.larger)
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,17 @@ class Law:
         if callable(self.members):
             return self.members(case, stage)
         return case.meshes[0].ranks if self.members and case.meshes else None
+
+    def drawn(self, limits: Limits) -> SearchStrategy[Case]:
+        """What :attr:`draw` gives, in larger worlds now and then."""
+        from hypothesis import strategies as st
+
+        assert self.draw is not None
+        usual = self.draw(limits)
+        if limits.most == limits.world_size or self.chapter not in LARGER:
+            return usual
+        larger, one_in = self.draw(replace(limits, world_size=limits.larger)), LARGER[self.chapter]
+        return st.integers(1, one_in).flatmap(lambda turn: larger if turn == one_in else usual)
 
     def unrefused(self) -> Law:
         """The same law on a torch that has to refuse no case of it."""

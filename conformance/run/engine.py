@@ -75,7 +75,7 @@ class Run(RunState):
         super().__init__(request, target, laws, expected, known, SHRINK_TOTAL_SECONDS[request.profile])
         self.supported = supported(torch.__version__)
         self.pool = pool
-        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
+        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
         self.listener = listener
         listener.begin(self)
         self._ahead: LawRun | None = None

@@ -75,7 +75,7 @@ def simulated(x: DTensor, parts: Annotated[Any, PartsField()], to: Placements, f
     """One process that acts for all ranks redistributes as these do, whichever of them does it first."""
     compat.forget_redistributions()
     how: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": x.stride()}
-    found = {}
+    found: dict[int, Any] = {}
 
     def in_one_process():
         with compat.LocalTensorMode(frozenset(parts)):
