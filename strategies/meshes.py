@@ -105,17 +105,18 @@ def _falls(mesh: Mesh) -> bool:
 
 @cache
 def larger(world_size: int) -> tuple[Mesh, ...]:
-    """Meshes of more than four ranks, few, since to make a mesh costs more than most of what is done on it: of 6, of 8 and of all ranks, of
-    one to three dims without extents of 1, those of most dims also in another order, and one that leaves rank 0 out."""
-    extents, found = range(2, world_size + 1), list[Mesh]()
-    for size in sorted({6, 8, world_size}):
-        for ndim in (1, 2, 3) if 4 < size <= world_size else ():
-            shapes = [shape for shape in _products(extents, ndim, size) if math.prod(shape) == size]
-            found += map(_plain, shapes)
-            if shapes and ndim > 1:
-                found.append(fill(shapes[0], "first", "transpose", world_size))
-    found += [fill(mesh.shape, "shift", "ascending", world_size) for mesh in found[:2] if mesh.size < world_size]
-    return tuple(found)
+    """Meshes of more than four ranks, few, since to make a mesh costs more than most of what is done on it: of all ranks, with one, two and
+    three dims where they can be had without extents of 1, that of most dims in another order too, and three by two, with and without
+    rank 0."""
+    if world_size <= 4:
+        return ()
+    by_dims = (
+        [shape for shape in _products(range(2, world_size + 1), ndim, world_size) if math.prod(shape) == world_size] for ndim in (1, 2, 3)
+    )
+    whole = [shapes[0] for shapes in by_dims if shapes]
+    found = [*map(_plain, whole), fill(whole[-1], "first", "transpose" if len(whole) > 1 else "flip-first", world_size)]
+    found += [fill((3, 2), "first" if world_size < 7 else who, "ascending", world_size) for who in ("first", "shift") if world_size > 5]
+    return tuple(dict.fromkeys(found))
 
 
 @cache

@@ -27,8 +27,8 @@ Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
 
 
-# the chapters of which one drawn case in so many may take the larger world that a run allows
-LARGER = {"redistribute": 5, "gradient": 5, "op": 2, "module": 5, "roundtrip": 5}
+# the chapters of which one drawn case in five may take the larger world that a run allows
+LARGER = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Law:
         usual = self.draw(limits)
         if limits.most == limits.world_size or self.chapter not in LARGER:
             return usual
-        larger, one_in = self.draw(replace(limits, world_size=limits.larger)), LARGER[self.chapter]
-        return st.integers(1, one_in).flatmap(lambda turn: larger if turn == one_in else usual)
+        larger = self.draw(replace(limits, world_size=limits.larger))
+        return st.integers(1, 5).flatmap(lambda turn: larger if turn == 5 else usual)
 
     def unrefused(self) -> Law:
         """The same law on a torch that has to refuse no case of it."""
