@@ -43,6 +43,9 @@ LINES: dict[str, dict[str, str]] = {
     "history": {
         "history": "the world must have served other cases before",
         "bystander": "something else is done first that must not matter: another mesh view, another op",
+        "simulated": "ranks that are simulated in one process",
+        "simulated-first": "a redistribution that is simulated before the ranks do it",
+        "simulated-last": "a redistribution that is simulated after the ranks have done it",
         "repeated": "one function called more than once, on other arguments",
     },
     "arguments": {
@@ -271,11 +274,6 @@ LINES: dict[str, dict[str, str]] = {
         "context-parallel": "buffers that are cut along a sequence for a while",
         "sequence-first": "a sequence along the first dim, without a batch",
         "tiny-shards": "three shards or more, none of more than two elements",
-    },
-    "engines": {
-        "simulated": "ranks that are simulated in one process",
-        "simulated-first": "a redistribution that is simulated before the ranks do it",
-        "simulated-last": "a redistribution that is simulated after the ranks have done it",
     },
     "outcomes": {
         "must-refuse": "something without meaning, which every rank must refuse",
