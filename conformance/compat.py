@@ -193,6 +193,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "register_state_dict_hook": ("have a module hand out sharded tensors", ("torch.nn:Module._register_state_dict_hook",)),
     "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
+    # laws of ranks that are simulated in one process
+    "LocalTensor": ("hold the tensors of all ranks in one", ("torch.distributed._local_tensor:LocalTensor",)),
+    "LocalTensorMode": ("act for all ranks in one process", ("torch.distributed._local_tensor:LocalTensorMode",)),
+    "tensor_map": ("see the tensors of all ranks", ("torch.distributed._local_tensor:tensor_map",)),
     # laws of random numbers
     "set_offset_before_op": (
         "set where the random numbers of a shard start",

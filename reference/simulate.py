@@ -14,6 +14,7 @@ is pending).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
@@ -71,9 +72,36 @@ def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> lis
         return [full.clone()]
     # seeds that no tensor of a case has: noise that resembles the value would hide a mistake
     noise = [dense(tuple(full.shape), full.dtype, "small", scatter_bits(seed, i)) for i in range(parts)]
-    won, lost = _SPLITS[BOOLEAN.get(op, op) if full.dtype == torch.bool else op](full, noise)
+    by = BOOLEAN.get(op, op) if full.dtype == torch.bool else op
+    won, lost = _SPLITS[by](full, noise)
+    tame = _is_tame(full)
+    if by in ("sum", "product", "min", "max") and not tame.all():  # beside others they would be rounded, or run over
+        won, lost = ([torch.where(tame, part, full) for part in won], [torch.where(tame, part, _neutral(by, part)) for part in lost])
     winner = dense(tuple(full.shape), torch.int64, f"index{parts}", scatter_bits(seed, parts))
     return [torch.where(winner == i, won[i], lost[i]) for i in range(parts)]
+
+
+def _is_tame(full: torch.Tensor) -> torch.Tensor:
+    """Which elements are far from all edges of their dtype, so that sums with small integers are exact."""
+    if full.is_complex():
+        return _is_tame(torch.view_as_real(full)).all(-1)
+    if full.dtype.is_floating_point:
+        return (full.abs() <= 2 / torch.finfo(full.dtype).eps) & (full * 64 == (full * 64).round()) & ~((full == 0) & full.signbit())
+    if full.dtype == torch.bool:
+        return torch.ones_like(full)
+    ends = torch.iinfo(full.dtype)
+    return (full < ends.max - 1) & (full > ends.min + 1) | torch.tensor(not full.dtype.is_signed)
+
+
+def _neutral(op: str, like: torch.Tensor) -> torch.Tensor:
+    """What a reduction of one element with it leaves as it is. Of the zeros, only the negative one keeps the sign of both."""
+    if op == "product":
+        return torch.ones_like(like)
+    if op == "sum":
+        return -torch.zeros_like(like)
+    ends = None if like.dtype.is_floating_point else torch.iinfo(like.dtype)
+    least, most = (ends.min, ends.max) if ends else (-math.inf, math.inf)
+    return torch.full_like(like, most if op == "min" else least)
 
 
 # what a reduction of bools amounts to

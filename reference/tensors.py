@@ -3,8 +3,8 @@
 A tensor is described by one line, ``SHAPE[:PLACEMENTS[:DTYPE[:FILL[:MEMORY]]]]``, such as ``5x6:S(0),R:int64`` or
 ``4x3:R:float32:small:transposed``; what is left out is the default. The description and a seed determine every element, on
 every machine and every version of torch: the values are a pure function of the position, no generator is involved. All
-values are integers, or sums of a few powers of two, that the dtype holds exactly, so that sums and products of a test's size
-are exact too and a rounding difference cannot be mistaken for a fault.
+values, but for those of ``edges``, are integers, or sums of a few powers of two, that the dtype holds exactly, so that sums and products
+of a test's size are exact too and a rounding difference cannot be mistaken for a fault.
 
 ==============  ===========================================================================================================
 fill            elements
@@ -16,6 +16,8 @@ fill            elements
 ``ties``        integers from 0 to 2: maxima, sorts and modes meet equals
 ``index<N>``    integers from 0 to N-1, such as ``index5``
 ``zeros``       nothing but zeros
+``wide``        odd integers of as many bits as leave a reduction over eight ranks exact: 46 of float64, 58 of int64
+``edges``       NaN, infinities, both zeros, denormals, the largest and the smallest of the dtype, in turn
 ==============  ===========================================================================================================
 
 ==============  ===========================================================================================================
@@ -33,14 +35,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
 from shardlaw.reference.notation import NotationError, Shape, format_shape, parse_shape, split_outside
 from shardlaw.reference.placement import Placements, format_placements, parse_placements
 
-FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros")
+FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros", "wide", "edges")
 MEMORIES = ("plain", "transposed", "sliced", "expanded")
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -52,6 +54,10 @@ DTYPES: dict[str, torch.dtype] = {
 }
 # Values repeat after this many: sums over four ranks, averages included, then stay within what the dtype holds exactly.
 ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
+# How many bits a value of ``wide`` has: so few that sums over eight ranks are exact, of floats also those of averages, to which each adds
+# eight times as much.
+WIDE = {torch.float64: 46, torch.float32: 17, torch.float16: 4, torch.bfloat16: 2, torch.int64: 58, torch.int32: 26, torch.int16: 10,
+        torch.int8: 3, torch.uint8: 5, torch.complex64: 16, torch.complex128: 45}  # fmt: skip
 
 FEW = 64  # elements that are mixed faster one by one
 
@@ -137,12 +143,20 @@ def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Ten
         values = bits % int(fill[5:])
     elif fill == "zeros":
         values = torch.zeros(count, dtype=torch.int64)
+    elif fill == "edges":
+        some = edges(dtype)
+        return some[(torch.arange(count) + bits[:1]) % len(some)]
     elif fill == "ties":
         values = bits % 3
     elif fill == "unit":
         values = (bits % 63 + 1) / 64
     elif dtype == torch.bool:
         values = bits % 2
+    elif fill == "wide":
+        top = 1 << WIDE[dtype] - 1
+        values = (bits | scattered(seed + 2, count) << 32) & top - 1 | top | 1
+        if dtype != torch.uint8:
+            values = torch.where(scattered(seed + 1, count) % 2 == 1, -values, values)
     elif fill == "small":
         values = bits % 7 + (0 if dtype == torch.uint8 else -3)
     else:
@@ -153,6 +167,24 @@ def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Ten
         part = values.to(torch.float64)
         return torch.complex(part, -2 * part).to(dtype)
     return values.to(dtype)
+
+
+@cache
+def edges(dtype: torch.dtype) -> torch.Tensor:
+    """The values at which arithmetic of a dtype changes."""
+    if dtype == torch.bool:
+        return torch.tensor([True, False])
+    if dtype.is_complex:
+        part = edges(torch.float64 if dtype == torch.complex128 else torch.float32)
+        part = part[part.isfinite()]  # of infinite complex numbers no arithmetic is agreed upon
+        return torch.complex(part, part.roll(1))
+    if not dtype.is_floating_point:
+        ends = torch.iinfo(dtype)
+        return torch.tensor([ends.max, 0, ends.min, 1, ends.max - 1, ends.min + 1, ends.max // 2], dtype=dtype)
+    of, inf = torch.finfo(dtype), math.inf
+    least = of.smallest_normal
+    some = [math.nan, 1.0, inf, -0.0, least * of.eps, -inf, of.max, 1 + of.eps, -least, of.min, 0.0, -least * of.eps, least]
+    return torch.tensor(some, dtype=torch.float64).to(dtype)
 
 
 def lay_out(tensor: torch.Tensor, memory: str) -> torch.Tensor:

@@ -15,8 +15,10 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.tensors import scatter_bits
+from shardlaw.reference.simulate import contributions
+from shardlaw.reference.tensors import dense, scatter_bits
 from shardlaw.strategies._arguments import check_count
+from shardlaw.strategies.meshes import pool
 
 # (members, weight), the plainest first
 GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}
@@ -32,9 +34,8 @@ def groups(*, world_size: int = 4, least: int = 1, parts: bool = True, tables: b
     check_count("world_size", world_size, 1)
     check_count("least", least, 1)
     palette = {**GROUPS, **(PARTS if parts else {}), **(TABLES if tables else {})}
-    drawn = [(Mesh.parse(text), weight) for text, weight in palette.items()]
-    fits = [mesh for mesh, weight in drawn if max(mesh.ranks) < world_size and mesh.size >= least for _ in range(weight)]
-    return st.sampled_from(fits or [Mesh.of(least)])
+    kept = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
+    return st.sampled_from(pool(kept, world_size) or [Mesh.of(least)])
 
 
 def extents(size: int) -> SearchStrategy[tuple[int, ...]]:
@@ -49,11 +50,14 @@ def split_tables(size: int) -> SearchStrategy[tuple[tuple[int, ...], ...]]:
     return st.tuples(*[st.tuples(*[st.sampled_from((1, 2, 0, 3))] * size)] * size)
 
 
-def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0) -> torch.Tensor:
-    """What stands at ``position`` of all that is given: no two elements of a case alike, where the dtype has room.
+def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0, fill: str = "distinct") -> torch.Tensor:
+    """What stands at ``position`` of all that is given: no two elements of a case alike, where the dtype has room, or values by ``fill``,
+    ``wide`` or ``edges``, that differ by position.
 
     ``span`` is how many numbers each position takes: where shapes differ, as many as the largest has elements.
     """
+    if fill != "distinct" and dtype != torch.bool:
+        return dense(shape, dtype, fill, position)
     count = math.prod(shape)
     first = position * (span or count)
     if dtype == torch.bool:
@@ -62,8 +66,16 @@ def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0) -> t
     return _made([(first + i) % room + 1 for i in range(count)], dtype, shape)
 
 
-def contribution(shape: Shape, dtype: torch.dtype, op: str, size: int, seed: int) -> torch.Tensor:
-    """What one member of ``size`` adds to a reduction by ``op``: other values for each ``seed``, and every reduction exact."""
+def contribution(
+    shape: Shape, dtype: torch.dtype, op: str, size: int, seed: int, position: int = 0, fill: str = "distinct"
+) -> torch.Tensor:
+    """What the member at ``position`` of ``size`` adds to a reduction by ``op``: other values for each ``seed``, and every reduction
+    exact. Of ``edges`` each is given by one member, beside whom the others' are small."""
+    if fill == "edges" and op != "avg" and dtype != torch.bool:
+        return contributions(dense(shape, dtype, fill, seed), op, size, seed)[position]
+    seed += 10 * position
+    if fill == "wide" and op != "product" and dtype != torch.bool:
+        return dense(shape, dtype, fill, seed) * (size if op == "avg" else 1)
     bits = [scatter_bits(seed, i) for i in range(math.prod(shape))]
     signed = dtype.is_signed or dtype.is_complex
     if dtype == torch.bool:

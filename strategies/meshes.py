@@ -83,6 +83,42 @@ def exact_meshes(
     return st.sampled_from(_exact(world_size, max_dims, bool(unit_dims), bool(submeshes), bool(permuted)))
 
 
+def pool(palette: Iterable[str], world_size: int) -> list[Mesh]:
+    """The meshes of a palette that fit into ``world_size`` ranks, each as often as it is named, the plainest first.
+
+    In a world of more than four ranks a third of them are :func:`larger`: of as many dims as some mesh of the palette, with tables that do
+    not ascend or ranks outside only where the palette has such.
+    """
+    fitting = [mesh for mesh in map(Mesh.parse, palette) if max(mesh.ranks) < world_size]
+    dims, ways = {mesh.ndim for mesh in fitting}, {False, *map(_falls, fitting)}
+    outside = {False, *(max(mesh.ranks) >= mesh.size for mesh in fitting)}
+    more = [mesh for mesh in larger(world_size) if mesh.ndim in dims and _falls(mesh) in ways and (max(mesh.ranks) >= mesh.size) in outside]
+    if not more:
+        return fitting
+    share = 2 * len(more) / len(fitting)
+    return fitting * max(1, round(share)) + more * max(1, round(1 / share))
+
+
+def _falls(mesh: Mesh) -> bool:
+    return list(mesh.ranks) != sorted(mesh.ranks)
+
+
+@cache
+def larger(world_size: int) -> tuple[Mesh, ...]:
+    """Meshes of more than four ranks, few, since to make a mesh costs more than most of what is done on it: of all ranks, with one, two and
+    three dims where they can be had without extents of 1, that of most dims in another order too, and three by two, with and without
+    rank 0."""
+    if world_size <= 4:
+        return ()
+    by_dims = (
+        [shape for shape in _products(range(2, world_size + 1), ndim, world_size) if math.prod(shape) == world_size] for ndim in (1, 2, 3)
+    )
+    whole = [shapes[0] for shapes in by_dims if shapes]
+    found = [*map(_plain, whole), fill(whole[-1], "first", "transpose" if len(whole) > 1 else "flip-first", world_size)]
+    found += [fill((3, 2), "first" if world_size < 7 else who, "ascending", world_size) for who in ("first", "shift") if world_size > 5]
+    return tuple(dict.fromkeys(found))
+
+
 @cache
 def _exact(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, permuted: bool) -> Sequence[Mesh]:
     by_dims = _shapes(world_size, 1, max_dims, 1, unit_dims or world_size == 1, None)

@@ -147,7 +147,16 @@ SOLID = """
 2 | a=4x4x4:S(1) i=3:R:int64:index4 | getitem(a,(slice(None),slice(None),i))
 """
 
-FORWARD = SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
+# what is no number, infinite, a zero of either sign or at the end of its dtype
+EDGES = """
+2 | a=5x4:S(0):float32:edges | amax(a,0) amin(a,0) max(a) argmax(a,0) sum(a,0) sort(a,0) isnan(a) nn.functional.softmax(a,0) logsumexp(a,0)
+2 | a=5x4:S(1):float32:edges b=5x4:R:float32:edges | maximum(a,b) where(gt(a,b),a,b) mul(a,b) add(b,a) nn.functional.relu(a) cumsum(a,1)
+2 | a=5x4:S(0):float32:edges | x=amax(a,0);mul(x,2) x=sum(a,0);nn.functional.relu(x) x=isnan(a);sum(x,0) linalg.vector_norm(a,inf)
+2 | a=5x4:S(0):int64:edges | amax(a,0) argmin(a,0) sum(a,0) sort(a,0) gt(a,0)
+2 | a=5x4:S(0):float64:wide b=5x4:P(sum):float64:wide | sum(a,0) add(a,b) sub(b,a) x=sum(a);neg(x) x=add(b,b);redistribute(x,'R')
+"""
+
+FORWARD = EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """

@@ -13,6 +13,7 @@ from shardlaw.reference.layout import Layout, LayoutError
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placements, Replicate, Shard, StridedShard
 from shardlaw.strategies._arguments import check_count
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.ops import Arg, Op, Sample, single_placements
 
 SIZES = (2, 3, 4, 5, 1, 6, 7, 8, 0)
@@ -38,7 +39,7 @@ def op_samples(op: Op, *, world_size: int = 4, dtypes: Sequence[str] | None = No
     Raises ``InvalidArgument`` where no mesh fits into ``world_size`` ranks.
     """
     check_count("world_size", world_size, 1)
-    meshes = [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size and not (op.flat and mesh.ndim > 1)]
+    meshes = [mesh for mesh in pool(MESHES, world_size) if not (op.flat and mesh.ndim > 1)]
     if not meshes:
         raise InvalidArgument(f"world_size={world_size}: no mesh fits, want 2 or more")
     sizes = [size for size in SIZES if size or op.zeros]

@@ -18,6 +18,7 @@ from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial as Pending
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.op_catalogue import OPS
 from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
 from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
@@ -171,7 +172,7 @@ def arrivals(mesh: Mesh) -> SearchStrategy[Placements | None]:
 
 
 def meshes(world_size: int) -> list[Mesh]:
-    return [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size]
+    return pool(MESHES, world_size)
 
 
 def gradient_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Backward]:

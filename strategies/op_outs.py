@@ -9,6 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Op, Sample
 
@@ -66,7 +67,7 @@ WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 
 
 def _meshes(world_size: int) -> list[Mesh]:
-    return [mesh for mesh in map(Mesh.parse, MESHES) if mesh.size <= world_size]
+    return pool(MESHES, world_size)
 
 
 def _placed(mesh: Mesh, ndim: int, *pending: Placement) -> SearchStrategy[Placements]:

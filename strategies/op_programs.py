@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.op_draws import MESHES
 from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Sample, reducible
@@ -157,7 +158,7 @@ def chained(calls: list[str]) -> str:
 
 
 def _meshes(world_size: int) -> list[Mesh]:
-    return [mesh for mesh in map(Mesh.parse, MESHES) if max(mesh.ranks) < world_size and mesh.ranks == tuple(range(mesh.size))]
+    return [mesh for mesh in pool(MESHES, world_size) if mesh.ranks == tuple(range(mesh.size))]
 
 
 def _placed(mesh: Mesh, ndim: int, dtype: str = "float32") -> SearchStrategy[Placements]:

@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.ops import Sample
 
 PAIRED = [
@@ -83,7 +84,7 @@ TWO_MESHES = [
 
 
 def _meshes(world_size: int) -> list[Mesh]:
-    return [mesh for mesh in map(Mesh.parse, ("2", "3", "2x2")) if mesh.size <= world_size]
+    return pool(("2", "3", "2x2"), world_size)
 
 
 def _placed(mesh: Mesh, ndim: int) -> SearchStrategy[Placements]:

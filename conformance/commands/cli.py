@@ -61,7 +61,8 @@ def run(
     target: TargetName = "gloo",
     storage: Annotated[str | None, typer.Option(metavar="NAME", help="Checkpoint storage; default: the target's.")] = None,
     world_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Ranks of the largest world; default: 4, or all that torchrun has launched.")
+        int | None,
+        typer.Option(metavar="N", help="Ranks of the largest world; default: 4, few cases 8, or all that torchrun has launched."),
     ] = None,
     profile: Annotated[Literal["smoke", "ci", "nightly"], typer.Option(help="How many cases each law tries.")] = "smoke",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Cut every law's list of cases short: 90s, 2m.")] = None,
@@ -86,7 +87,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of --report, which was not finished.")] = False,
 ) -> int:
     """Try the laws on a target; exit 1 when something new deviates."""
-    from shardlaw.conformance.run.request import DEFAULT_WORLD, RunRequest, parse_duration, parse_shard
+    from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD, RunRequest, parse_duration, parse_shard
 
     launched = launch_info()
     request = RunRequest(
@@ -94,6 +95,7 @@ def run(
         target=target,
         storage=storage,
         world_size=world_size if world_size is not None else launched.size if launched else DEFAULT_WORLD,
+        larger=LARGER_WORLD if world_size is None and not launched else 0,
         profile=profile,
         budget=None if budget is None else parse_duration(budget),
         ops=tuple(op or ()),

@@ -22,19 +22,30 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
-            "crash", "sharded_tensor", "optimizer", "fault")  # fmt: skip
+            "crash", "sharded_tensor", "optimizer", "engine", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
 Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
 
 
+# the chapters of which one drawn case in five may take the larger world that a run allows
+LARGER = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What the target and the request allow a case to be."""
+    """What the target and the request allow a case to be: ``larger`` ranks, where that is more than ``world_size``, few of the drawn cases
+    of the chapters :data:`LARGER`."""
 
     world_size: int = 4
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
     cannot: frozenset[str] = frozenset()
+    larger: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many ranks a case has at most."""
+        return max(self.world_size, self.larger)
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,17 @@ class Law:
         if callable(self.members):
             return self.members(case, stage)
         return case.meshes[0].ranks if self.members and case.meshes else None
+
+    def drawn(self, limits: Limits) -> SearchStrategy[Case]:
+        """What :attr:`draw` gives, in larger worlds now and then."""
+        from hypothesis import strategies as st
+
+        assert self.draw is not None
+        usual = self.draw(limits)
+        if limits.most == limits.world_size or self.chapter not in LARGER:
+            return usual
+        larger = self.draw(replace(limits, world_size=limits.larger))
+        return st.integers(1, 5).flatmap(lambda turn: larger if turn == 5 else usual)
 
     def unrefused(self) -> Law:
         """The same law on a torch that has to refuse no case of it."""

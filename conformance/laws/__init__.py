@@ -39,6 +39,7 @@ MODULES = (
     "collective.functional",
     "collective.groups",
     "collective.messages",
+    "collective.payloads",
     "collective.refusals",
     "mesh.coordinates",
     "mesh.views",
@@ -54,12 +55,14 @@ MODULES = (
     "layout.wrapper",
     "layout.orders",
     "layout.memory",
+    "layout.inputs",
     "layout.modules",
     "redistribute.placements",
     "redistribute.refusals",
     "redistribute.pairs",
     "redistribute.closure",
     "redistribute.values",
+    "redistribute.payloads",
     "redistribute.views",
     "gradient.values",
     "gradient.graphs",
@@ -113,6 +116,7 @@ MODULES = (
     "module.fsdp",
     "module.compiled",
     "op.samples",
+    "engine.simulated",
 )
 
 

@@ -85,7 +85,7 @@ class Run(RunState):
         self.turns = in_turn(laws)
         self.frozen = listed
         self.pool = pool
-        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot))
+        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
         self.listener = listener
         listener.begin(self)
         self._ahead: dict[str, LawRun] = {}

@@ -116,7 +116,7 @@ class LawRun:
             self._pool.wait_ready()
             known = [*run.known.get(self.law.id, []), *(run.expectations.known(self.law.id) if run.frozen is None else ())]
             for case in known[run.request.shard[0] - 1 :: run.request.shard[1]]:
-                if case.world <= run.request.world_size:
+                if case.world <= self._plan.limits.most:
                     self._hand_over(case, False, 0)
             self._plan.feed(take)
         except Enough:

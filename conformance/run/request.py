@@ -11,7 +11,7 @@ from shardlaw.conformance.run.frozen import check_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
-DEFAULT_WORLD = 4  # ranks
+DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of some where nobody asks for another number
 MOST_RANKS = 4096
 MOST_WORLDS = 64
 LONGEST_CASE = 86_400.0  # seconds
@@ -23,6 +23,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 class RunRequest:
     """One ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
 
+    ``larger``: how many ranks few cases may have beyond ``world_size``; 0 for none.
     ``storage`` and ``timeout`` stand for what the target says where they are ``None``. ``shard`` is ``(i, n)`` with ``1 <= i <= n``.
     ``worlds`` is how many worlds of one size work side by side; ``None``: as many as help. Raises :class:`UsageError` for values that mean
     nothing.
@@ -32,6 +33,7 @@ class RunRequest:
     target: str = "gloo"
     storage: str | None = None
     world_size: int = DEFAULT_WORLD
+    larger: int = 0
     profile: str = "smoke"
     budget: float | None = None
     ops: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ class Plan:
             if case in seen:
                 return
             seen.add(case)  # those of other shards too: a case that is drawn twice belongs to one of them
-            if self._mine(self.number) and case.world <= self.limits.world_size:
+            if self._mine(self.number) and case.world <= self.limits.most:
                 take(case, drawn)
 
         def offer_drawn(case: Case) -> None:
@@ -157,7 +157,7 @@ class Plan:
                 offer(case, False)
             self.combinations = getattr(cases, "combinations", 0)
         if self.law.draw is not None and left:
-            strategy = self.law.draw(self.limits)
+            strategy = self.law.drawn(self.limits)
             while left and len(self.rounds) < ROUNDS:
                 self.rounds.append((self.seed + len(self.rounds), left))
                 left = 0
@@ -204,7 +204,7 @@ class Shrinker:
         start = Shrunk(first.case, first, False, 0)
         self._deadline = time.monotonic() + self.seconds
         if drawn and law.draw is not None:
-            strategy = law.draw(self.plan.limits)
+            strategy = law.drawn(self.plan.limits)
             found = (self._replay(strategy, *drawn, first.signature, self.plan.passed_over) for drawn in self.plan.rounds)
             return next(filter(None, found), start)
         if law.narrow is None:
@@ -250,7 +250,7 @@ class Shrinker:
             if case not in self.memory:
                 if time.monotonic() > self._deadline:
                     raise Enough
-                if case.world > self.plan.limits.world_size or (best is None and skip(case)):
+                if case.world > self.plan.limits.most or (best is None and skip(case)):
                     return
                 self._judge([case])
             verdict = self.memory[case]

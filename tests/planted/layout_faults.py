@@ -246,3 +246,10 @@ def whole_is_the_first_shard_twice() -> None:
         return torch.Size(found)
 
     _utils.compute_global_tensor_shape = fault
+
+
+@breaks("layout.inputs", case="layout.inputs mesh=2 kind=neg way=local")
+def negation_is_forgotten() -> None:
+    @instead(DTensor, "from_local")
+    def fault(true: Any, local: Any, *args: Any, **options: Any) -> Any:
+        return true(-local.resolve_neg() if isinstance(local, torch.Tensor) and local.is_neg() else local, *args, **options)

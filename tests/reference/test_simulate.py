@@ -16,7 +16,7 @@ from shardlaw.reference.simulate import assemble, assemble_replicas, can_reduce,
 from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec, dense, lay_out
 from shardlaw.strategies import layouts, redistributions
 
-INTEGER_FILLS = tuple(fill for fill in FILLS if fill != "unit")
+INTEGER_FILLS = tuple(fill for fill in FILLS if fill not in ("unit", "edges"))
 
 
 @given(layouts(kinds=("R", "S", "_S", "P"), reduce_ops=("sum", "max", "min", "avg", "product")), st.integers(0, 5))
@@ -62,6 +62,41 @@ def test_contributions_reduce_exactly_and_no_rank_alone_holds_the_value(dtype: s
         if fill == "distinct" and parts > 1 and shape == (5, 7):
             assert all(not torch.equal(part, full) for part in given_)
             assert any(not torch.equal(part, given_[0]) for part in given_)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal, NaN where the other one is."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "bxor"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contributions_of_edges_reduce_to_them_and_a_nan_is_with_one_rank_alone(dtype: str, op: str) -> None:
+    for parts in (2, 3, 8) if can_reduce(DTYPES[dtype], op) else ():
+        full = dense((30,), DTYPES[dtype], "edges", seed=parts)
+        given_ = contributions(full, op, parts, seed=3)
+        assert same(reduce_by(op, given_), full)
+        assert all(count <= 1 for count in sum(part.isnan().int() for part in given_).tolist())
+
+
+def test_edges_are_what_they_are_called() -> None:
+    full = dense((13,), torch.float32, "edges")
+    assert full.isnan().sum() == 1
+    assert full.isinf().sum() == 2
+    assert (full == 0).sum() == 2
+    assert sorted((1 / full[full == 0]).tolist()) == [-float("inf"), float("inf")]
+    assert 1.401298464324817e-45 in full.tolist()
+    assert {2**63 - 1, -(2**63)} <= set(dense((7,), torch.int64, "edges").tolist())
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in ("bool", "uint8", "complex64", "complex128")])
+def test_wide_values_fill_their_dtype_and_sums_over_eight_ranks_are_exact(dtype: str) -> None:
+    full = dense((50,), DTYPES[dtype], "wide")
+    assert (full.to(torch.int64) % 2 == 1).all()
+    times = 64 if full.is_floating_point() else 8  # averages are summed eightfold
+    assert torch.equal((full.to(torch.int64) * times).to(full.dtype).to(torch.int64), full.to(torch.int64) * times)
+    if dtype in ("float64", "int64"):
+        assert not torch.equal(full.float().to(full.dtype), full)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +150,7 @@ def test_redistribution_ends_where_distribution_would_have(pair: tuple[Layout, L
 def test_a_dense_tensor_is_a_function_of_its_description(dtype: str, fill: str, seed: int) -> None:
     one = dense((4, 5), DTYPES[dtype], fill, seed)
     torch.manual_seed(seed)
-    assert torch.equal(one, dense((4, 5), DTYPES[dtype], fill, seed))
+    assert same(one, dense((4, 5), DTYPES[dtype], fill, seed))
     assert one.dtype == DTYPES[dtype]
     assert one.shape == (4, 5)
     assert one.is_contiguous()

@@ -51,6 +51,8 @@ OF_FIELD = {
     "requires_grad": "requires-grad",
     "src": "source-rank",
 }
+# calls whose result may stay a pending maximum or minimum
+EXTREME = re.compile(r"\b(a?max|a?min|aminmax)\(|vector_norm\(\w+,-?inf")
 # where a case has two ends, a save and a load
 TWO_ENDS = ("roundtrip", "plan")
 
@@ -126,6 +128,9 @@ def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[s
     for field in ("state", "into"):
         if field in case:
             found |= of_state(case.get(field))
+    extreme = found & {"partial:max", "partial:min"} or case.get("op", "") in ("max", "min") or EXTREME.search(case.get("steps", ""))
+    if "nan" in found and extreme:
+        found.add("nan-extreme")
     if chapter in TWO_ENDS and "mesh" in case:
         found.update(_of_two_ends(case, specs))
     return frozenset(found)

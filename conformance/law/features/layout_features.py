@@ -51,6 +51,9 @@ def of_tensor(text: str, mesh: str) -> frozenset[str]:
         found |= {"noncontiguous", f"memory:{spec.memory}"}
     if spec.fill == "ties":
         found.add("tie")
+    if spec.fill in ("wide", "edges"):
+        found.add("edge" if spec.fill == "edges" else "wide")
+        found |= {"nan"} if spec.fill == "edges" and spec.torch_dtype.is_floating_point else set()
     if spec.placements is not None and mesh:
         placed = of_layout(spec.shape, mesh, ",".join(map(str, spec.placements)))
         found |= placed

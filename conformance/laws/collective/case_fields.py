@@ -159,7 +159,7 @@ class ByRank(Field):
     """What every rank makes of the whole case: ``make`` gives what each has, for acts, and the whole, for due
     functions. Tensors go to the device, their memory laid out as that of ``x``."""
 
-    field, takes = "x", "a tensor SHAPE:-:DTYPE:distinct:MEMORY, with the fields of a collective"
+    field, takes = "x", "a tensor SHAPE:-:DTYPE:FILL:MEMORY, with the fields of a collective"
 
     def __init__(self, make: Callable[[Case], tuple[Mapping[int, Any], Any]], *also: str) -> None:
         self.make, self.also = make, also

@@ -22,6 +22,8 @@ DOC = "torch.distributed docs, "
 OPS = ("sum", "sum", "max", "min", "product", "avg", "band", "bor", "bxor")
 # by which equal numbers are no more than one of them
 IDEMPOTENT = ("max", "min", "avg", "band", "bor")
+# most values say which member they come from and where they stood
+FILLS = st.sampled_from(("distinct",) * 8 + ("wide", "edges"))
 Extra = Callable[[st.DrawFn, Mesh], dict[str, Any]]
 Features = Callable[[Case], set[str]]
 
@@ -87,12 +89,15 @@ def calls(
         dtype = draw(st.sampled_from(dtypes))
         # where rows differ, a tensor may be contiguous on some ranks only, and only some would refuse it
         memory, out = _memories(draw, changes, expanded) if memories and shape and not rows else ("plain", "plain")
-        said["x"] = TensorSpec(shape, None, dtype, "distinct", memory)
+        fill = draw(FILLS) if dtype != "bool" else "distinct"
         said |= {"out": out if out != "plain" and outputs else None, "form": form or None}
         if reduces:
             ops = [op for op in OPS if reducible(DTYPES[dtype], op) and (not idempotent or op in IDEMPOTENT)]
             op = draw(st.sampled_from(ops))
             said["op"] = op if op != "sum" else None
+            # what is large on every rank has no average within the dtype
+            fill = "wide" if (fill, op) == ("edges", "avg") else fill
+        said["x"] = TensorSpec(shape, None, dtype, fill, memory)
         if rows:
             kept = everybody and mesh.size > 1
             if splits:

@@ -16,7 +16,7 @@ import torch
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.reference import collective
-from shardlaw.reference.notation import Shape
+from shardlaw.reference.notation import NotationError, Shape
 from shardlaw.reference.tensors import DTYPES, lay_out
 from shardlaw.strategies.collectives import contribution, payload
 
@@ -34,6 +34,7 @@ class Ask:
     size: int
     shape: Shape
     dtype: torch.dtype
+    fill: str
     memory: str
     out: str
     op: str
@@ -50,7 +51,11 @@ class Ask:
         root, form, extents = case.integer("root", 0), case.get("form", "joined"), numbers(case.get("extents", ""))
         splits = tuple(numbers(row) for row in case.get("splits").split("/")) if "splits" in case else ()
         dtype = DTYPES[spec.dtype]
-        return cls(name, size, spec.shape, dtype, spec.memory, out, op, root, form, extents, splits, case.seed, turn)
+        if spec.fill not in ("distinct", "wide", "edges"):
+            raise NotationError(f"x={spec}: want distinct, wide or edges values")
+        return cls(
+            name, size, spec.shape, dtype, spec.fill, spec.memory, out, op, root, form, extents, splits, case.seed, turn
+        )
 
     @property
     def has_meaning(self) -> bool:
@@ -70,17 +75,16 @@ class Ask:
     def given(self, position: int, shape: Shape | None = None) -> torch.Tensor:
         """The piece at ``position`` of all that is handed over and not reduced, with its memory laid out."""
         at = position + self.turn * self.size**2
-        return lay_out(payload(self.shape if shape is None else shape, self.dtype, at, self.span), self.memory)
+        return lay_out(
+            payload(self.shape if shape is None else shape, self.dtype, at, self.span, self.fill), self.memory
+        )
 
     def added(self, position: int, part: int = 0, shape: Shape | None = None) -> torch.Tensor:
         """What a member adds to a reduction, with its memory laid out."""
-        seed, op = (
-            10000 * self.turn + 1000 * self.seed + 10 * position + 100 * part + 1,
-            self.op if self.has_meaning else "sum",
-        )
-        return lay_out(
-            contribution(self.shape if shape is None else shape, self.dtype, op, self.size, seed), self.memory
-        )
+        seed, op = 10000 * self.turn + 1000 * self.seed + 100 * part + 1, self.op if self.has_meaning else "sum"
+        shape = self.shape if shape is None else shape
+        added = contribution(shape, self.dtype, op, self.size, seed, position % self.size, self.fill)
+        return lay_out(added, self.memory)
 
     def rounded(self, want: torch.Tensor) -> Any:
         """A reduction as a due value: averages are exact among as many members as a power of two."""
@@ -135,7 +139,10 @@ def pieces(ask: Ask) -> list[Pieces]:
         case _:
             counts = [sum(split) for split in ask.splits] or [ask.size * ask.shape[0]] * ask.size
             first, span = ask.turn * ask.size, ask.size * max(ask.span, math.prod(ask.shape))
-            row = [payload((count, *ask.shape[1:]), ask.dtype, first + at, span) for at, count in enumerate(counts)]
+            row = [
+                payload((count, *ask.shape[1:]), ask.dtype, first + at, span, ask.fill)
+                for at, count in enumerate(counts)
+            ]
             given = alone([lay_out(x, ask.memory) for x in row])
             wanted = alone(collective.all_to_all_single([x for (x,) in given], ask.splits or None))
     return [Pieces(row, None if want is None else list(want)) for row, want in zip(given, wanted, strict=True)]

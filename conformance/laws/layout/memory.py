@@ -61,6 +61,7 @@ UNSUPPORTED = ("scalar type", "scalartype", "dtype", "not implemented", "not sup
     weight=0.8,
     needs=("broadcast", "scatter", "all_gather"),
     refusal="allowed",
+    members=True,  # a rank outside the mesh has nothing to refuse
 )
 def every_dtype(
     x: Whole,

@@ -26,6 +26,7 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
+from shardlaw.strategies.meshes import pool
 
 CLAUSES = {
     "hybrid": (
@@ -159,7 +160,11 @@ def fsdp_due(
 @st.composite
 def draw_fsdp(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
     meshes = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2"), "partly": ("4",)}
-    on = [mesh for mesh in map(Mesh.parse, meshes.get(kind, ("2", "2", "3"))) if mesh.size <= limits.world_size]
+    on = [
+        mesh
+        for mesh in pool(meshes.get(kind, ("2", "2", "3")), limits.world_size)
+        if kind != "partly" or mesh.size == 4
+    ]
     mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])
     model = "tied" if kind == "shared" else draw(st.sampled_from(["mlp", "mlp", "norm"]))
     dims: tuple[int, ...] = draw(st.tuples(sizes, sizes, sizes)) if model == "mlp" else draw(st.tuples(sizes, sizes))

@@ -23,10 +23,10 @@ from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, family,
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import operand
 from shardlaw.reference.layout import Layout
-from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placement, Placements, Shard
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.modules import eighths, incoming, indices
 
 DOC = "torch.distributed.tensor.parallel docs, loss_parallel"
@@ -157,7 +157,7 @@ def features_loss(case: Case) -> set[str]:
 
 @st.composite
 def drawn_loss(draw: st.DrawFn, limits: Limits, on: tuple[str, ...], odd: bool) -> Case:
-    palette = [mesh for mesh in map(Mesh.parse, on) if mesh.size <= limits.world_size]
+    palette = pool(on, limits.world_size)
     mesh, count = draw(st.sampled_from(palette)), draw(st.sampled_from([5, 7, 8, 6, 4, 3, 9]))
     rows = draw(st.sampled_from([3, 4, 5, 1]))
     wide = [(rows, count), (rows, count), (rows, count, 2), (count,), (2, count, 3, 2)]

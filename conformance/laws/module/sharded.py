@@ -27,6 +27,7 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.modules import MLP, ZOO, built, eighths, incoming
 
 HAND = "torch.distributed.tensor docs, distribute_module"
@@ -35,7 +36,7 @@ FSDP = "torch.distributed.fsdp docs, fully_shard"
 
 @st.composite
 def drawn_by_hand(draw: st.DrawFn, limits: Limits) -> Case:
-    on = [mesh for mesh in map(Mesh.parse, ("2", "3", "2x2", "1x2", "2x1")) if mesh.size <= limits.world_size]
+    on = pool(("2", "3", "2x2", "1x2", "2x1"), limits.world_size)
     mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([5, 4, 7, 8, 6])
     one, two = (tuple(draw(st.sampled_from([R(), S(0), S(1)])) for _ in mesh.shape) for _ in range(2))
     dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
@@ -178,7 +179,7 @@ Reshard = Annotated[bool, ReshardField()]
 
 @st.composite
 def draw_fully(draw: st.DrawFn, limits: Limits) -> Case:
-    on = [mesh for mesh in map(Mesh.parse, ("2", "2", "3", "3", "4", "2x2")) if mesh.size <= limits.world_size]
+    on = pool(("2", "2", "3", "3", "4", "2x2"), limits.world_size)
     mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])
     kind = "mlp" if mesh.ndim > 1 else draw(st.sampled_from(["mlp", "mlp", "stacked", "norm"]))
     width = draw(sizes) if mesh.ndim == 1 else mesh.shape[1] * draw(st.sampled_from([1, 2, 3]))

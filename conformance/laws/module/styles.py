@@ -27,6 +27,7 @@ from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.modules import LAYERS, eighths, indices, layer
 
 DOC = "torch.distributed.tensor.parallel docs"
@@ -120,7 +121,7 @@ def styled_due(style: Asked, module, input: Global, mesh: Mesh, rank: Rank):
 
 def lines(limits: Limits) -> list[Mesh]:
     """Meshes of one dim over the whole world."""
-    return [mesh for mesh in map(Mesh.parse, ("2", "2", "3", "3", "4")) if mesh.size <= limits.world_size]
+    return pool(("2", "2", "3", "3", "4"), limits.world_size)
 
 
 @st.composite
@@ -265,7 +266,7 @@ def source(
     rank: Rank,
     seed: Seed,
     key: Literal["style", "itself", "path", "pattern"],
-    src: Literal["0", "1", "2", "3", "own"],
+    src: Annotated[str, WordField([*map(str, range(8)), "own"])],
     module: Literal["linear", "embedding"] = "linear",
 ):
     """parallelize_module takes parameters from the rank that src_data_rank names, or each rank's own where it names

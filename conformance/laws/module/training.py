@@ -23,13 +23,14 @@ from shardlaw.reference.placement import Partial
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.modules import eighths
 from shardlaw.strategies.placements import placements
 
 NEEDS = ("all_gather", "all_reduce")
 CLIP = "torch.nn.utils.clip_grad_norm_ and clip_grad_value_: the norm of all gradients as one vector; in place"
 OPTIM = "torch.optim, and torch.distributed.tensor docs: a DTensor parameter takes part as its dense tensor would"
-MESHES = {"2": 5, "3": 4, "2x2": 3, "1x2": 2, "4": 1, "2@1,0": 1}
+MESHES = (*("2",) * 5, *("3",) * 4, *("2x2",) * 3, *("1x2",) * 2, "4", "2@1,0")
 NAMES = ("a", "b", "c")
 
 
@@ -168,9 +169,7 @@ def features_training(case: Case) -> set[str]:
 
 
 def meshes(limits: Limits) -> list[Mesh]:
-    return [
-        mesh for mesh in map(Mesh.parse, MESHES) if mesh.size <= limits.world_size for _ in range(MESHES[str(mesh)])
-    ]
+    return pool(MESHES, limits.world_size)
 
 
 def draw_tensors(draw: st.DrawFn, mesh: Mesh, *, pending: bool = False) -> dict[str, Any]:

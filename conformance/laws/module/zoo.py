@@ -24,6 +24,7 @@ from shardlaw.conformance.laws.module.plans import PLANS, Plan
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.modules import ZOO, built, module_sizes
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 NEEDS = ("all_gather", "all_reduce", "broadcast", "reduce_scatter", "scatter")
 # lengths of a sequence, 0 for as many steps as there are ranks
 LENGTHS = {"norm": (0, 0, 4, 5), "tied": (3, 0, 5, 7), "attention": (3, 4, 5, 1), "transformer": (3, 0, 5, 7)}
-MESHES = {"2": 6, "3": 5, "4": 1, "2x2": 2}
+MESHES = (*("2",) * 6, *("3",) * 5, "4", *("2x2",) * 2)
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -171,10 +172,10 @@ def features(case: Case) -> set[str]:
 def drawn(
     draw: st.DrawFn, limits: Limits, kind: str, only: Sequence[str], more: dict[str, SearchStrategy[Any]]
 ) -> Case:
-    on = [mesh for mesh in map(Mesh.parse, MESHES) if mesh.size <= limits.world_size for _ in range(MESHES[str(mesh)])]
+    on = pool(MESHES, limits.world_size)
     mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(only or PLANS[kind])))
     part = draw(st.sampled_from(NAMES[: mesh.ndim])) if mesh.ndim > 1 else None
-    plan, ranks = PLANS[kind][name], mesh.shape[0]
+    plan, ranks = PLANS[kind][name], mesh.shape[NAMES.index(part) if part else 0]
     cut = {getattr(at, "dim", None) for at in (plan.entry, plan.leave)}
     said: dict[str, Any] = {"dims": "x".join(map(str, draw(module_sizes(kind, ranks, even=plan.even))))}
     said["rows"] = ranks * draw(st.sampled_from([1, 2])) if 0 in cut else draw(st.sampled_from([2, 3, 1, 5]))

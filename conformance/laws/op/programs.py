@@ -40,7 +40,7 @@ program = law(
     source=DTENSOR,
     control="mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
     draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
-    draws=100,
+    draws=80,
     sweep=lambda limits: listed(corner_samples(), limits),
     sweeps=len(corner_samples()),
     weight=8.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -29,8 +30,25 @@ from shardlaw.strategies.placements import placements
 REDUCTIONS = "torch.distributed.tensor docs, Partial and DTensor.redistribute"
 REDUCED = ("float32", "int64", "float64", "int32", "bfloat16", "uint8")
 
-# one in eight: contributions that cancel to nothing, which a lost or doubled one shows at once
-FILLS_DRAWN = st.sampled_from(("distinct",) * 7 + ("zeros",))
+# of nine one each: contributions that cancel to nothing, which a lost or doubled one shows at once; values that fill
+# their dtype, and those at its edges
+FILLS_DRAWN = st.sampled_from(("distinct",) * 6 + ("zeros", "wide", "edges"))
+# of these whatever is drawn, on two ranks: a reduction in another dtype, and one that loses what is no number
+VALUES = ("float64:wide", "int64:wide", "float32:edges")
+
+
+def fill_for(draw: st.DrawFn, dtype: str, op: str) -> str:
+    """Few bits have room for small numbers alone, and what is large on every rank has no average within its dtype."""
+    fill = draw(FILLS_DRAWN)
+    if dtype in ("bfloat16", "uint8"):
+        return "small"
+    return "wide" if (fill, op) == ("edges", "avg") else fill
+
+
+def of_values(to: str, out_of_order: Callable[[Limits], list[Case]]) -> Callable[[Limits], list[Case]]:
+    """Sums of :data:`VALUES` that go to ``to``, after other cases."""
+    sums = texts(*(f"mesh=2 x=5x3:P(sum):{values} to={to}" for values in VALUES))
+    return lambda limits: [*out_of_order(limits), *sums(limits)]
 
 
 def with_pending(draw: st.DrawFn, mesh: Mesh, ndim: int, op: str) -> ref.Placements:
@@ -47,8 +65,7 @@ def draw_reduce(draw: st.DrawFn, limits: Limits) -> Case:
     op = draw(st.sampled_from([op for op in ref.REDUCE_OPS if by_op[op]]))
     at, dtype = with_pending(draw, mesh, len(shape), op), draw(st.sampled_from(by_op[op]))
     to = tuple(ref.Replicate() if isinstance(p, ref.Partial) else p for p in at)
-    fill = "small" if dtype in ("bfloat16", "uint8") else draw(FILLS_DRAWN)  # few bits: sums must stay exact
-    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, fill), to=to, seed=draw(draws.seeds()))
+    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, fill_for(draw, dtype, op)), to=to, seed=draw(draws.seeds()))
 
 
 @st.composite
@@ -58,7 +75,7 @@ def draw_scatter(draw: st.DrawFn, limits: Limits) -> Case:
     at = with_pending(draw, mesh, len(shape), op)
     to = tuple(ref.Shard(draw(st.integers(0, len(shape) - 1))) if isinstance(p, ref.Partial) else p for p in at)
     dtype = draw(st.sampled_from(draws.FLOATS if op == "avg" else draws.EXACT))
-    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, draw(FILLS_DRAWN)), to=to, seed=draw(draws.seeds()))
+    return fields(mesh=mesh, x=TensorSpec(shape, at, dtype, fill_for(draw, dtype, op)), to=to, seed=draw(draws.seeds()))
 
 
 def draw_keep(limits: Limits) -> st.SearchStrategy[Case]:
@@ -261,9 +278,9 @@ LAWS = (
         REDUCTIONS,
         control="mesh=2x2 x=5x6:P(max),S(0) to=R,S(0)",
         draw=draw_reduce,
-        sweep=draws.out_of_order("P(max)", to="R"),
-        sweeps=3,
-        draws=130,
+        sweep=of_values("R", draws.out_of_order("P(max)", to="R")),
+        sweeps=6,
+        draws=110,
         needs=("all_reduce",),
         weight=1.2,
     ),
@@ -273,9 +290,9 @@ LAWS = (
         REDUCTIONS,
         control="mesh=2x2 x=5x6:P(max),S(0) to=S(1),S(0)",
         draw=draw_scatter,
-        sweep=draws.out_of_order("P(sum)", to="S(0)"),
-        sweeps=3,
-        draws=120,
+        sweep=of_values("S(0)", draws.out_of_order("P(sum)", to="S(0)")),
+        sweeps=6,
+        draws=100,
         needs=("reduce_scatter",),
         weight=1.2,
     ),

@@ -35,8 +35,8 @@ IN_FILES = (*NEEDS, "checkpoint_files")
 def trip_law(name: str, *, holds: str, texts: Sequence[str], **record: Any) -> Callable[[Callable[..., Any]], Law]:
     """Make the law ``roundtrip.NAME``, whose sweep is ``texts`` and whose control is ``holds``, of the function below:
     its first act."""
-    usual = {"sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
-    return law(f"roundtrip.{name}", control=holds, sweep=written(*texts), **{**usual, **record})
+    usual = {"sweep": written(*texts), "sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
+    return law(f"roundtrip.{name}", control=holds, **{**usual, **record})
 
 
 def save_act(state: Saved, writer: Writer, planner: SavePlanner, folder: Folder):
@@ -108,7 +108,7 @@ def _dtypes(case: Case) -> set[str]:
 
 def meshes(limits: Limits) -> SearchStrategy[Mesh]:
     """Meshes for one end of a trip: of two ranks most often, since every further rank costs as much again."""
-    sizes = [size for size in (2, 2, 2, 3, 3, 1, 4) if size <= limits.world_size]
+    sizes = [size for size in (2, 2, 2, 3, 3, 1, 4, 6, 8) if size <= limits.world_size]
     by_size = {size: exact_meshes(size) for size in sizes}
     return st.sampled_from(sizes).flatmap(lambda size: by_size[size])
 

@@ -11,6 +11,7 @@ states, storage, saves that follow one another, and other ways in and out have r
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
-from shardlaw.conformance.law.fields import Folder
+from shardlaw.conformance.law.features.feature_lines import LINES
+from shardlaw.conformance.law.fields import Folder, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import failure, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer
@@ -71,6 +73,15 @@ VIEWS = (
     "mesh=2 x=4x6:S(1):int32:distinct:transposed to.x=S(0) a=7:S(0):bool:distinct:sliced memory=transposed",
     "mesh=3 mesh.load=2 x=5x4:R:float64:distinct:expanded a=3x2x4:S(2):float32:distinct:sliced memory=sliced",
     "mesh=2 x=5x6:-:float32:distinct:sliced to.x=S(0) a=6:S(0):float32:distinct:expanded to.a=- memory=sliced",
+)
+# integers whose bits are those of floats, NaN of any payload and zeros of both signs among them
+BITS = (
+    "mesh=2 mesh.load=3 x=9x3:S(0):int32:edges to.x=S(1) a=5:R:int32:wide as=float32",
+    "mesh=2 x=13:S(0):int16:edges a=4x3:-:int16:wide as=float16",
+    "mesh=3 mesh.load=2 x=9x2:S(0):int16:edges to.x=R as=bfloat16",
+    "mesh=2 mesh.load=1 x=15:S(0):int8:wide a=9:R:int8:edges as=float8_e4m3fn",
+    "mesh=2 x=9x2:S(1):int64:edges a=7:S(0):int64:wide to.a=R as=complex64",
+    "mesh=2 x=9x2:S(0):int64:edges to.x=S(1) as=float64",
 )
 META = (
     "mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0) b=():R:float64 to.b=R",
@@ -168,6 +179,53 @@ def meta(state: Annotated[dict[str, Any], StateField("load", blank="meta")], rea
 @meta.due
 def _(state):
     return {"loaded": state}
+
+
+def sweep_bits(limits: Limits) -> Sequence[Case]:
+    """What travels through files needs no backend that carries its dtype."""
+    return [case for text in BITS if max(worlds(case := Case.parse(f"- {text}"))) <= limits.world_size]
+
+
+def as_floats(state, dtype):
+    """The same tensors, whose bits count as those of another dtype, in the same memory."""
+
+    def floats(value):
+        if not isinstance(value, DTensor):
+            return value.view(dtype)
+        how: dict[str, Any] = {"run_check": False, "shape": value.shape, "stride": value.stride()}
+        return DTensor.from_local(value.to_local().view(dtype), value.device_mesh, value.placements, **how)
+
+    return {key: floats(value) for key, value in state.items()}
+
+
+AsDtype = Annotated[Any, WordField(("float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "float64"))]
+
+
+@trip_law(
+    "bits",
+    source=f"{DOCS}: a checkpoint holds what was saved",
+    holds="mesh=2 x=13:S(0):int16:edges as=float16",
+    texts=BITS,
+    sweep=sweep_bits,
+    features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
+    stages=worlds,
+)
+def bits(state: Saved, as_: AsDtype, writer: Writer, folder: Folder):
+    """What is saved comes back bit by bit, whatever its dtype: any NaN, zeros of both signs, denormals."""
+    save(as_floats(state, getattr(torch, as_)), writer(folder))
+    return {"source": state}
+
+
+bits.due(lambda state: {"source": state})
+
+
+@bits.then
+def _(state: Blank, as_: AsDtype, reader: Reader, folder: Folder):
+    load(as_floats(state, getattr(torch, as_)), reader(folder))
+    return {"loaded": state}
+
+
+bits.due(lambda state: {"loaded": state})
 
 
 LAWS = (

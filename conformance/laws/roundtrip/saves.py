@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -23,6 +26,8 @@ from shardlaw.conformance.laws.roundtrip.cases import save_act, then_loaded, tri
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
+# how long a save waits at most for its turn, and how far the one that goes first is ahead
+WAITING_SECONDS, AHEAD_SECONDS = 10, 0.2
 Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
 
 
@@ -62,6 +67,14 @@ ASYNC = (
     "mesh=2 x=5:S(0) a=4:R:bool async=cached state={x:x,a:a,n:1}",
     "mesh=3 mesh.load=1 x=5x2:S(1):float64 a=3x2:-:float32:distinct:transposed async=stager",
     "mesh=2 x=():R a=4:S(0) async=writer threads=2",
+)
+
+
+# two states of the same tensors, in the one order and in the other
+AT_ONCE = (
+    "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
+    "mesh=3 x=7:S(0) a=4x3:S(1) state={x:x,a:a,n:1} into={a:a,n:2,x:x} order=ab groups=two",
+    "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=one",
 )
 
 
@@ -275,3 +288,43 @@ def _():
 
 
 then_loaded(asynchronous)
+
+
+@trip_law(
+    "at-once",
+    source=f"{DOCS}, async_save: a Future that holds the Metadata of its save; process_group",
+    holds="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
+    texts=AT_ONCE,
+    features=lambda case: {"async-save", "in-flight"} | ({"shared-group"} if case.get("groups") == "one" else set()),
+)
+def at_once(
+    states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, groups: Literal["one", "two"]
+):
+    """Asynchronous saves that are under way at the same time each hold what they were given, in whatever order the
+    ranks get on with them."""
+
+    class Waiting(DefaultSavePlanner):
+        def __init__(self):
+            super().__init__()
+            self.begin = threading.Event()
+
+        def create_local_plan(self) -> SavePlan:
+            self.begin.wait(WAITING_SECONDS)
+            return super().create_local_plan()
+
+    planners, pending = [Waiting() for _ in states], list[Any]()
+    apart = [dist.new_group() if groups == "two" else None for _ in states]
+    for at, state in enumerate(states):
+        to = writer(f"{folder}/{at}")
+        pending.append(dcp.async_save(state, storage_writer=to, planner=planners[at], process_group=apart[at]))
+    for planner in planners if dist.get_rank() % 2 else planners[::-1]:
+        planner.begin.set()
+        time.sleep(AHEAD_SECONDS)
+    for one in pending:
+        finish(one)
+    return {"loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)]}
+
+
+@at_once.due
+def _(blanks):
+    return {"loaded": blanks}

@@ -23,6 +23,7 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Partial, Placements, Replicate
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import redistributions, shapes
+from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.placements import placements
 
 # (mesh, weight), the plainest first: a case shrinks towards the beginning of its list
@@ -57,16 +58,12 @@ def _further(draw: st.DrawFn, extra: Extra | None, layout: Layout) -> dict[str, 
 def meshes(
     limits: Limits, *, dims: Iterable[int] = (1, 2, 3), outside: bool = True, tables: bool = True, least: int = 1
 ) -> list[Mesh]:
-    """The palette, each mesh as often as its weight, as far as the limits and the options allow."""
+    """The palette, each mesh as often as its weight, as far as the limits and the options allow, and larger ones."""
     palette = {**PLAIN, **(OUTSIDE if outside else {}), **(TABLES if tables else {})}
     wanted = set(dims)
     drawn = [(Mesh.parse(text), weight) for text, weight in palette.items()]
-    return [
-        mesh
-        for mesh, weight in drawn
-        if max(mesh.ranks) < limits.world_size and mesh.ndim in wanted and mesh.size >= least
-        for _ in range(weight)
-    ]
+    kept = [str(mesh) for mesh, weight in drawn if mesh.ndim in wanted and mesh.size >= least for _ in range(weight)]
+    return pool(kept, limits.world_size)
 
 
 def out_of_order(placements: str, *, dims: int = 3, **fields: Any) -> Callable[[Limits], list[Case]]:
