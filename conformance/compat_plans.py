@@ -13,6 +13,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance import compat_trace as heard
 from shardlaw.conformance.compat_trace import PLANS_AN_OP
 
+_DERIVES = "_ops.autogen"  # the module that derives rules of overloads
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
 FINDS_METADATA = "_propagate_tensor_meta_non_cached"
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
@@ -112,8 +113,22 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
 
 
 def _made_for(op: Any, rule: Callable[..., Any]) -> str:
-    """The table of its module that has an op whose rule is a closure, the last one there; or the function that made the rule."""
+    """The table of its module that has an op whose rule is a closure; or what had the rule made: the one function of its module that calls
+    the maker, or the maker."""
     module = sys.modules[rule.__module__]
-    tables = [name for name, value in vars(module).items() if isinstance(value, (list, dict)) and op in value]
     maker = rule.__qualname__.partition(".<locals>")[0]
-    return f"{tables[0] if tables else maker}, {heard.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"
+    tables = [name for name, value in vars(module).items() if isinstance(value, (list, dict)) and op in value]
+    functions = [value for value in vars(module).values() if hasattr(value, "__code__") and value.__module__ == module.__name__]
+    callers = [function.__name__ for function in functions if maker in function.__code__.co_names]
+    name = tables[0] if tables else callers[0] if len(callers) == 1 else maker
+    return f"{name}, {heard.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"
+
+
+def lacking(op: Any) -> str:
+    """What gives overloads the rules of others of their op, where an overload without a rule has such others; empty elsewhere."""
+    planner = compat.name("planner")
+    packet = op.overloadpacket
+    others = [getattr(packet, name) for name in packet.overloads()]
+    rules = [getattr(info, "func", info) for info in getattr(planner, "op_single_dim_strategy_funcs", {}).values()]
+    derived = next((rule for rule in rules if rule.__module__.endswith(_DERIVES)), None)
+    return _made_for(op, derived) if derived is not None and not _has_rule(op) and any(map(_has_rule, others)) else ""

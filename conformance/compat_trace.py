@@ -63,7 +63,6 @@ HANDS_ON = re.compile(
 
 REFUSED_BY = "refused by "  # before the function whose own statement raised an error
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
-OUTSIDE = "_dispatch_get_local_results_slow_path"  # says what a rank outside the mesh gets
 MOVES_ONE = "redistribute_local_tensor"  # from one spec to another, whatever lies between
 
 
@@ -128,15 +127,15 @@ def moves(place: str) -> bool:
     return _name(place) == MOVES_ONE
 
 
-def answers_outside(place: str) -> bool:
-    """Whether a function says what an op gives on a rank outside the mesh."""
-    return _name(place) == OUTSIDE
-
-
 def is_home(place: str, chapter: str) -> bool:
     """Whether the faults of a chapter's laws are looked for in a function: it does something, and stands in one of its files."""
     there = any(place.partition(", ")[2].startswith(file) for file in HOMES.get(chapter, ()))
     return there and DOES.match(_name(place)) is not None and not carries(place) and does(place)
+
+
+def is_of_steps(law: str) -> bool:
+    """Whether a law is about ops or redistributions, of which the rules and the planners are looked at first."""
+    return law.startswith(("op.", "redistribute.", "gradient."))
 
 
 def in_stack(line: str) -> str:

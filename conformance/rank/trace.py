@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance import compat_trace as heard
-from shardlaw.conformance.compat_plans import decider
+from shardlaw.conformance.compat_plans import decider, lacking
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.reference.placement import format_placements
 
@@ -187,6 +187,9 @@ class Tracer:
         self._taken.append(step)
         try:
             gave = op(*args, **kwargs)
+        except NotImplementedError:
+            step.rule = lacking(op) or step.rule
+            raise
         finally:
             self._op = None
             step.asked = str(op) in self._asked

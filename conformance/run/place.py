@@ -24,7 +24,6 @@ from shardlaw.reference.placement import parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
 NAMED = 3
-NO_RANKS = 1024
 
 
 class _Unknown(Exception):
@@ -70,10 +69,7 @@ def _waiting(verdict: Verdict) -> Iterator[str]:
 def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> Iterator[str]:
     """The places to look at, the likeliest first."""
     steps = {answer.rank: answer.evidence.steps for answer in verdict.ranks if answer.evidence is not None}
-    step = first_departing(steps)
-    outside = first.rank not in _members(noted)
-    if outside and verdict.kind == "divergence":
-        yield from (place for place in noted.visited if heard.answers_outside(place))
+    step = (first_departing(steps, "_backward") if "backward" in verdict.case.law else None) or first_departing(steps)
     if step is not None:
         yield from _of_step(step, noted, lines)
     elif first.outcome == "raised":
@@ -85,11 +81,13 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
     if verdict.kind == "wrong-error":
         yield next(filter(heard.does, noted.visited), "")
+    if not heard.is_of_steps(verdict.case.law):
+        yield from reversed([place for place in home if lines.alone(place)])
+        yield from reversed(home)
     for kind in ("op", "move"):
         for each in reversed(noted.steps):
             if each.kind == kind:
                 yield from _of_step(each, noted, lines)
-    yield from reversed([place for place in home if lines.alone(place)])
     yield from reversed(home)
     yield from lines.telling(noted.visited)
 
@@ -110,6 +108,7 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     if heard.plans_an_op(refused):  # no rule: that of the op before, whose gradient it is
         kin = {step.name.split(".")[1]: step.rule for step in noted.steps if step.ended and step.kind == "op"}
         yield from (kin.get(step.name.split(".")[1].removesuffix("_backward"), "") for step in unfinished)
+        yield from (step.rule for step in unfinished)
     elif last != refused and not heard.is_generic(refused) and not heard.moves(refused):
         yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place))
         yield refused
@@ -207,31 +206,19 @@ def _all(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
     return found
 
 
-def _members(noted: Evidence) -> set[int]:
-    """The ranks of the meshes of a rank's steps; every rank where there are none."""
-    meshes = {piece.mesh for step in noted.steps for piece in _pieces(step.given)}
-    return {rank for mesh in meshes for rank in Mesh.parse(mesh).ranks} or {*range(NO_RANKS)}
-
-
-def _pieces(value: Any) -> Iterator[Piece]:
-    if isinstance(value, Piece):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _pieces(part)
-
-
 # Against the reference
 
 
-def first_departing(steps: Mapping[int, Sequence[Step]]) -> Step | None:
-    """The first step that the ranks took together whose result departs from the reference: of an op with a redistribution that departs
-    that one."""
+def first_departing(steps: Mapping[int, Sequence[Step]], named: str = "") -> Step | None:
+    """The first step that the ranks took together whose result departs from the reference, of ops so ``named``: of an op with a
+    redistribution that departs that one."""
     lowest = min(steps, default=None)
     if lowest is None:
         return None
     longest = max(steps.values(), key=len)
     for at, step in enumerate(longest):
+        if named not in step.name:
+            continue
         if step.kind == "op":
             inner = [k for k, other in enumerate(longest) if other.within == at]
             if departs(_column(steps, at)) or any(departs(_column(steps, k)) for k in inner):
