@@ -9,8 +9,8 @@ What is done need not last. A ``disk`` says what does:
 
 ``kill``   the processes end and the machine goes on: everything that was done lasts
 ``posix``  the machine goes down: what was written to a file lasts once the file was synced, a name (made, moved or removed) once its folder
-           was. The rest lasts or is lost, effect by effect, in any order. Three things are kept together: the bytes that were written after
-           a file was cut to a size need that cut; a name that moved is at its old place or at its new one; an object is put whole
+           was. The rest lasts or is lost, effect by effect, in any order. Two things are kept together: the bytes that were written after
+           a file was cut to a size need that cut, and a name that moved is at its old place or at its new one
 
 For a cut, these are tried: nothing is lost, everything that may be, each step alone, everything but one step, and of each write its second
 half. Of more than two processes only two are inside their steps between two meetings, the others before or behind them. So few losses are
@@ -41,7 +41,6 @@ class Step:
     move        what was called ``path`` is called ``other``
     link        what is called ``path`` is called ``other`` too
     remove      nothing is called ``path``
-    put         there is an object ``path`` of these ``data``, and it lasts
     meet        all wait for ``all``, or process ``at`` waits for all (``to``), or all wait for process ``at`` (``from``)
     ==========  ==================================================================================================
 
@@ -158,7 +157,7 @@ def effects_of(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, boo
         found.append([])
         for effect in _done_by(step, disk):
             disk.do(effect)
-            found[-1].append((effect, step.kind == "put"))
+            found[-1].append((effect, False))
     return found
 
 
@@ -171,14 +170,14 @@ def _is_of(effect: Effect, number: int | None, disk: Disk) -> bool:
 
 def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
     folder, _, name = step.path.rpartition("/")
-    if step.kind in ("make", "open", "put"):
+    if step.kind in ("make", "open"):
         yield from disk.made(step.path, step.kind == "make")
     number = disk.at(step.path)
     if number is None:
         return
-    if (step.kind == "open" and step.at and disk.files.get(number)) or step.kind in ("cut", "put"):
+    if (step.kind == "open" and step.at and disk.files.get(number)) or step.kind == "cut":
         yield Effect("size", number, at=step.at if step.kind == "cut" else 0)
-    if step.kind in ("write", "put"):
+    if step.kind == "write":
         yield Effect("bytes", number, at=step.at, data=step.data)
     if step.kind in ("move", "link"):
         into, _, called = step.other.rpartition("/")
@@ -352,29 +351,6 @@ def in_notation(done: Iterable[int], lost: Iterable[Place], half: Place | None) 
     text = f"done={','.join(map(str, done))}"
     text += "".join(f"{' lost=' if at == 0 else ','}{process}.{number}" for at, (process, number) in enumerate(lost))
     return text + ("" if half is None else f" half={half[0]}.{half[1]}")
-
-
-def overlapped(base: Mapping[str, bytes | None], jobs: tuple[Sequence[Step], Sequence[Step]], turns: tuple[int, int, int]) -> State:
-    """The state of a folder that held ``base`` after two jobs took turns in it: the first took so many steps of its own, then the second,
-    then the first again."""
-    begun, other, more = turns
-    first, second = jobs
-    done = [*first[:begun], *second[:other], *first[begun : begun + more]]
-    last = f"the first job is behind: {first[begun + more - 1]}" if begun + more else "the first job has done nothing"
-    told = f"turns={begun},{other},{more}; {last}; the second job is behind: {second[other - 1] if other else 'nothing'}"
-    return State(left(base, done), told, frozenset())
-
-
-def overlaps(base: Mapping[str, bytes | None], jobs: tuple[Sequence[Step], Sequence[Step]]) -> list[State]:
-    """The states that two jobs leave that take turns: the second begins at any step of the first, then both end, or one stops anywhere."""
-    first, second = map(len, jobs)
-    turns = [(begun, second, more) for begun in range(first + 1) for more in range(first - begun + 1)]
-    turns += [(begun, other, 0) for begun in range(first + 1) for other in range(second)]
-    found: dict[frozenset[tuple[str, bytes | None]], State] = {}
-    for turn in turns:
-        state = overlapped(base, jobs, turn)
-        found.setdefault(frozenset(state.tree.items()), state)
-    return [*found.values()]
 
 
 def states(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardlaw.reference.crash import Step, cuts, in_order, left, overlaps, state_at, states
+from shardlaw.reference.crash import Step, cuts, in_order, left, state_at, states
+from shardlaw.reference.crash_jobs import overlaps
 
 OLD: dict[str, bytes | None] = {"a": b"old"}
 
@@ -66,7 +67,7 @@ def test_a_folder_moves_with_what_it_holds_and_is_removed() -> None:
 def test_holes_are_zeros_and_files_are_cut() -> None:
     assert left({}, [Step("open", "f"), Step("write", "f", at=2, data=b"x")]) == {"f": b"\0\0x"}
     assert left({"f": b"abc"}, [Step("cut", "f", at=1)]) == {"f": b"a"}
-    assert left({"f": b"abc"}, [Step("put", "f", data=b"z")], lost={0}) == {"f": b"z"}
+    assert left({"f": b"abc"}, [Step("cut", "f", at=1), Step("write", "f", at=1, data=b"z")], lost={0}) == {"f": b"abc"}
 
 
 @pytest.mark.parametrize(

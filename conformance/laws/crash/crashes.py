@@ -11,7 +11,8 @@ from typing import Any
 import torch.distributed as dist
 
 from shardlaw.conformance.laws.crash.recorder import Recorder, plant, tree
-from shardlaw.reference.crash import Disk, effects_of, in_notation, in_order, overlapped, overlaps, state_at, states
+from shardlaw.reference.crash import Disk, effects_of, in_notation, in_order, state_at, states
+from shardlaw.reference.crash_jobs import overlapped, overlaps
 
 
 def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
