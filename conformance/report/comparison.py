@@ -327,7 +327,9 @@ def _apart(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
     ]
     if (old.target.torch, old.target.name) == (new.target.torch, new.target.name) and not any(apart):
         before, after = len(old.expectations), len(new.expectations)
-        apart.append(f"{before} expectations in the first, {after} in the second" if before != after else "")
+        nothing = "first" if not before else "second" if not after else ""
+        why = f" (the {nothing} was told to expect nothing: --no-expect)" if nothing else ""
+        apart.append(f"{before} expectations in the first, {after} in the second{why}" if before != after else "")
     return [words for words in apart if words]
 
 

@@ -23,7 +23,6 @@ from shardlaw.conformance.run.finding_file import SCHEMA
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
-HELP_SECONDS = 0.6  # of the CPU: twice what is meant, for machines that are busy
 LAWS = """
 import os, time
 import torch
@@ -123,20 +122,6 @@ def stored(folder: Path, text: str, **more: object) -> Path:
 SIGNATURE = "module.deviates | wrong-value | sum | "
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from shardlaw.conformance.commands.cli import main; "
-        "main(['--help']); main(['run', '--bogus']); main(['run', '--help']); "
-        "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)']); "
-        "main(['show', '5x6', '--mesh', '2x3', '--place', '_S(0,2),S(1)', '--svg']); main(['compare', '.', '.']); "
-        "heavy = {'torch', 'hypothesis', 'pytest'} & set(sys.modules); assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    for command in ("run", "replay", "repro", "compare", "merge", "laws", "show", "targets", "doctor"):
-        assert f"\n  {command} " in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -194,64 +179,6 @@ def test_bad_input_is_one_line(
     assert line.startswith("shardlaw: ")
     assert message in line
     assert not list(tmp_path.iterdir()), "something was left behind"
-
-
-def test_a_law_that_is_not_there_is_one_line_once_the_laws_are_loaded(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "redistribute.locl"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("shardlaw: no law matches 'redistribute.locl' (nearest: redistribute.local")
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_arguments_say_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Where to begin:\n  shardlaw doctor ")
-    assert "Usage: shardlaw" in out
-
-
-def test_help_takes_little_time() -> None:
-    code = (
-        "import os, sys; from shardlaw.conformance.commands.cli import main; main(['--help']); "
-        "used = os.times(); print(used.user + used.system, file=sys.stderr)"
-    )
-    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(one.stderr) for one in done) < HELP_SECONDS
-
-
-FIRST_LINE = """
-import os, sys
-from shardlaw.conformance.commands.cli import main
-from shardlaw.conformance.report.terminal import Terminal
-
-say = Terminal.start
-
-def start(self, request, target):
-    say(self, request, target)
-    print("torch" in sys.modules, flush=True)
-    os._exit(0)
-
-Terminal.start = start
-main(["run", "mesh.groups"])
-"""
-
-
-def test_the_first_line_of_a_run_comes_before_torch_is_loaded(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_LINE], cwd=tmp_path, capture_output=True, text=True, check=False)
-    first, loaded = done.stdout.splitlines()
-    assert first.endswith("on gloo: profile smoke, mesh.groups, seed 0; loading torch and starting ranks")
-    assert loaded == "False"
-
-
-def test_shells_can_complete_commands_and_options() -> None:
-    env = {**os.environ, "_SHARDLAW_COMPLETE": "complete_bash", "COMP_WORDS": "shardlaw run --cer", "COMP_CWORD": "2"}
-    code = "from shardlaw.conformance.commands.cli import app; app(prog_name='shardlaw')"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["--certify"], done.stderr
 
 
 def test_an_internal_error_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
