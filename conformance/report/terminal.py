@@ -288,7 +288,12 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
         return
     count = len(report.new())
     if count > 1:
-        out.print(Text(f"{len(causes)} cause{'s' * (len(causes) != 1)}, {count} findings" if len(causes) < count else f"{count} findings", style="bold"))
+        out.print(
+            Text(
+                f"{len(causes)} cause{'s' * (len(causes) != 1)}, {count} findings" if len(causes) < count else f"{count} findings",
+                style="bold",
+            )
+        )
     for found, *others in causes[:SHOWN_CAUSES]:
         print_finding(out, found, clauses.get(found.law, ""), folder)
         if others:

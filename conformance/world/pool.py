@@ -35,6 +35,7 @@ COALESCE = 8  # cases worth a message while ranks have nothing to do
 COALESCE_SECONDS = 0.005
 LARGEST_BACKLOG = 1000
 TURN_SECONDS = 0.05
+LARGEST_BESIDE = 4  # ranks: a larger world has none of its size beside it
 LANE_CASES = 64  # of one law in a row: its ops are planned in few worlds, and many cases are shared out
 
 
@@ -75,7 +76,7 @@ class Pool:
         reuse of what was worked out before."""
         job = self._job(law, case, done)
         job.reuse, job.traced, job.lane = reuse, traced, self._lane(law)
-        self._pending[job.size, job.lane].append(job)
+        self._queue(job).append(job)
         self._owed += 1
         if self._delivering:
             return
@@ -165,6 +166,9 @@ class Pool:
 
     # How it is done
 
+    def _queue(self, job: Job) -> deque[Job]:
+        return self._pending[job.size, job.lane if job.size <= LARGEST_BESIDE else 0]
+
     def _lane(self, law: Law) -> int:
         """Which of the worlds side by side gets the next case of ``law``: laws take turns, and one of many cases goes around."""
         first = self._lanes.setdefault(law.id, len(self._lanes))
@@ -247,7 +251,7 @@ class Pool:
         job.forget()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1
-            self._pending[job.size, job.lane].appendleft(job)  # before the cases of later laws
+            self._queue(job).appendleft(job)  # before the cases of later laws
         else:
             self._finished.append((job, verdict))
 
