@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -60,21 +61,30 @@ def alive(processes: list[psutil.Process]) -> list[int]:
     return [process.pid for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+def command(process: psutil.Process) -> str:
+    """What a process was started with; nothing of one that has ended: worlds come and go."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_run_that_is_ended(tmp_path: Path, number: signal.Signals, code: int) -> None:
     report = tmp_path / "report"
     with running(report, "redistribute.same", "redistribute.local") as process:
         theirs = psutil.Process(process.pid).children(recursive=True)
         assert len(theirs) > 2, "no ranks to outlive the run"
-        folders = {part for one in theirs for part in " ".join(one.cmdline()).split("'") if part.startswith("/") and "shardlaw-" in part}
+        folders = {part for one in theirs for part in command(one).split("'") if part.startswith("/") and "shardlaw-" in part}
         process.send_signal(number)
         assert process.wait(30) == code
         assert alive(theirs) == []
         assert [folder for folder in folders if os.path.exists(folder)] == []
     told = read(report)
-    assert (told["complete"], told["stopped_by"]) == (False, None if code == -9 else "interrupt")
+    assert (told["complete"], told["stopped_by"]) == (False, {130: "interrupt", 143: "SIGTERM"}.get(code))
     assert " redistribute." in (report / "cases.txt").read_text()
-    assert (report / "junit.xml").exists() == (report / "report.md").exists() == (code != -9)
+    assert (report / "report.md").exists() == (code != -9)
+    ElementTree.parse(report / "junit.xml")
 
 
 def test_run_whose_driver_breaks(tmp_path: Path) -> None:
