@@ -68,6 +68,7 @@ class Law:
     a ``script`` of its own, with the ``reason``, and names
     the ``fields`` of its cases with their annotations.
     ``script``: the literal body of a reproducer. ``checks``: how many questions a case stands for, where that is more than one.
+    ``seconds``: for how long a case may use the CPU, where that is longer than the target's limit.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Law:
     features: Callable[[Case], set[str]] | None = None
     script: Callable[[Case], Script] | None = None
     checks: Callable[[Case], int] | None = None
+    seconds: float = 0.0
     aliases: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:

@@ -70,6 +70,7 @@ MODULES = (
     "plan.tensors",
     "plan.load",
     "plan.state",
+    "plan.scale",
     "sharded_tensor.specs",
     "sharded_tensor.copies",
     "sharded_tensor.spec_boxes",

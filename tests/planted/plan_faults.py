@@ -38,7 +38,7 @@ def duplicates_dropped() -> None:
         return [dataclasses.replace(plan, items=[item for item in plan.items if held.count(item.index) == 1]) for plan in plans]
 
 
-@breaks("plan.balance")
+@breaks("plan.balance", "plan.scale[balance]")
 def first_rank_writes_all() -> None:
     @everywhere("dedup_save_plans")
     def fault(true: Any, plans: list[SavePlan], *args: Any) -> Any:
@@ -63,6 +63,16 @@ def first_dtype_for_all() -> None:
         for entry in metadata.state_dict_metadata.values():
             if not isinstance(entry, BytesStorageMetadata):
                 entry.properties = dataclasses.replace(entry.properties, dtype=torch.float32)
+        return plans, metadata
+
+
+@breaks("plan.scale[save]")
+def last_chunk_not_described() -> None:
+    @instead(DefaultSavePlanner, "create_global_plan")
+    def fault(true: Any, *args: Any) -> Any:
+        plans, metadata = true(*args)
+        for entry in metadata.state_dict_metadata.values():
+            del entry.chunks[-1:]
         return plans, metadata
 
 
@@ -105,7 +115,7 @@ def part_of_first_mesh_dim() -> None:
 # Load plans
 
 
-@breaks("plan.reshard")
+@breaks("plan.reshard", "plan.scale[reshard]")
 def saved_offset_ignored() -> None:
     @instead(planner_helpers, "_shards_get_overlap_region_wrt_saved_tensor")
     def fault(true: Any, saved_shard: Any, current_shard: Any) -> Any:
