@@ -38,7 +38,7 @@ def test_a_run_that_was_ended_goes_on_and_comes_to_the_report_of_the_whole(tmp_p
     process = subprocess.Popen([sys.executable, "-m", "shardlaw", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 120
     cases = tmp_path / "shardlaw-report" / "cases.txt"
-    while not (cases.exists() and "mesh.groups" in cases.read_text()):
+    while not (cases.exists() and "mesh.local-rank" in cases.read_text()):
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)
