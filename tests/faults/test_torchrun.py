@@ -84,7 +84,7 @@ def test_run_over_two_agents_judges_what_a_run_on_one_machine_does(tmp_path: Pat
         assert [agent.returncode for agent in agents] == [0, 0], out
     assert "exit 0: nothing new" in out[0]
     assert "shardlaw" not in out[1]
-    command = [sys.executable, "-m", "shardlaw", "run", *laws, "--report", str(tmp_path / "near")]
+    command = [sys.executable, "-m", "shardlaw", "run", *laws, "--world-size", "4", "--report", str(tmp_path / "near")]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     far, near = read(tmp_path / "far"), read(tmp_path / "near")
     assert (far["exit"], far["complete"], far["target"]["world_size"]) == (0, True, 4)
