@@ -70,7 +70,7 @@ def read(report: Path) -> dict[str, Any]:
 
 
 def wait_for_cases(report: Path, agents: list["subprocess.Popen[str]"]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 200
     while not ((report / "cases.txt").exists() and (report / "cases.txt").stat().st_size):
         assert all(agent.poll() is None for agent in agents), [agent.communicate()[0] for agent in agents]
         assert time.monotonic() < until, "no case was judged"
