@@ -278,7 +278,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if RUN not in config.stash:
         return
     run = config.stash[RUN]
-    wanted = {law.id: at for at, law in enumerate(run.turns)}
+    wanted = {law.id: at for at, law in enumerate(run.laws)}
     kept = sorted((item for item in items if isinstance(item, LawItem) and item.law.id in wanted), key=lambda item: wanted[item.law.id])
     dropped = [item for item in items if item not in set(kept)]
     items[:] = kept

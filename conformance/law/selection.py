@@ -7,8 +7,7 @@ variant (``op.forward`` is ``op.forward`` and every ``op.forward[...]``). A lead
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -95,21 +94,6 @@ def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()
             close = f" (nearest: {', '.join(nearest(pattern, names))})" if nearest(pattern, names) else ""
             raise UsageError(f"--op {pattern}: no selected law takes such an op{close}")
     return [law for law in kept if not takes_op(law) or _takes(law, ops)]
-
-
-def in_turn(laws: Sequence[Law]) -> list[Law]:
-    """``laws`` in the order in which a run tries them: every chapter from the start on, each at the pace at which it ends with the others,
-    and within it every family of laws (those of one name, with a variant each) so. What a fault breaks is met early then."""
-    return _spread(_spread(laws, lambda law: law.id.partition("[")[0]), lambda law: law.chapter)
-
-
-def _spread(laws: Sequence[Law], group: Callable[[Law], str]) -> list[Law]:
-    sizes, before = Counter(map(group, laws)), Counter[str]()
-    place = {}
-    for law in laws:
-        place[law.id] = before[group(law)] / sizes[group(law)]
-        before[group(law)] += 1
-    return sorted(laws, key=lambda law: place[law.id])
 
 
 def takes_op(law: Law) -> bool:

@@ -59,7 +59,7 @@ class Run(RunState):
         import torch
 
         from shardlaw.conformance.law.law import Limits
-        from shardlaw.conformance.law.selection import in_turn, select
+        from shardlaw.conformance.law.selection import select
         from shardlaw.conformance.law.target import TOLERANCE
         from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
@@ -82,7 +82,6 @@ class Run(RunState):
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
         super().__init__(request, target, laws, expected, known, shrinking)
         self.supported = supported(torch.__version__)
-        self.turns = in_turn(laws)
         self.frozen = listed
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
@@ -179,8 +178,8 @@ class Run(RunState):
 
     def _share(self, law: Law) -> float:
         """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
-        at = self.turns.index(law)
-        return self._left() * law.weight / sum(later.weight for later in self.turns[at:])
+        at = self.laws.index(law)
+        return self._left() * law.weight / sum(later.weight for later in self.laws[at:])
 
     # The end
 

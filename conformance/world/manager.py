@@ -24,7 +24,7 @@ EXIT_SECONDS = 1.0  # between the end of a rank's stream and the word of how it 
 STOP_SECONDS = 0.5
 IDLE_SECONDS = 0.5  # of a world whose threads cost CPU time, until it goes
 LAST_WORD_SECONDS = 0.3  # of a rank that has raised
-MAX_RANKS = 32  # ranks alive, beyond which idle worlds go
+MAX_RANKS = 48  # ranks alive, beyond which idle worlds go
 STARTS = 3  # of a world or of the server, one after the other
 LOSSES = 3  # of a case's worlds that ended for no known reason
 
