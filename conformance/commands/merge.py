@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine, read_report
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, UnconfirmedLine, read_report
+from shardlaw.conformance.report.summed import expectations_of, totals, warnings
 from shardlaw.conformance.report.writer import check_folder, clear, write_report
-from shardlaw.conformance.run.expectation_file import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import write_text
 
@@ -140,9 +140,8 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
     first, count = reports[0], shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
     laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
-    entries = [_entry([report.expectations[at] for report in reports]) for at in range(len(first.expectations))]
-    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws})
-    too_wide = {found.entry: str(found) for found in known.too_wide()}
+    groups = [[report.expectations[at] for report in reports] for at in range(len(first.expectations))]
+    known, expectations, too_wide = expectations_of(groups, laws)
     findings, files = _findings(shards, [law.id for law in laws])
     for law in laws:
         broken = any(error.law == law.id for report in reports for error in report.errors)
@@ -165,11 +164,11 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
         findings=findings,
         unconfirmed=unconfirmed,
         errors=list({error.law: error for report in reports for error in report.errors}.values()),
-        expectations=[_expectation(entry, line, known, too_wide) for entry, line in zip(entries, first.expectations, strict=True)],
-        warnings=[*too_wide.values(), *_warnings(reports)],
+        expectations=expectations,
+        warnings=[*too_wide, *warnings(reports)],
         features=dict(sorted(features.items())),
         features_missing=[name for name in first.features_missing if all(name in report.features_missing for report in reports)],
-        totals=_totals(reports, laws, findings, unconfirmed, distinct),
+        totals=totals(laws, findings, unconfirmed, distinct, sum(report.totals.drawn for report in reports)),
     )
     report.exit = _exit_code(reports, report, known, bool(missing))
     return report, files
@@ -213,44 +212,6 @@ def _reason(law: LawLine, reports: Sequence[RunReport]) -> str:
     lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
     said = [line.reason or "" for line in lines if line.cases or not law.cases]
     return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
-
-
-def _entry(lines: Sequence[ExpectationLine]) -> Entry:
-    """One expectation in all shards, with what all of them counted."""
-    first = lines[0]
-    matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
-    where, _, number = first.where.rpartition(":")
-    return Entry(
-        law=first.law,
-        kind=first.kind,
-        reason=first.reason,
-        features=frozenset(first.features),
-        finding=first.finding,
-        wide=first.wide,
-        rare=first.rare,
-        case=first.case,
-        mended=any(line.mended for line in lines),
-        file=Path(where or first.where),
-        line=int(number) if where and number.isdecimal() else 0,
-        laws=tuple(matched),
-        hits=sum(line.hits for line in lines),
-        happened=sum((Counter(line.deviated) for line in lines), Counter()),
-        cases=matched,
-    )
-
-
-def _expectation(entry: Entry, line: ExpectationLine, known: Expectations, too_wide: dict[Entry, str]) -> ExpectationLine:
-    return msgspec.structs.replace(
-        line,
-        hits=entry.hits,
-        masked=round(known.masked(entry), 4),
-        stale=entry.stale,
-        refused=entry in too_wide,
-        happened=bool(entry.happened),
-        mended=entry.mended,
-        matched=dict(entry.cases),
-        deviated=dict(entry.happened),
-    )
 
 
 def _findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
@@ -312,33 +273,6 @@ def _stopped_by(shards: Sequence[Shard], missing: Sequence[int]) -> str | None:
     if missing:
         return f"shards that are not here: {', '.join(f'{number}/{shards[0].count}' for number in missing)}"
     return next((shard.report.stopped_by for shard in shards if shard.report.stopped_by), None)
-
-
-def _warnings(reports: Sequence[RunReport]) -> Iterator[str]:
-    """What shards warned of, without entries that match too much: of those the whole tells."""
-    wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
-    yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
-
-
-def _totals(
-    reports: Sequence[RunReport],
-    laws: Sequence[LawLine],
-    findings: Sequence[FindingLine],
-    unconfirmed: Sequence[UnconfirmedLine],
-    distinct: int,
-) -> Totals:
-    return Totals(
-        cases=sum(law.cases for law in laws),
-        checks=sum(law.checks for law in laws),
-        distinct=distinct,
-        drawn=sum(report.totals.drawn for report in reports),
-        rejected=sum(law.rejected for law in laws),
-        refused=sum(law.refused for law in laws),
-        skipped_expected=sum(law.skipped_expected for law in laws),
-        findings=len(findings),
-        new=sum(found.status == "new" for found in findings),
-        unconfirmed=len(unconfirmed),
-    )
 
 
 def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectations, missing: bool) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.selection import select_ids
-from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, Totals, read_report
+from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_report
+from shardlaw.conformance.report.summed import expectations_of, totals, warnings
 from shardlaw.conformance.run.request import RunRequest
 
 BROKEN = ("the run was ended before it", "the run broke here", "an error of the harness")
@@ -89,18 +89,12 @@ def joined(before: Earlier, after: RunReport) -> RunReport:
     unconfirmed = [*(line for line in old.unconfirmed if line.law in before.done), *after.unconfirmed]
     features = sum((Counter(law.features) for law in laws), Counter())
     kept = [line.split(" ", 2) for line in before.cases]
-    totals = Totals(
-        cases=sum(law.cases for law in laws),
-        checks=sum(law.checks for law in laws),
-        distinct=after.totals.distinct + len({text for word, _, text in kept if word != "rejected"}),
-        drawn=after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in kept),
-        rejected=sum(law.rejected for law in laws),
-        refused=sum(law.refused for law in laws),
-        skipped_expected=sum(law.skipped_expected for law in laws),
-        findings=len(findings),
-        new=sum(found.status == "new" for found in findings),
-        unconfirmed=len(unconfirmed),
-    )
+    distinct = after.totals.distinct + len({text for word, _, text in kept if word != "rejected"})
+    drawn = after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in kept)
+    groups: dict[tuple[str, str, str], list[ExpectationLine]] = {}
+    for line in [*old.expectations, *after.expectations]:
+        groups.setdefault((line.where, line.law, line.kind), []).append(line)
+    _, expectations, too_wide = expectations_of(list(groups.values()), laws)
     return msgspec.structs.replace(
         after,
         started=old.started,
@@ -109,34 +103,12 @@ def joined(before: Earlier, after: RunReport) -> RunReport:
         findings=findings,
         unconfirmed=unconfirmed,
         errors=[*(error for error in old.errors if error.law in before.done), *after.errors],
-        expectations=_expectations(old.expectations, after.expectations),
-        warnings=list(dict.fromkeys([*old.warnings, *after.warnings])),
+        expectations=expectations,
+        warnings=[*too_wide, *warnings([old, after])],
         features=dict(sorted(features.items())),
         features_missing=[name for name in old.features_missing if name in after.features_missing],
-        totals=totals,
+        totals=totals(laws, findings, unconfirmed, distinct, drawn),
     )
-
-
-def _expectations(old: Sequence[ExpectationLine], new: Sequence[ExpectationLine]) -> list[ExpectationLine]:
-    """What became of each expectation in both runs."""
-    found = {(line.where, line.law, line.kind): line for line in old}
-    for line in new:
-        key = (line.where, line.law, line.kind)
-        was = found.get(key)
-        if was is not None:
-            happened = was.happened or line.happened
-            line = msgspec.structs.replace(
-                line,
-                hits=was.hits + line.hits,
-                masked=max(was.masked, line.masked),
-                happened=happened,
-                mended=was.mended or line.mended,
-                stale=(was.stale or line.stale) and not happened,
-                matched=dict(Counter(was.matched) + Counter(line.matched)),
-                deviated=dict(Counter(was.deviated) + Counter(line.deviated)),
-            )
-        found[key] = line
-    return list(found.values())
 
 
 def exit_code(before: Earlier, code: int) -> int:

@@ -87,6 +87,7 @@ class Run(RunState):
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
         self.listener = listener
         listener.begin(self)
+        self._one_chapter = len({law.chapter for law in laws}) == 1
         self._ahead: dict[str, LawRun] = {}
         self._turned = self.clock
         self._last_write = self._write_seconds = 0.0
@@ -140,8 +141,7 @@ class Run(RunState):
         result.reason = self._why_untested(law)
         if result.reason is not None:
             return None
-        alone = {other.chapter for other in self.laws} == {law.chapter}
-        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, alone)
+        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, self._one_chapter)
         plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
         seconds = self._share(law) if self.request.budget else float("inf")
         return LawRun(self, self.pool, self.listener, self.add, plan, seconds)

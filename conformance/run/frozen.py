@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class FrozenList:
     sha256: str
     cases: tuple[Case, ...]
 
-    @property
+    @cached_property
     def laws(self) -> dict[str, list[Case]]:
         """The cases by law, in the order of the list."""
         found: dict[str, list[Case]] = {}

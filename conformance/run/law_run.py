@@ -248,9 +248,8 @@ class LawRun:
 
     def _confirm(self) -> None:
         run = self._run
-        for seen in sorted(self._new.values(), key=lambda new: new.number)[
-            : FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
-        ]:
+        most = FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
+        for seen in sorted(self._new.values(), key=lambda new: new.number)[:most]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
             seconds = min(SHRINK_SECONDS, run.shrinking)
@@ -267,7 +266,7 @@ class LawRun:
                 break
         if run.frozen is not None and self._new and not any(found.law == self.law.id for found in run.findings):
             self._say_again()
-        left_over = len(self._new) - FINDINGS_A_LAW
+        left_over = len(self._new) - most
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 

@@ -19,7 +19,6 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from shardlaw.conformance.law.evidence import Evidence
     from shardlaw.conformance.law.verdict import Answer
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write down the stacks of all its threads
@@ -268,17 +267,12 @@ def _pack_evidence(answer: Answer) -> bytes:
     return packed(answer.evidence) if answer.evidence is not None else b""
 
 
-def _unpack_evidence(data: bytes) -> Evidence:
-    from shardlaw.conformance.law.evidence import unpacked
-
-    return unpacked(data)
-
-
 def unpack_answer(rank: int, said: Said) -> Answer:
     """The answer that the rank gave."""
+    from shardlaw.conformance.law.evidence import unpacked
     from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 
-    evidence = _unpack_evidence(said.evidence) if said.evidence else None
+    evidence = unpacked(said.evidence) if said.evidence else None
     if said.outcome == "held" and not said.deposits:
         return Answer(rank, "held", features=said.features, trace=said.trace, evidence=evidence)
     return Answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Device, Rank
+from shardlaw.conformance.law.fields import Device, Rank, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.calls import CALLS, STALE, attempted, prepared
@@ -70,16 +70,7 @@ def sweep_large(limits: Limits) -> list[Case]:
 )
 def large(
     group: Group,
-    call: Literal[
-        "all_reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_single",
-        "gather",
-        "scatter",
-        "reduce_scatter_single",
-        "all_to_all_single",
-    ],
+    call: Annotated[str, WordField(WIDE_CALLS)],
     elements: int,
     dtype: torch.dtype,
     device: Device,

@@ -82,6 +82,20 @@ def newest_that_loads(root: Any, load_step: Callable[[str], Any]) -> Any:
     raise last
 
 
+def resumed(found: Any, left: Any, whole: Any, reader: Any, place: Any) -> dict[str, Any]:
+    """What a job resumes from that takes the newest folder that loads, of what a crash ``left``."""
+
+    def resume():
+        return newest_that_loads(place(left), lambda step: load(whole, reader(f"{left}/{step}"), no_dist=True))
+
+    return {"resumed": seen(found, resume)}
+
+
+def last_or_before(whole: Whole, saved_last: NewWhole, rank: Rank):
+    """What must load after a crash in the second save."""
+    return {"resumed": Untorn({"old": whole, "new": saved_last}, rank, refusable=False)}
+
+
 @crash_law("pointer", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def pointer(
     state: Saved,
@@ -106,9 +120,7 @@ def pointer(
     return {"resumed": seen(found, lambda: load(whole, reader(f"{left}/{pointed(place(left))}"), no_dist=True))}
 
 
-@pointer.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"resumed": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
+pointer.due(last_or_before)
 
 
 @crash_law("settled", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
@@ -137,9 +149,7 @@ def settled(
     return {"resumed": seen(found, lambda: load(whole, reader(f"{left}/{pointed(place(left))}"), no_dist=True))}
 
 
-@settled.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"resumed": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
+settled.due(last_or_before)
 
 
 @crash_law("newest", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
@@ -158,16 +168,10 @@ def newest(
     found = crash.left(
         place(run), place(left), lambda: save(state, writer(f"{run}/0")), lambda: save(newer, writer(f"{run}/1"))
     )
-
-    def resume():
-        return newest_that_loads(place(left), lambda step: load(whole, reader(f"{left}/{step}"), no_dist=True))
-
-    return {"resumed": seen(found, resume)}
+    return resumed(found, left, whole, reader, place)
 
 
-@newest.due
-def _(whole, newer_one: NewWhole, rank: Rank):
-    return {"resumed": Untorn({"old": whole, "new": newer_one}, rank, refusable=False)}
+newest.due(last_or_before)
 
 
 @crash_law("kept", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=2)
@@ -197,11 +201,7 @@ def kept(
             shutil.rmtree(place(f"{run}/0"))
 
     found = crash.left(place(run), place(left), before, go)
-
-    def resume():
-        return newest_that_loads(place(left), lambda step: load(whole, reader(f"{left}/{step}"), no_dist=True))
-
-    return {"resumed": seen(found, resume)}
+    return resumed(found, left, whole, reader, place)
 
 
 @kept.due
@@ -233,9 +233,7 @@ def renamed(
     return {"resumed": seen(found, lambda: load(whole, reader(f"{left}/{steps(place(left))[0]}"), no_dist=True))}
 
 
-@renamed.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"resumed": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
+renamed.due(last_or_before)
 
 
 @crash_law(
@@ -266,11 +264,7 @@ def waiting(
         finish(dcp.async_save(newest, storage_writer=writer(f"{run}/2")))
 
     found = crash.left(place(run), place(left), lambda: save(state, writer(f"{run}/0")), go)
-
-    def resume():
-        return newest_that_loads(place(left), lambda step: load(whole, reader(f"{left}/{step}"), no_dist=True))
-
-    return {"resumed": seen(found, resume)}
+    return resumed(found, left, whole, reader, place)
 
 
 @waiting.due

@@ -56,6 +56,11 @@ SAVES = (
 )
 
 
+def old_new_or_nothing(whole: Whole, newest: NewWhole, rank: Rank):
+    """What may load after a crash in a save over a checkpoint."""
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
 @crash_law("fresh", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=12)
 def fresh(
     state: Saved,
@@ -108,9 +113,7 @@ def overwritten(
     return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
 
 
-@overwritten.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+overwritten.due(old_new_or_nothing)
 
 
 @crash_law(
@@ -165,9 +168,7 @@ def in_background(
     return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
 
 
-@in_background.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+in_background.due(old_new_or_nothing)
 
 
 @crash_law(
@@ -286,6 +287,4 @@ def full(
     return {"left": None if rank else seen(FullDisk(), lambda: load(whole, reader(run), no_dist=True))}
 
 
-@full.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+full.due(old_new_or_nothing)

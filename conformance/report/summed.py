@@ -1,0 +1,88 @@
+"""What several reports of one request come to together: shards, or a run and that which went on with it. Counts are added up; what follows
+from them (stale and too wide expectations) is worked out again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
+from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.expectations import Expectations
+
+
+def expectations_of(
+    groups: Sequence[Sequence[ExpectationLine]], laws: Sequence[LawLine]
+) -> tuple[Expectations, list[ExpectationLine], list[str]]:
+    """The expectations, ``groups`` of whose lines are of one each, with what was counted of all; their lines; and what is to be said of
+    those that match too much. ``laws`` are those of the whole."""
+    entries = [_entry(lines) for lines in groups]
+    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws})
+    too_wide = {found.entry: str(found) for found in known.too_wide()}
+    told = [_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
+    return known, told, list(too_wide.values())
+
+
+def _entry(lines: Sequence[ExpectationLine]) -> Entry:
+    """One expectation in all reports, with what all of them counted."""
+    first = lines[0]
+    matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
+    where, _, number = first.where.rpartition(":")
+    return Entry(
+        law=first.law,
+        kind=first.kind,
+        reason=first.reason,
+        features=frozenset(first.features),
+        finding=first.finding,
+        wide=first.wide,
+        rare=first.rare,
+        case=first.case,
+        mended=any(line.mended for line in lines),
+        file=Path(where or first.where),
+        line=int(number) if where and number.isdecimal() else 0,
+        laws=tuple(matched),
+        hits=sum(line.hits for line in lines),
+        happened=sum((Counter(line.deviated) for line in lines), Counter()),
+        cases=matched,
+    )
+
+
+def _line(entry: Entry, line: ExpectationLine, known: Expectations, refused: bool) -> ExpectationLine:
+    return msgspec.structs.replace(
+        line,
+        hits=entry.hits,
+        masked=round(known.masked(entry), 4),
+        stale=entry.stale,
+        refused=refused,
+        happened=bool(entry.happened),
+        mended=entry.mended,
+        matched=dict(entry.cases),
+        deviated=dict(entry.happened),
+    )
+
+
+def warnings(reports: Sequence[RunReport]) -> Iterator[str]:
+    """What reports warned of, without entries that match too much: of those the whole tells."""
+    wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
+    yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
+
+
+def totals(
+    laws: Sequence[LawLine], findings: Sequence[FindingLine], unconfirmed: Sequence[UnconfirmedLine], distinct: int, drawn: int
+) -> Totals:
+    return Totals(
+        cases=sum(law.cases for law in laws),
+        checks=sum(law.checks for law in laws),
+        distinct=distinct,
+        drawn=drawn,
+        rejected=sum(law.rejected for law in laws),
+        refused=sum(law.refused for law in laws),
+        skipped_expected=sum(law.skipped_expected for law in laws),
+        findings=len(findings),
+        new=sum(found.status == "new" for found in findings),
+        unconfirmed=len(unconfirmed),
+    )
