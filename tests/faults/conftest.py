@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from shardlaw.conformance.world import Pool
 from tests.faults import laws
 
 os.environ["SHARDLAW_LAWS"] = laws.__name__
+# commands that other tests start find them too, wherever they are started
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
 LAWS: dict[str, Law] = {law.variant: law for law in laws.LAWS}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +25,3 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     run.features.update({"uneven": 8, "dtype:bool": 2})
     run.judged, run.drawn, run.distinct = 40, 25, {CASE}
     return run
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """The commands that these tests start know nothing of the laws that other tests have put into the environment."""
-    laws = os.environ.pop("SHARDLAW_LAWS", None)
-    try:
-        return (yield)
-    finally:
-        if laws is not None:
-            os.environ["SHARDLAW_LAWS"] = laws
