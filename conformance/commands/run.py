@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from shardlaw.conformance.report.resumed import Earlier
     from shardlaw.conformance.run.engine import Run
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.world.manager import Launch
@@ -29,16 +30,11 @@ INI = Path(__file__).parents[1] / "run.ini"
 def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
     """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. Where ``launch`` starts the
     ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
-    from shardlaw.conformance.report import resumed
     from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.target.config import find_target
 
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
-    before = None
-    if request.last_failed:
-        request = resumed.last_failed(request)
-    elif request.resume:
-        request, before = resumed.earlier(request)
+    request, before = _going_on(request)
     listener = Reporter(request.report, before)
     listener.start(request, target)  # what follows loads torch, which takes seconds
     import pytest
@@ -74,7 +70,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             code = _failed(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             code = live.exit_code()
-            code = resumed.exit_code(before, code) if before is not None else code
+            code = before.exit_code(code) if before is not None else code
     except KeyboardInterrupt:
         code = signals.seen_to()
         live.stopped_by = "SIGTERM" if code == 128 + signal.SIGTERM else "interrupt"
@@ -83,6 +79,15 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
         live.write(code)
         live.listener.summary(live, code)
     return code
+
+
+def _going_on(request: RunRequest) -> tuple[RunRequest, Earlier | None]:
+    """What is left of a request that goes on from an earlier report, and that report. Raises :class:`UsageError`."""
+    if not (request.last_failed or request.resume):
+        return request, None
+    from shardlaw.conformance.report import resumed  # loads torch
+
+    return (resumed.last_failed(request), None) if request.last_failed else resumed.earlier(request)
 
 
 @contextmanager

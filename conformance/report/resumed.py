@@ -26,6 +26,43 @@ class Earlier:
     cases: tuple[str, ...]
     files: dict[str, str]
 
+    def exit_code(self, code: int) -> int:
+        """The exit code of both runs, where that of the second is ``code``: the second's, unless the first found something, or judged
+        what the second had not to."""
+        advisory = {law.id for law in self.report.laws if law.tier == "advisory"}
+        if code in (0, 2, 3) and any(found.law in self.done - advisory for found in self.report.new()):
+            return 1
+        return 0 if code == 2 and self.cases else code
+
+    def joined(self, after: RunReport) -> RunReport:
+        """One report of both runs, with the laws in the order of the first request."""
+        old, lines = self.report, {law.id: law for law in after.laws}
+        laws = [lines.get(law.id, law) for law in old.laws]
+        findings = [*(found for found in old.findings if found.law in self.done), *after.findings]
+        unconfirmed = [*(line for line in old.unconfirmed if line.law in self.done), *after.unconfirmed]
+        features = sum((Counter(law.features) for law in laws), Counter())
+        kept = [line.split(" ", 2) for line in self.cases]
+        distinct = after.totals.distinct + len({text for word, _, text in kept if word != "rejected"})
+        drawn = after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in kept)
+        groups: dict[tuple[str, str, str], list[ExpectationLine]] = {}
+        for line in [*old.expectations, *after.expectations]:
+            groups.setdefault((line.where, line.law, line.kind), []).append(line)
+        _, expectations, too_wide = expectations_of(list(groups.values()), laws)
+        return msgspec.structs.replace(
+            after,
+            started=old.started,
+            seconds=round(old.seconds + after.seconds, 2),
+            laws=laws,
+            findings=findings,
+            unconfirmed=unconfirmed,
+            errors=[*(error for error in old.errors if error.law in self.done), *after.errors],
+            expectations=expectations,
+            warnings=[*too_wide, *warnings([old, after])],
+            features=dict(sorted(features.items())),
+            features_missing=[name for name in old.features_missing if name in after.features_missing],
+            totals=totals(laws, findings, unconfirmed, distinct, drawn),
+        )
+
 
 def last_failed(request: RunRequest) -> RunRequest:
     """The same request for the laws that deviate, or broke, in the report of its folder; what was found there is tried first. Raises
@@ -79,41 +116,3 @@ def _read(option: str, request: RunRequest) -> RunReport:
 def _is_done(law: LawLine) -> bool:
     """Whether a law had its whole turn."""
     return law.outcome != "untested" or (law.reason is not None and not law.reason.startswith(BROKEN))
-
-
-def joined(before: Earlier, after: RunReport) -> RunReport:
-    """One report of both runs, with the laws in the order of the first request."""
-    old, lines = before.report, {law.id: law for law in after.laws}
-    laws = [lines.get(law.id, law) for law in old.laws]
-    findings = [*(found for found in old.findings if found.law in before.done), *after.findings]
-    unconfirmed = [*(line for line in old.unconfirmed if line.law in before.done), *after.unconfirmed]
-    features = sum((Counter(law.features) for law in laws), Counter())
-    kept = [line.split(" ", 2) for line in before.cases]
-    distinct = after.totals.distinct + len({text for word, _, text in kept if word != "rejected"})
-    drawn = after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in kept)
-    groups: dict[tuple[str, str, str], list[ExpectationLine]] = {}
-    for line in [*old.expectations, *after.expectations]:
-        groups.setdefault((line.where, line.law, line.kind), []).append(line)
-    _, expectations, too_wide = expectations_of(list(groups.values()), laws)
-    return msgspec.structs.replace(
-        after,
-        started=old.started,
-        seconds=round(old.seconds + after.seconds, 2),
-        laws=laws,
-        findings=findings,
-        unconfirmed=unconfirmed,
-        errors=[*(error for error in old.errors if error.law in before.done), *after.errors],
-        expectations=expectations,
-        warnings=[*too_wide, *warnings([old, after])],
-        features=dict(sorted(features.items())),
-        features_missing=[name for name in old.features_missing if name in after.features_missing],
-        totals=totals(laws, findings, unconfirmed, distinct, drawn),
-    )
-
-
-def exit_code(before: Earlier, code: int) -> int:
-    """The exit code of both runs: that of the second, unless the first found something, or judged what the second had not to."""
-    advisory = {law.id for law in before.report.laws if law.tier == "advisory"}
-    if code in (0, 2, 3) and any(found.law in before.done - advisory for found in before.report.new()):
-        return 1
-    return 0 if code == 2 and before.cases else code

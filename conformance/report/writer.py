@@ -13,7 +13,6 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.report.certificate import FILE as VERDICTS
 from shardlaw.conformance.report.certificate import certificate_of
 from shardlaw.conformance.report.of_run import finding_line, report_of
-from shardlaw.conformance.report.resumed import joined
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
@@ -80,7 +79,7 @@ class ReportWriter:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
         report = report_of(run, exit_code, self._scripts)
-        report = self.last = joined(self._before, report) if self._before is not None else report
+        report = self.last = self._before.joined(report) if self._before is not None else report
         if (certified := certificate_of(run, exit_code)) is not None:
             write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
