@@ -15,7 +15,7 @@ from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.request import SCALE
+from shardlaw.conformance.run.chosen import SCALE
 from shardlaw.conformance.run.search import Plan
 
 LONGEST = 25 * 60
@@ -26,10 +26,10 @@ def counted(law: Law, profile: str) -> int:
     limits = Limits()
     plan = Plan.of(law, limits, 0, profile)
     try:
-        swept = min(plan.sweeps, len(law.sweep(limits))) if law.sweep is not None else 0
+        swept = min(plan.share.sweeps, len(law.sweep(limits))) if law.sweep is not None else 0
     except TorchMovedError:
         swept = 0
-    return swept + (plan.draws if law.draw is not None else 0)
+    return swept + (plan.share.draws if law.draw is not None else 0)
 
 
 def main(profile: str, pace: float, patterns: list[str]) -> None:

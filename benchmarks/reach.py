@@ -80,7 +80,9 @@ class _Noting(importlib.machinery.SourceFileLoader):
         return compile(tree, path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class Finder(importlib.abc.MetaPathFinder):
+    """Has the files of torch.distributed loaded with notes."""
+
     def __init__(self, first: dict[str, int]) -> None:
         self.first = first
 
@@ -102,7 +104,7 @@ def install() -> None:
 
     with open(os.environ[NOTES], "r+b") as notes:
         setattr(builtins, MARK, mmap.mmap(notes.fileno(), 0))
-    sys.meta_path.insert(0, _Finder(numbered()))
+    sys.meta_path.insert(0, Finder(numbered()))
 
 
 # Afterwards

@@ -141,7 +141,7 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
     laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
     groups = [[report.expectations[at] for report in reports] for at in range(len(first.expectations))]
-    known, expectations, too_wide = expectations_of(groups, laws)
+    known, expectations, too_wide = expectations_of(groups, laws, first.chosen)
     findings, files = _findings(shards, [law.id for law in laws])
     for law in laws:
         broken = any(error.law == law.id for report in reports for error in report.errors)

@@ -45,6 +45,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     return RunReport(
         seed=request.seed,
         profile=request.profile,
+        chosen=request.of_chosen,
         strict=request.strict,
         shard=f"{request.shard[0]}/{request.shard[1]}",
         started=run.started.isoformat(timespec="seconds"),

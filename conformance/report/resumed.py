@@ -47,7 +47,7 @@ class Earlier:
         groups: dict[tuple[str, str, str], list[ExpectationLine]] = {}
         for line in [*old.expectations, *after.expectations]:
             groups.setdefault((line.where, line.law, line.kind), []).append(line)
-        _, expectations, too_wide = expectations_of(list(groups.values()), laws)
+        _, expectations, too_wide = expectations_of(list(groups.values()), laws, after.chosen)
         return msgspec.structs.replace(
             after,
             started=old.started,
@@ -103,7 +103,7 @@ def earlier(request: RunRequest) -> tuple[RunRequest, Earlier]:
     names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
     files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
     kept = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
-    return replace(request, laws=tuple(left)), Earlier(report, done, kept, files)
+    return replace(request, laws=tuple(left), goes_on_chosen=report.chosen), Earlier(report, done, kept, files)
 
 
 def _read(option: str, request: RunRequest) -> RunReport:

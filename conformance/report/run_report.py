@@ -218,12 +218,13 @@ class Certificate(msgspec.Struct, kw_only=True):
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """One run."""
+    """One run. ``chosen``: each law tried its chosen cases alone."""
 
     schema: int = SCHEMA
     harness: str = __version__
     seed: int = 0
     profile: str = "smoke"
+    chosen: bool = False
     strict: bool = False
     shard: str = "1/1"
     started: str = ""

@@ -16,12 +16,12 @@ from shardlaw.conformance.run.expectations import Expectations
 
 
 def expectations_of(
-    groups: Sequence[Sequence[ExpectationLine]], laws: Sequence[LawLine]
+    groups: Sequence[Sequence[ExpectationLine]], laws: Sequence[LawLine], chosen: bool
 ) -> tuple[Expectations, list[ExpectationLine], list[str]]:
     """The expectations, ``groups`` of whose lines are of one each, with what was counted of all; their lines; and what is to be said of
-    those that match too much. ``laws`` are those of the whole."""
+    those that match too much. ``laws`` are those of the whole, which tried ``chosen`` cases or all."""
     entries = [_entry(lines) for lines in groups]
-    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws})
+    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen)
     too_wide = {found.entry: str(found) for found in known.too_wide()}
     told = [_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
     return known, told, list(too_wide.values())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import PROFILES, RunRequest
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
@@ -76,6 +77,7 @@ class Run(RunState):
             laws = [find(law_id) for law_id in listed.laws]
             files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
+        expected.chosen = request.of_chosen
         if listed is not None:  # what one backend is known to do wrong excuses nobody
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})
@@ -141,7 +143,8 @@ class Run(RunState):
         result.reason = self._why_untested(law)
         if result.reason is not None:
             return None
-        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, self._one_chapter)
+        share = share_of(law, self.request, alone=self._one_chapter)
+        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
         plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
         seconds = self._share(law) if self.request.budget else float("inf")
         return LawRun(self, self.pool, self.listener, self.add, plan, seconds)

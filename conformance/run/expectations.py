@@ -5,9 +5,9 @@ target's own, the user's. Where several entries match, the last layer's counts.
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match cases which
 hold, and these are more than 20 % of a law's, hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says
-``wide = true``. A run tries the case of every entry, before anything that it draws: an entry whose case holds, and that happened in no
-other, is stale. Of what it draws it passes over three in four of those cases that entries cover (:mod:`shardlaw.conformance.run.search`),
-and counts none of these.
+``wide = true``; a run of chosen cases cannot tell. A run tries the case of every entry (of chosen cases that of one entry of each cause),
+before anything that it draws: an entry whose case holds, and that happened in no other, is stale. Of what it draws it passes over three
+in four of those cases that entries cover (:mod:`shardlaw.conformance.run.search`), and counts none of these.
 """
 
 from __future__ import annotations
@@ -49,14 +49,18 @@ class TooWide:
 
 
 class Expectations:
-    """The entries that hold for this torch and this target, and what a run counts of them. ``judged`` counts by law the cases so far."""
+    """The entries that hold for this torch and this target, and what a run counts of them. ``judged`` counts by law the cases so far, all
+    of them or ``chosen`` ones, which say nothing of how much an entry would match."""
 
-    def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None) -> None:
+    def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None, chosen: bool = False) -> None:
         self.entries = tuple(entries)
+        self.chosen = chosen
         self._of_law: dict[str, list[Entry]] = {}
         self._of_case: dict[Case, list[Entry]] = {}
         self._cases: dict[str, list[Case]] = {}
         self._judged: Counter[str] = Counter(judged)
+        tried = [entry for entry in self.entries if entry.case and entry.cause and entry.kind not in AVOIDED_KINDS]
+        self._first = {entry.cause.id: entry for entry in reversed(tried) if entry.cause}
         for entry in reversed(self.entries):
             for law_id in entry.laws:
                 self._of_law.setdefault(law_id, []).append(entry)
@@ -66,9 +70,14 @@ class Expectations:
                     self._cases.setdefault(case.law, []).append(case)
                 self._of_case.setdefault(case, []).append(entry)
 
-    def known(self, law_id: str) -> list[Case]:
-        """The cases of a law that entries name, but for those that may hang or crash: trying them costs a world."""
-        return [case for case in self._cases.get(law_id, ()) if AVOIDED_KINDS.isdisjoint(entry.kind for entry in self._of_case[case])]
+    def known(self, law_id: str, *, one_each: bool = False) -> list[Case]:
+        """The cases of a law that entries name, but for those that may hang or crash: trying them costs a world. With ``one_each`` those
+        alone that stand first for their cause."""
+        cases = [case for case in self._cases.get(law_id, ()) if AVOIDED_KINDS.isdisjoint(entry.kind for entry in self._of_case[case])]
+        return [case for case in cases if not one_each or any(self._stands_first(entry) for entry in self._of_case[case])]
+
+    def _stands_first(self, entry: Entry) -> bool:
+        return entry.cause is None or self._first.get(entry.cause.id) is entry
 
     def match(self, law_id: str, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
         """The entry that accounts for a deviation, or ``None``. With ``count`` it is a hit."""
@@ -118,7 +127,7 @@ class Expectations:
     def too_wide(self) -> list[TooWide]:
         """The entries to refuse, each with the law of which it matches most that holds. Laws with fewer than 20 cases say nothing."""
         found = []
-        for entry in self.entries:
+        for entry in self.entries if not self.chosen else ():
             shares = {
                 law_id: (count - entry.happened[law_id]) / self._judged[law_id]
                 for law_id, count in entry.cases.items()

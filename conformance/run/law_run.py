@@ -114,7 +114,8 @@ class LawRun:
 
         try:
             self._pool.wait_ready()
-            known = [*run.known.get(self.law.id, []), *(run.expectations.known(self.law.id) if run.frozen is None else ())]
+            expected = run.expectations.known(self.law.id, one_each=run.request.of_chosen) if run.frozen is None else ()
+            known = [*run.known.get(self.law.id, []), *expected]
             for case in known[run.request.shard[0] - 1 :: run.request.shard[1]]:
                 if case.world <= self._plan.limits.most:
                     self._hand_over(case, False, 0)

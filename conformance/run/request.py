@@ -15,7 +15,6 @@ DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of some where no
 MOST_RANKS = 4096
 MOST_WORLDS = 64
 LONGEST_CASE = 86_400.0  # seconds
-SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -25,6 +24,7 @@ class RunRequest:
 
     ``larger``: how many ranks few cases may have beyond ``world_size``; 0 for none.
     ``storage`` and ``timeout`` stand for what the target says where they are ``None``. ``shard`` is ``(i, n)`` with ``1 <= i <= n``.
+    ``goes_on_chosen``: whether the run that this one goes on with tries chosen cases.
     ``worlds`` is how many worlds of one size work side by side; ``None``: as many as help. Raises :class:`UsageError` for values that mean
     nothing.
     """
@@ -51,6 +51,7 @@ class RunRequest:
     certify: str = ""
     last_failed: bool = False
     resume: bool = False
+    goes_on_chosen: bool | None = None
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -76,6 +77,13 @@ class RunRequest:
                 raise UsageError(f"--expect {path}: no such file")
         if self.known is not None and not self.known.is_dir():
             raise UsageError(f"--known {self.known}: no such folder")
+
+    @property
+    def of_chosen(self) -> bool:
+        """Whether the run tries the chosen cases alone: a smoke run that selects no law (:mod:`.chosen`)."""
+        if self.goes_on_chosen is not None:
+            return self.goes_on_chosen
+        return self.profile == "smoke" and not (self.laws or self.ops or self.certify)
 
     def _check_certified(self) -> None:
         """A certified run is the whole list, on the terms of every other one."""

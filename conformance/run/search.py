@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.request import SCALE
+from shardlaw.conformance.run.chosen import Share, whole_of
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -92,7 +92,7 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
 
 @dataclass
 class Plan:
-    """What one law tries in a run: its first ``sweeps`` enumerated cases and ``draws`` drawn ones, or one shard of them.
+    """What one law tries in a run: its ``share`` of enumerated and drawn cases, or one shard of them.
 
     ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon, ``swept`` those of them that the enumerator gave, of
     how many ``combinations`` (0 where it does not say). ``covered`` says of a case whether a known finding covers it: what is drawn in the
@@ -103,8 +103,7 @@ class Plan:
     law: Law
     limits: Limits
     seed: int
-    sweeps: int
-    draws: int
+    share: Share
     shard: tuple[int, int] = (1, 1)
     covered: Callable[[Case], bool] = none_is
     listed: Sequence[Case] | None = None
@@ -114,11 +113,9 @@ class Plan:
     number: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), alone: bool = False) -> Plan:
-        """``alone``: whether the run tries no law of another chapter."""
-        scale = SCALE[profile]
-        sweeps = max(law.sweeps * scale, law.alone if alone else 0)
-        return cls(law, limits, seed_of(seed, law.id), sweeps, law.draws * scale, shard)
+    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), share: Share | None = None) -> Plan:
+        """The plan of a run's ``seed``; without a ``share`` all that the profile tries."""
+        return cls(law, limits, seed_of(seed, law.id), share or whole_of(law, profile), shard)
 
     def passed_over(self, case: Case) -> bool:
         """Whether a drawn case is left out for the sake of others: by its text, so that it is in every run with these known findings."""
@@ -129,7 +126,7 @@ class Plan:
         self.number = 0
         self.rounds.clear()
         seen: set[Case] = set()
-        left = self.draws
+        left, places = self.share.draws, self.share.places
 
         def offer(case: Case, drawn: bool) -> None:
             self.number += 1
@@ -150,11 +147,12 @@ class Plan:
             for case in self.listed:
                 offer(case, False)
             return
-        if self.law.sweep is not None and self.sweeps:
+        if self.law.sweep is not None and self.share.sweeps:
             cases = self.law.sweep(self.limits)
-            for case in itertools.islice(cases, self.sweeps):
-                self.swept += 1
-                offer(case, False)
+            for place, case in enumerate(itertools.islice(cases, self.share.sweeps)):
+                if places is None or place in places:
+                    self.swept += 1
+                    offer(case, False)
             self.combinations = getattr(cases, "combinations", 0)
         if self.law.draw is not None and left:
             strategy = self.law.drawn(self.limits)

@@ -13,7 +13,8 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
-from shardlaw.conformance.run.request import SCALE, RunRequest
+from shardlaw.conformance.run.chosen import share_of
+from shardlaw.conformance.run.request import RunRequest
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.expectations import Expectations, TooWide
@@ -164,8 +165,7 @@ class RunState:
         """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
         if self.frozen is not None:
             return len(self.frozen.cases)
-        scale = SCALE[self.request.profile]
-        return max(1, sum(law.sweeps + law.draws for law in self.laws) * scale // self.request.shard[1])
+        return max(1, sum(share_of(law, self.request).count for law in self.laws) // self.request.shard[1])
 
     def too_wide(self) -> list[TooWide]:
         """The expectations to refuse. One shard of a run does not say: the share of its few cases is not that of the whole, which a

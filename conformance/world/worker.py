@@ -52,7 +52,7 @@ class LeftBehindError(Exception):
 @dataclass
 class Rank:
     """A rank of a live world, serving its driver at the other end of ``stream``; ``plans`` where its ranks share them. ``together``: all
-    ranks have their places on ``page``."""
+    ranks have their places on ``page``; ``metadata``: the file of what ranks of this pool found of results."""
 
     rank: int
     world: int
@@ -61,6 +61,7 @@ class Rank:
     page: Page
     plans: SharedPlans | None = None
     together: bool = True
+    metadata: str = ""
 
     def __post_init__(self) -> None:
         self._frames = protocol.Frames(protocol.ToRank)
@@ -73,11 +74,11 @@ class Rank:
             self._registry, self._count = compat.name("groups"), compat.name("sequence_number")
         except ImportError:
             self._registry = self._count = None
-        self._metadata = RememberedMetadata()
+        self._metadata = RememberedMetadata(self.metadata)
         self._rng = torch.get_rng_state()
         self._at_first = frozenset(threading.enumerate())  # the target's own
         self._threads = len(self._at_first)
-        self._spoilt = False
+        self._spoilt = self._outside = False
 
     def serve(self) -> None:
         """Until the driver says stop, or is gone."""
@@ -102,7 +103,7 @@ class Rank:
             self._hold_back(data)
             if said.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
                 self._flush()
-            if said.outcome == "deviates" and self.together:
+            if (said.outcome == "deviates" or self._outside) and self.together:
                 self.page.enter(self.rank, batch.serial, index, ANSWERED)
                 self._await_others(batch.serial, index)
             if said.outcome == "raised":
@@ -129,8 +130,11 @@ class Rank:
         self._metadata.begin(wanted=bool(task.reuse))
         if self.plans is not None:
             self.plans.begin(f"{batch}.{index}" if task.reuse == PLANS else "")
+        self._outside = False
         try:
-            try_case(find(task.law), Case.parse(task.text), here)
+            case = Case.parse(task.text)
+            self._outside = "mesh" in case and self.rank not in case.mesh().ranks
+            try_case(find(task.law), case, here)
             self._look_around()
         except Rejected as rejected:
             return here.answer(rejected=str(rejected) or "rejected")
@@ -376,7 +380,8 @@ def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) 
         stream.sendall(protocol.frame(protocol.Ready()))
         together = len(spawn.ranks) == spawn.size
         plans = SharedPlans(rank, spawn.folder) if together and spawn.size > 1 and not lacking() else None
-        Rank(rank, spawn.size, target, stream, page, plans, together).serve()
+        metadata = os.path.join(os.path.dirname(spawn.folder), "metadata")
+        Rank(rank, spawn.size, target, stream, page, plans, together, metadata).serve()
         code = 0
     except (EOFError, ConnectionError):
         code = 0

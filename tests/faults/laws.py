@@ -67,6 +67,12 @@ def wrong_while_others_wait(case: Case, here: RankContext) -> None:
         dist.all_reduce(torch.ones(2))
 
 
+def those_inside_wait_for_all(case: Case, here: RankContext) -> None:
+    """The ranks of the mesh wait for those outside it."""
+    if here.rank in case.mesh().ranks:
+        dist.all_reduce(torch.ones(2))
+
+
 def raises_alike(case: Case, here: RankContext) -> None:
     print("about to raise")
     raise RuntimeError("together")

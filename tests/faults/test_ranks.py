@@ -2,6 +2,7 @@
 
 import pytest
 
+from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.verdict import Verdict
 from tests.faults.conftest import House, case
 
@@ -29,6 +30,14 @@ def test_rank_that_is_wrong_while_the_others_wait(house: House) -> None:
     """What they wait for must not be the next case's."""
     verdict = house.among("wrong_while_others_wait")
     assert (verdict.kind, outcomes(verdict)) == ("divergence", ["silent", "deviates", "silent"])
+
+
+def test_ranks_of_a_mesh_that_wait_for_the_others(house: House) -> None:
+    """A rank outside has nothing to wait for: it must not go on to the next case, whose collective they would meet."""
+    waits = Case.of("fault.rank[those_inside_wait_for_all]", mesh="2@0,2")
+    bad, *good = house.judge(waits, *(case("sums", seed=seed) for seed in range(8)))
+    assert (bad.kind, outcomes(bad)) == ("divergence", ["silent", "held", "silent"])
+    assert {verdict.status for verdict in good} == {"held"}
 
 
 @pytest.mark.parametrize("name", ["raises_alike", "raises_alike_after_sum"])

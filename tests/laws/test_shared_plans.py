@@ -187,8 +187,8 @@ def test_what_a_law_reuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reuse_of(law, "smoke") == ""
 
 
-def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh) -> None:
-    asked, remembered = [], RememberedMetadata()
+def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_path: Path) -> None:
+    asked, remembered = [], RememberedMetadata(str(tmp_path / "metadata"))
     compat.name("op_plans")()
     remembered.begin(wanted=True)
     own = remembered._find
@@ -207,6 +207,27 @@ def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh) -> N
     compat.name("op_plans")()
     assert (x + 1).shape == (4, 4)
     assert len(asked) == 6
+
+
+def test_metadata_that_one_rank_found_the_others_take(lonely: DeviceMesh, tmp_path: Path) -> None:
+    ranks = [RememberedMetadata(str(tmp_path / "metadata")) for _ in range(3)]
+    asked: list[list[Any]] = [[], [], []]
+    shapes = range(1, 65)
+    for rank, remembered in enumerate(ranks):
+
+        def counted(true: Any, schema: Any, own: Any = remembered._find, noted: list[Any] = asked[rank]) -> Any:
+            return own(lambda schema: noted.append(schema) or true(schema), schema)
+
+        compat.name("op_plans")()
+        undo = compat_plans.find_metadata_by(counted)
+        for rows in shapes:
+            x = DTensor.from_local(torch.ones(rows), lonely, [Replicate(), Replicate()])
+            assert (x + 1).shape == (rows,)
+        undo()
+    compat.name("op_plans")()
+    assert len(asked[0]) == len(shapes)
+    assert 0 < len(asked[1]) < len(shapes) / 4  # those that every rank asks for itself
+    assert [str(schema) for schema in asked[1]] == [str(schema) for schema in asked[2]]
 
 
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

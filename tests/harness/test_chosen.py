@@ -1,0 +1,70 @@
+"""The cases of a smoke run of everything are those that were chosen, by place and number."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.chosen import Tried, cover
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws import catalogue, find
+from shardlaw.conformance.run.chosen import Share, chosen, share_of, whole_of, written
+from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.search import Plan
+
+LAW = "redistribute.local"
+
+
+def offered(share: Share | None = None) -> tuple[list[str], list[str]]:
+    """The enumerated and the drawn cases of a law under smoke."""
+    found: tuple[list[str], list[str]] = [], []
+    Plan.of(find(LAW), Limits(), 1, "smoke", share=share).feed(lambda case, drawn: found[drawn].append(case.text))
+    return found
+
+
+def test_a_plan_takes_the_places_of_its_share_and_as_many_draws() -> None:
+    every, drawn = offered()
+    swept, fewer = offered(Share(8, 5, frozenset({1, 4, 7})))
+    assert swept == [every[at] for at in (1, 4, 7)]
+    assert 0 < len(fewer) <= 5 < len(drawn)
+
+
+def test_a_run_of_everything_tries_what_was_chosen_and_a_selection_all() -> None:
+    law = find(LAW)
+    assert share_of(law, RunRequest()) == chosen()[LAW]
+    for other in (
+        RunRequest(laws=("redistribute.*",)),
+        RunRequest(ops=("add",)),
+        RunRequest(profile="ci"),
+        RunRequest(certify="dtensor-2026.1"),
+    ):
+        assert share_of(law, other) == whole_of(law, other.profile)
+    assert share_of(law, RunRequest(laws=(LAW,), goes_on_chosen=True)) == chosen()[LAW]
+    assert share_of(replace(law, id="redistribute.unheard-of"), RunRequest()).places is None
+
+
+def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:
+    for law_id, share in chosen().items():
+        law = catalogue()[law_id]
+        assert share.count, law_id
+        assert share.sweeps <= law.sweeps, law_id
+        assert share.draws <= law.draws, law_id
+
+
+@pytest.mark.parametrize("places", [set(), {0}, {0, 1, 2}, {1, 3, 4, 5, 9}])
+def test_places_are_read_as_written(places: set[int]) -> None:
+    from shardlaw.conformance.run.chosen import _read
+
+    assert _read(written(places), "3").places == places
+
+
+def test_the_cheapest_cases_that_show_everything_are_chosen() -> None:
+    def case(text: str, seconds: float, *blocks: int, word: str = "held") -> Tried:
+        assert Case.parse(text).law == LAW
+        return Tried(LAW, text, word, False, seconds, set(blocks))
+
+    one = case(f"{LAW} mesh=2 x=4:R to=R", 0.1, 1, 2)
+    dear = case(f"{LAW} mesh=2 x=4:R to=R seed=1", 0.9, 1, 2, 3)
+    cheap = case(f"{LAW} mesh=2 x=4:R to=R seed=2", 0.1, 3)
+    wrong = case(f"{LAW} mesh=2 x=4:R to=R seed=3", 0.1, 1, word="wrong-value")
+    assert {one.text for one in cover([one, dear, cheap, wrong])} == {one.text, cheap.text, wrong.text}
