@@ -12,7 +12,7 @@ from shardlaw.conformance.run.chosen import Share, chosen, share_of, whole_of, w
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.search import Plan
 
-LAW = "redistribute.local"
+LAW = "layout.run-check"
 
 
 def offered(share: Share | None = None) -> tuple[list[str], list[str]]:
@@ -63,8 +63,8 @@ def test_the_cheapest_cases_that_show_everything_are_chosen() -> None:
         assert Case.parse(text).law == LAW
         return Tried(LAW, text, word, False, seconds, set(blocks))
 
-    one = case(f"{LAW} mesh=2 x=4:R to=R", 0.1, 1, 2)
-    dear = case(f"{LAW} mesh=2 x=4:R to=R seed=1", 0.9, 1, 2, 3)
-    cheap = case(f"{LAW} mesh=2 x=4:R to=R seed=2", 0.1, 3)
-    wrong = case(f"{LAW} mesh=2 x=4:R to=R seed=3", 0.1, 1, word="wrong-value")
+    one = case(f"{LAW} mesh=2 x=4:R how=data", 0.1, 1, 2)
+    dear = case(f"{LAW} mesh=2 x=4:R how=data seed=1", 0.9, 1, 2, 3)
+    cheap = case(f"{LAW} mesh=2 x=4:R how=data seed=2", 0.1, 3)
+    wrong = case(f"{LAW} mesh=2 x=4:R how=data seed=3", 0.1, 1, word="wrong-value")
     assert {one.text for one in cover([one, dear, cheap, wrong])} == {one.text, cheap.text, wrong.text}
