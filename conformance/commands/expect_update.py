@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.condition import facts
 from shardlaw.conformance.law.verdict import KINDS, struck
 from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Tried, common_pattern, parting, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry, read
 from shardlaw.conformance.run.expectations import WIDEST_SHARE
+from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -67,8 +70,8 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
 
 @dataclass
 class Draft:
-    """An entry to be: what it matches, the findings that it accounts for, and the share of its law's cases that it would match and which
-    hold."""
+    """An entry to be: what it matches (``features`` also holds words of fields, as ``NAME=WORD``), the findings that it accounts for, and
+    the share of its law's cases that it would match and which hold."""
 
     law: str
     kind: str
@@ -79,18 +82,24 @@ class Draft:
 
     def takes(self, found: FindingLine, law: Law) -> bool:
         """Account for a finding, if it is one of this entry's."""
-        fits = (law.id, found.kind, _signature(found)) == (self.law, self.kind, self.signature) and {*self.features} <= {*found.features}
+        fits = (law.id, found.kind, _signature(found)) == (self.law, self.kind, self.signature) and {*self.features} <= {*_told(found)}
         if fits:
             self.found.append(found)
         return fits
 
 
 def _draft(found: FindingLine, law: Law, cases: Sequence[Tried]) -> Draft:
-    features = parting(found.features, found.kind, cases)
+    features = parting(_told(found), found.kind, cases)
     share = 0.0
     if features is None:
         features, share = _narrow(found, cases)
     return Draft(law.id, found.kind, features, _signature(found), [found], share)
+
+
+def _told(found: FindingLine) -> list[str]:
+    """The features of a finding and the words of its case; of one that needs a history the features alone, since its entry has no case."""
+    case = Case.from_json(found.case)
+    return [*found.features, *(() if case.after else sorted(facts(case)))]
 
 
 def _of_chapters(drafts: Sequence[Draft], cases: Mapping[str, Sequence[Tried]]) -> list[Draft]:
@@ -136,6 +145,10 @@ def _check(found: FindingLine, laws: set[str], path: Path) -> None:
     for feature in found.features:
         if not known(feature):
             raise refuse(f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
+    try:
+        Case.from_json(found.case)
+    except NotationError as error:
+        raise refuse(str(error)) from None
     if found.kind in SIGNED_KINDS and found.signature.count(" | ") < 3:
         raise refuse(f"a finding of kind {found.kind!r} without a signature")
 
@@ -154,7 +167,7 @@ def _entry_for(found: FindingLine, law: Law, there: Sequence[Entry], report: Run
 
 def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
     here = law.id in entry.laws and entry.holds(report.target.torch, report.target.name)
-    return here and entry.matches(found.kind, frozenset(found.features), _error(found))
+    return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error(found))
 
 
 def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
@@ -166,7 +179,10 @@ def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> li
     comments += [f"and {other.id} {other.text}" for other in others]
     if draft.share > WIDEST_SHARE:
         comments.append(f"matches cases that hold, {draft.share:.0%} of those of its law: refused unless it says wide = true")
-    keys: dict[str, str | list[str]] = {"law": draft.law, "kind": draft.kind, "features": draft.features}
+    features, words = [name for name in draft.features if "=" not in name], [name for name in draft.features if "=" in name]
+    keys: dict[str, str | list[str] | dict[str, str]] = {"law": draft.law, "kind": draft.kind, "features": features}
+    if words:
+        keys["where"] = dict(name.split("=", 1) for name in words)
     if draft.signature:
         keys["signature"] = draft.signature
     keys["torch"] = versions
@@ -214,7 +230,9 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 
-def _toml(value: str | list[str]) -> str:
+def _toml(value: str | list[str] | dict[str, str]) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name if name.isidentifier() else _toml(name)} = {_toml(text)}" for name, text in value.items()) + " }"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

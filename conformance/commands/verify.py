@@ -175,7 +175,7 @@ def _of_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Itera
 def _of_expected(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
     """Whether what is called expected is what this version expects of that torch."""
     ours = _shipped(report.target.torch, report.target.name)
-    keys = {(entry.file.name, entry.law, entry.kind, tuple(sorted(entry.features)), entry.reason) for entry in ours.entries}
+    keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.needs), entry.reason) for entry in ours.entries}
     for line in report.expectations:
         file = line.where.rpartition(":")[0]
         if (Path(file).name, line.law, line.kind, tuple(line.features), line.reason) not in keys:
@@ -186,7 +186,7 @@ def _of_expected(report: RunReport, listed: FrozenList, said: dict[str, str]) ->
             features = features_of(case, find(case.law))
             if not any(
                 entry.cause and entry.cause.id == cause and entry.kind == kind and case.law in entry.laws
-                and {name for name in entry.features if not name.startswith("op:")} <= features
+                and entry.reaches(case, features | {name for name in entry.features if name.startswith("op:")})
                 for entry in ours.entries
             ):  # fmt: skip
                 yield f"{case.text}: no cause {cause} accounts for its {kind}"

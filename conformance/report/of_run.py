@@ -158,7 +158,7 @@ def _expectation_line(entry: Entry, run: RunState, torch_version: str, refused: 
         hits=entry.hits,
         masked=round(run.expectations.masked(entry), 4),
         stale=entry.stale,
-        features=sorted(entry.features),
+        features=entry.needs,
         reason=entry.reason,
         finding=entry.finding,
         where=entry.where,

@@ -1,4 +1,4 @@
-"""The fewest features that part what deviates from what holds: the cases of a run are the data.
+"""The fewest features and fields that part what deviates from what holds: the cases of a run are the data.
 
 A run writes every case that it judged into ``cases.txt``. Of a finding they tell which of its features matter: those without which cases
 hold. ``shardlaw expect update`` names these and no others, so that an entry accounts for the next example of the same fault too.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 # what ranks alone can tell: the text of a case does not have it
@@ -21,7 +21,8 @@ MOST = 3
 
 @dataclass(frozen=True)
 class Tried:
-    """A case that a run judged: ``held``, ``refused`` or the kind of its deviation, and its features as far as its text tells."""
+    """A case that a run judged: ``held``, ``refused`` or the kind of its deviation, and what its text tells: its features, and what its
+    fields say in one word (``NAME=WORD``)."""
 
     verdict: str
     features: frozenset[str]
@@ -30,6 +31,7 @@ class Tried:
 def tried(path: Path) -> dict[str, list[Tried]]:
     """By law, the cases that a file of cases lists; nothing where it cannot be read, or is of other laws than these."""
     from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.condition import facts
     from shardlaw.conformance.law.features.features import features_of
     from shardlaw.conformance.laws import catalogue
     from shardlaw.reference.notation import NotationError
@@ -40,23 +42,24 @@ def tried(path: Path) -> dict[str, list[Tried]]:
             verdict, _, text = (*line.split(" ", 2), "", "")[:3]
             law = laws.get(text.partition(" ")[0])
             if law is not None:
-                found[law.id].append(Tried(verdict, features_of(Case.parse(text), law)))
+                found[law.id].append(Tried(verdict, features_of(case := Case.parse(text), law) | facts(case)))
     except (OSError, UnicodeDecodeError, NotationError):
         return {}
     return found
 
 
 def parting(features: Sequence[str], kind: str, cases: Sequence[Tried]) -> list[str] | None:
-    """The fewest of these features that no case has which does not deviate so, those that most deviating cases have; ``None`` where no
-    three of them part, or no cases tell."""
+    """The fewest of these features and words that no case has which does not deviate so, those that most deviating cases have, features
+    before words; ``None`` where no three of them part, or no cases tell."""
     names = [name for name in features if not name.startswith(SEEN_BY_RANKS)]
     deviating = [case.features for case in cases if case.verdict == kind]
     others = [case.features for case in cases if case.verdict != kind]
     if not deviating or not others:
         return None
-    for some in ([name for name in names if not name.startswith(LAST_FEATURES)], names):
-        for size in range(1, MOST + 1):
-            fitting = [chosen for chosen in combinations(some, size) if not any(other.issuperset(chosen) for other in others)]
+    telling = [name for name in names if not name.startswith(LAST_FEATURES)]
+    for some, size in product((telling, names), range(1, MOST + 1)):
+        for part in ([name for name in some if "=" not in name], some):
+            fitting = [chosen for chosen in combinations(part, size) if not any(other.issuperset(chosen) for other in others)]
             if fitting:
                 return list(max(fitting, key=lambda chosen: sum(case.issuperset(chosen) for case in deviating)))
     return None

@@ -13,6 +13,7 @@ A cause, with the findings that it accounts for::
     law = "op.forward[nn.functional.mse_loss]"      # as on the command line
     kind = "wrong-value"
     features = ["uneven"]              # all of them on the case
+    where = { reduction = "mean" }     # what its fields hold: shardlaw.conformance.law.condition; wants a case, which shows it
     signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash
     torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
     target = "nccl"                    # where it is true of one target only
@@ -45,6 +46,7 @@ import msgspec
 
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import glob, select_ids
 from shardlaw.conformance.law.verdict import KINDS, struck
 
@@ -100,6 +102,7 @@ class Entry:
     kind: str
     reason: str
     features: frozenset[str] = frozenset()
+    conditions: tuple[Condition, ...] = ()
     signature: str = ""
     torch: str = ""
     target: str = ""
@@ -148,9 +151,19 @@ class Entry:
     def _error(self) -> re.Pattern[str]:
         return re.compile(glob(_error(self.signature)).pattern)
 
-    def matches(self, kind: str, features: AbstractSet[str], error: str) -> bool:
+    @property
+    def needs(self) -> list[str]:
+        """What a case must have, each in words: its features, and what its fields hold."""
+        return [*sorted(self.features), *map(str, self.conditions)]
+
+    def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
+        """Whether a case of one of its laws, which has these features, is one that it is about."""
+        return self.features <= features and all(condition.holds(case) for condition in self.conditions)
+
+    def matches(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
         """Whether it accounts for a deviation of one of its laws."""
-        return kind == self.kind and self.features <= features and (not self.signature or self._error.search(struck(error)) is not None)
+        told = kind == self.kind and (not self.signature or self._error.search(struck(error)) is not None)
+        return told and self.reaches(case, features)
 
     def holds(self, torch_version: str, target: str) -> bool:
         """Whether it is about this torch and this target."""
@@ -195,6 +208,7 @@ NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 ENTRY_KEYS: Keys = {
     **dict.fromkeys(ENTRY_TEXTS, TEXT),
     "features": (list[str], "a list of texts"),
+    "where": (dict[str, Any], "a table of fields and what they hold"),
     **dict.fromkeys(MARKS, (bool, "true or false")),
 }
 CAUSE_KEYS: Keys = {
@@ -304,8 +318,10 @@ class _File:
         _check_signature(block, refuse)
         laws = self._laws(block["law"], refuse)
         _check_case(block.get("case", ""), laws, refuse)
+        conditions = _conditions(block, refuse)
         told = {key: block[key] for key in (*ENTRY_TEXTS, *MARKS, "reason") if key in block}
-        return Entry(**told, features=frozenset(block.get("features", ())), cause=cause, file=self.file, line=line, laws=laws)
+        features = frozenset(block.get("features", ()))
+        return Entry(**told, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
 
     def _laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
         if pattern.startswith("!"):
@@ -344,6 +360,21 @@ def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
         raise refuse("case", f"case = {text!r}: {error}") from None
     if case.law not in laws:
         raise refuse("case", f"case = {text!r}: want a case of a law that the entry is about")
+
+
+def _conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ...]:
+    found = []
+    for field_name, value in block.get("where", {}).items():
+        said = f"where.{field_name} = {value!r}"
+        try:
+            found.append(Condition.of(field_name, value))
+        except ValueError as error:
+            raise refuse("where", f"{said}: {error}") from None
+        if "case" not in block:
+            raise refuse("where", f"{said}: want a case that shows it")
+        if not found[-1].holds(Case.parse(block["case"])):
+            raise refuse("where", f"{said}: the entry's own case has something else")
+    return tuple(found)
 
 
 def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,13 +79,13 @@ class Expectations:
     def _stands_first(self, entry: Entry) -> bool:
         return entry.cause is None or self._first.get(entry.cause.id) is entry
 
-    def match(self, law_id: str, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
+    def match(self, case: Case, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
         """The entry that accounts for a deviation, or ``None``. With ``count`` it is a hit."""
-        found = [entry for entry in self._of_law.get(law_id, ()) if entry.matches(kind, features, error)]
+        found = [entry for entry in self._of_law.get(case.law, ()) if entry.matches(case, kind, features, error)]
         if count and found:
             found[0].hits += 1
             for entry in found:
-                entry.happened[law_id] += 1
+                entry.happened[case.law] += 1
         return found[0] if found else None
 
     def match_verdict(self, law: Law, verdict: Verdict) -> Entry | None:
@@ -93,32 +93,32 @@ class Expectations:
         from shardlaw.conformance.law.features.features import features_of
 
         features = features_of(verdict.case, law) | set(verdict.features)
-        return self.match(law.id, verdict.kind or "", features, verdict.error, count=False)
+        return self.match(replace(verdict.case, law=law.id), verdict.kind or "", features, verdict.error, count=False)
 
-    def avoid(self, law_id: str, features: AbstractSet[str]) -> Entry | None:
+    def avoid(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
-        for entry in self._of_law.get(law_id, ()):
-            if entry.kind in AVOIDED_KINDS and entry.hits >= HITS_BEFORE_AVOIDED and entry.features <= features:
-                self.judged(law_id, features)
-                entry.happened[law_id] += 1
+        for entry in self._of_law.get(case.law, ()):
+            if entry.kind in AVOIDED_KINDS and entry.hits >= HITS_BEFORE_AVOIDED and entry.reaches(case, features):
+                self.judged(case, features)
+                entry.happened[case.law] += 1
                 return entry
         return None
 
-    def covers(self, law_id: str, features: AbstractSet[str]) -> bool:
-        """Whether an entry that names features matches a case of a law, whatever comes of it."""
-        return any(entry.features and entry.features <= features for entry in self._of_law.get(law_id, ()))
+    def covers(self, case: Case, features: AbstractSet[str]) -> bool:
+        """Whether an entry that names features or fields matches a case, whatever comes of it."""
+        return any((entry.features or entry.conditions) and entry.reaches(case, features) for entry in self._of_law.get(case.law, ()))
 
     def tried(self, verdict: Verdict) -> None:
         """Note what became of the entries whose own case was judged."""
         for entry in self._of_case.get(verdict.case, ()):
             entry.mended = verdict.status != "deviates"
 
-    def judged(self, law_id: str, features: AbstractSet[str]) -> None:
-        """Count one case of a law towards the share that entries would match."""
-        self._judged[law_id] += 1
-        for entry in self._of_law.get(law_id, ()):
-            if entry.features <= features:
-                entry.cases[law_id] += 1
+    def judged(self, case: Case, features: AbstractSet[str]) -> None:
+        """Count one case towards the share of its law's that entries would match."""
+        self._judged[case.law] += 1
+        for entry in self._of_law.get(case.law, ()):
+            if entry.reaches(case, features):
+                entry.cases[case.law] += 1
 
     def masked(self, entry: Entry) -> float:
         """The largest share, from 0 to 1, of the cases of one of its laws that an entry would match."""

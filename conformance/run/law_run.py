@@ -71,7 +71,7 @@ class LawRun:
         self._listener = listener
         self._add = add
         self._plan = plan
-        plan.covered = lambda case: run.expectations.covers(plan.law.id, features_of(case, plan.law))
+        plan.covered = lambda case: run.expectations.covers(case, features_of(case, plan.law))
         self._seconds = seconds
         self._reuse = reuse_of(plan.law, run.request.profile)
         self._fed = False
@@ -131,7 +131,7 @@ class LawRun:
 
     def _hand_over(self, case: Case, drawn: bool, number: int) -> None:
         features = features_of(case, self.law)
-        if self._run.frozen is None and self._run.expectations.avoid(self.law.id, features) is not None:
+        if self._run.frozen is None and self._run.expectations.avoid(case, features) is not None:
             self.result.skipped_expected += 1
             return
 
@@ -175,7 +175,7 @@ class LawRun:
         reached = seen.features | set(verdict.features)
         run.features.update(reached)
         result.features.update(reached)
-        run.expectations.judged(self.law.id, reached)
+        run.expectations.judged(verdict.case, reached)
         run.expectations.tried(verdict)
         if verdict.status == "refused":
             result.refused += 1
@@ -185,7 +185,7 @@ class LawRun:
         elif verdict.status == "deviates":
             result.wrong += 1
             result.deviating.update(reached)
-            entry = run.expectations.match(self.law.id, verdict.kind or "", reached, verdict.error)
+            entry = run.expectations.match(verdict.case, verdict.kind or "", reached, verdict.error)
             if entry is not None:
                 result.expected += 1
                 if run.frozen is not None:

@@ -126,11 +126,11 @@ def test_an_entry_matches_its_finding_and_is_taken_once_it_has_a_reason(shell: S
     found = finding(kind=kind, error=error)
     shell(str(report(shell.folder / "report", found)))
     (entry,) = shell.filled()
-    assert entry.matches(kind, set(found.features), error)
-    assert not entry.matches(kind, set(found.features) - {"uneven"}, error)
+    assert entry.matches(GATHER, kind, set(found.features), error)
+    assert not entry.matches(GATHER, kind, set(found.features) - {"uneven"}, error)
     assert (entry.law, entry.finding, entry.reason) == (found.law, found.id, "it is known")
     if error.strip() and entry.signature != "*":
-        assert not entry.matches(kind, set(found.features), "a different text")
+        assert not entry.matches(GATHER, kind, set(found.features), "a different text")
 
 
 def test_an_entry_is_of_the_torch_and_the_target_that_were_run(shell: Shell) -> None:
@@ -181,12 +181,31 @@ def test_an_entry_names_the_features_without_which_cases_hold_and_stands_for_a_c
     assert [finding(case).id in said for case in (first, second)] == [True, True]
     (entry,) = shell.filled()
     assert (entry.law, entry.features) == ("redistribute.*", {"uneven"})
-    assert all(entry.matches("wrong-value", features_of(case, find(case.law)), "") for case in uneven)
+    assert all(entry.matches(case, "wrong-value", features_of(case, find(case.law)), "") for case in uneven)
     # where a case of another law has the feature and holds, the entry is of these laws alone
     shell.file.unlink()
     (folder / "cases.txt").write_text("".join([*lines, "held drawn redistribute.same mesh=2 x=5:S(0) to=R\n"]))
     shell(str(folder))
     assert [entry.law for entry in shell.filled()] == ["redistribute.local", "redistribute.back"]
+
+
+def test_an_entry_says_what_a_field_holds_where_no_feature_parts(shell: Shell) -> None:
+    """What deviates is what is asked for in one way; a number or a seed is no way."""
+    text = "collective.mismatch mesh=2 attempt={} seed={}"
+    wrong, held = ([Case.parse(text.format(word, seed)) for seed in range(3)] for word in ("dtype", "shape"))
+    folder = report(shell.folder / "report", finding(wrong[0], features=[]))
+    lines = [f"wrong-value drawn {case.text}\n" for case in wrong] + [f"held drawn {case.text}\n" for case in held]
+    (folder / "cases.txt").write_text("".join(lines))
+    shell(str(folder))
+    assert 'where = { attempt = "dtype" }' in shell.file.read_text()
+    (entry,) = shell.filled()
+    assert [entry.matches(case, "wrong-value", set(), "") for case in (*wrong, *held)] == [True] * 3 + [False] * 3
+    shell.file.unlink()
+    dtyped = [case.with_fields(x=f"4:R:{dtype}") for case, dtype in zip(wrong, ("int8", "int8", "float64"), strict=True)]
+    (folder / "cases.txt").write_text("".join(f"{'wrong-value' if 'int8' in case.text else 'held'} drawn {case.text}\n" for case in dtyped))
+    report(folder, finding(dtyped[0], features=[]))
+    shell(str(folder))
+    assert 'where = { "x.dtype" = "int8" }' in shell.file.read_text()
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])

@@ -29,6 +29,9 @@ class FakeLaw:
 LAWS = [FakeLaw("op.forward[mean]"), FakeLaw("op.forward[sum]"), FakeLaw("mesh.groups"), FakeLaw("roundtrip.dtensor", ("roundtrip.old",))]
 MEAN = '[[expect]]\nlaw = "op.forward[mean]"\nkind = "wrong-value"\nfeatures = ["uneven"]\nreason = "weighs ranks, not elements"\n'
 
+MEAN_CASE = Case.parse("op.forward[mean] mesh=2 a=5:S(0) steps=mean(a)")
+SUM_CASE = Case.parse("op.forward[sum] mesh=2 a=5:S(0) steps=sum(a)")
+
 CAUSE = """[[cause]]
 id = "weighs-ranks"
 title = "The mean weighs ranks, not elements"
@@ -74,10 +77,10 @@ def refusal(text: str, folder: Path) -> str:
 
 def test_an_entry_matches_law_kind_and_all_its_features(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
-    assert known.match("op.forward[mean]", "wrong-value", {"uneven", "mesh-2d"}, "") is known.entries[0]
-    assert known.match("op.forward[sum]", "wrong-value", {"uneven"}, "") is None
-    assert known.match("op.forward[mean]", "wrong-layout", {"uneven"}, "") is None
-    assert known.match("op.forward[mean]", "wrong-value", {"mesh-2d"}, "") is None
+    assert known.match(MEAN_CASE, "wrong-value", {"uneven", "mesh-2d"}, "") is known.entries[0]
+    assert known.match(SUM_CASE, "wrong-value", {"uneven"}, "") is None
+    assert known.match(MEAN_CASE, "wrong-layout", {"uneven"}, "") is None
+    assert known.match(MEAN_CASE, "wrong-value", {"mesh-2d"}, "") is None
     assert known.entries[0].hits == 1
     assert known.entries[0].where == f"{tmp_path}/op.toml:1"
 
@@ -87,6 +90,38 @@ def test_a_law_is_a_glob_or_an_alias(tmp_path: Path) -> None:
     known = loaded(text, tmp_path)
     assert known.entries[0].laws == ("op.forward[mean]", "op.forward[sum]")
     assert known.entries[1].laws == ("roundtrip.dtensor",)
+
+
+WHERE = MEAN.replace('features = ["uneven"]', 'case = "op.forward[mean] mesh=2 a=5x4:S(0):int64 steps=mean(a,-1) way=b"\nwhere = {}')
+
+
+@pytest.mark.parametrize(
+    ("where", "matched", "other"),
+    [
+        ('way = "b"', "way=b", "way=bb"),
+        ('way = ["a", "b"]', "way=a", "way=c"),
+        ("way = true", "way=c", "seed=3"),
+        ("side = false", "way=c", "side=a"),
+        ("steps = '/,-\\d\\)/'", "steps=sum(a,-2)", "steps=sum(a,2)"),
+        ('"a.dtype" = "int64"', "a=4:R:int64", "a=4:R b=4:R:int64"),
+        ('"*.dtype" = "/int/"', "a=4 b=4:R:int8", "a=4:R"),
+        ('"a.placements" = "/^S/"', "a=4:S(0)", "a=4:R"),
+        ('"a.placements" = ["S(0)", "-"]', "a=4", "a=4:R"),
+        ('"a.shape" = "/x/"', "a=4x1", "a=4"),
+        ('"a.shards" = "2", "a.largest" = ["12"]', "mesh=2x2 a=5x4:S(0),R", "mesh=2x2 a=5x4:S(0),S(1)"),
+        ('way = "b", "a.fill" = "distinct"', "way=b a=4:R", "way=b a=4:R:float32:ties"),
+    ],
+)
+def test_an_entry_says_what_fields_hold(where: str, matched: str, other: str, tmp_path: Path) -> None:
+    known = loaded(WHERE.replace("{}", f"{{ {where} }}"), tmp_path)
+    mesh = "" if "mesh=" in matched else "mesh=2 "
+    for text, hit in ((matched, True), (other, False)):
+        case = Case.parse(f"op.forward[mean] {mesh}{text}")
+        assert (known.match(case, "wrong-value", set(), "") is not None) is hit, text
+        assert known.covers(case, set()) is hit
+        known.judged(case, set())
+    assert known.entries[0].cases == {"op.forward[mean]": 1}
+    assert known.entries[0].needs[0].startswith(where.split(" = ", maxsplit=1)[0].strip('"'))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +137,7 @@ def test_a_law_is_a_glob_or_an_alias(tmp_path: Path) -> None:
 )
 def test_a_signature_is_part_of_the_struck_error(signature: str, error: str, hit: bool, tmp_path: Path) -> None:
     known = loaded(f"{MEAN.replace('wrong-value', 'raised')}signature = '{signature}'\n", tmp_path)
-    assert (known.match("op.forward[mean]", "raised", {"uneven"}, error) is not None) is hit
+    assert (known.match(MEAN_CASE, "raised", {"uneven"}, error) is not None) is hit
 
 
 @pytest.mark.parametrize(
@@ -132,11 +167,11 @@ def test_a_later_layer_accounts_for_what_two_match(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(MEAN.replace("weighs", "mine: weighs"))
     (tmp_path / "theirs.toml").write_text(MEAN)
     known = load([tmp_path / "theirs.toml", tmp_path / "mine.toml"], LAWS, "2.13.0")  # type: ignore[arg-type]
-    entry = known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+    entry = known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
     assert entry is not None
     assert entry.reason.startswith("mine")
     for _ in range(30):
-        known.judged("op.forward[mean]", {"uneven"})
+        known.judged(MEAN_CASE, {"uneven"})
     assert not any(entry.stale for entry in known.entries)
 
 
@@ -157,27 +192,27 @@ def test_an_entry_may_be_true_of_one_target_only(tmp_path: Path) -> None:
 def test_an_expected_hang_is_avoided_after_three_hits(tmp_path: Path) -> None:
     known = loaded(MEAN.replace("wrong-value", "hang"), tmp_path)
     for _ in range(3):
-        assert known.avoid("op.forward[mean]", {"uneven"}) is None
-        known.judged("op.forward[mean]", {"uneven"})
-        known.match("op.forward[mean]", "hang", {"uneven"}, "")
-    assert known.avoid("op.forward[mean]", {"uneven", "permuted"}) is known.entries[0]
-    assert known.avoid("op.forward[mean]", {"permuted"}) is None
-    assert known.avoid("op.forward[sum]", {"uneven"}) is None
+        assert known.avoid(MEAN_CASE, {"uneven"}) is None
+        known.judged(MEAN_CASE, {"uneven"})
+        known.match(MEAN_CASE, "hang", {"uneven"}, "")
+    assert known.avoid(MEAN_CASE, {"uneven", "permuted"}) is known.entries[0]
+    assert known.avoid(MEAN_CASE, {"permuted"}) is None
+    assert known.avoid(SUM_CASE, {"uneven"}) is None
     assert known.entries[0].cases["op.forward[mean]"] == 4
 
 
 def test_an_expected_wrong_value_is_never_avoided(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(9):
-        known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
-    assert known.avoid("op.forward[mean]", {"uneven"}) is None
+        known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
+    assert known.avoid(MEAN_CASE, {"uneven"}) is None
 
 
 def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
     known = loaded(MEAN.replace("op.forward[mean]", "op.forward"), tmp_path)
     for at in range(100):
-        known.judged("op.forward[mean]", {"uneven"} if at < 30 else set())
-        known.judged("op.forward[sum]", {"uneven"} if at < 10 else set())
+        known.judged(MEAN_CASE, {"uneven"} if at < 30 else set())
+        known.judged(SUM_CASE, {"uneven"} if at < 10 else set())
     assert known.masked(known.entries[0]) == 0.3
     (wide,) = known.too_wide()
     assert (wide.law, wide.share) == ("op.forward[mean]", 0.3)
@@ -190,18 +225,18 @@ def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
 def test_an_entry_is_wide_beyond_a_fifth_of_the_cases_of_a_law(tmp_path: Path, cases: int, matched: int, wide: bool) -> None:
     known = loaded(MEAN, tmp_path)
     for at in range(cases):
-        known.judged("op.forward[mean]", {"uneven"} if at < matched else set())
+        known.judged(MEAN_CASE, {"uneven"} if at < matched else set())
     assert bool(known.too_wide()) is wide
 
 
 def test_an_entry_is_as_wide_as_what_it_matches_holds(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(30):
-        known.judged("op.forward[mean]", {"uneven"})
+        known.judged(MEAN_CASE, {"uneven"})
     for _ in range(24):
-        known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+        known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
     assert (known.masked(known.entries[0]), known.too_wide()) == (1.0, []), "six of thirty hold"
-    known.judged("op.forward[mean]", {"uneven"})
+    known.judged(MEAN_CASE, {"uneven"})
     (wide,) = known.too_wide()
     assert wide.share == 7 / 31
 
@@ -209,9 +244,9 @@ def test_an_entry_is_as_wide_as_what_it_matches_holds(tmp_path: Path) -> None:
 def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(19):
-        known.judged("op.forward[mean]", {"uneven"})
+        known.judged(MEAN_CASE, {"uneven"})
     assert not known.too_wide()
-    known.judged("op.forward[mean]", {"uneven"})
+    known.judged(MEAN_CASE, {"uneven"})
     assert known.too_wide()
 
 
@@ -219,7 +254,7 @@ def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
 def test_a_shard_does_not_say_how_wide_an_entry_is(tmp_path: Path, shard: tuple[int, int], wide: int) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(20):
-        known.judged("op.forward[mean]", {"uneven"})
+        known.judged(MEAN_CASE, {"uneven"})
     run = SimpleNamespace(request=RunRequest(seed=7, shard=shard), expectations=known)
     assert len(Run.too_wide(run)) == wide  # type: ignore[arg-type]
 
@@ -228,12 +263,12 @@ def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tm
     known = loaded(MEAN, tmp_path)
     for at in range(20):
         assert not known.stale("op.forward[mean]"), at
-        known.judged("op.forward[mean]", {"uneven"})
+        known.judged(MEAN_CASE, {"uneven"})
     assert known.stale("op.forward[mean]")
     assert not known.stale("op.forward[sum]")
-    known.match("op.forward[mean]", "wrong-value", {"uneven"}, "", count=False)
+    known.match(MEAN_CASE, "wrong-value", {"uneven"}, "", count=False)
     assert known.stale("op.forward[mean]")
-    known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")
+    known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
     assert not known.stale("op.forward[mean]")
 
 
@@ -244,6 +279,12 @@ def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tm
         (MEAN.replace("op.forward", "!op.forward"), "op.toml:2: law = '!op.forward[mean]'"),
         (MEAN.replace("wrong-value", "wrong-valeu"), "op.toml:3: unknown kind 'wrong-valeu' (nearest: wrong-value"),
         (MEAN.replace("uneven", "unevn"), "op.toml:4: unknown feature 'unevn' (nearest: uneven"),
+        (WHERE.replace("{}", '{ way = "c" }'), "op.toml:5: where.way = 'c': the entry's own case has something else"),
+        (WHERE.replace("{}", '{ way = "/(/" }'), "op.toml:5: where.way = '/(/': no regular expression"),
+        (WHERE.replace("{}", "{ way = 3 }"), "op.toml:5: where.way = 3: want a text, a list"),
+        (WHERE.replace("{}", "{ way = [] }"), "op.toml:5: where.way = []: want a text, a list"),
+        (WHERE.replace("{}", "3"), "op.toml:5: where = 3: want a table"),
+        (MEAN + 'where = { way = "b" }\n', "op.toml:6: where.way = 'b': want a case that shows it"),
         (MEAN.replace("wrong-value", "raised"), "op.toml:3: kind 'raised' wants a signature"),
         (MEAN.replace("weighs ranks, not elements", "  "), "op.toml:5: reason = '  '"),
         (MEAN.replace("reason", "raeson"), "op.toml:5: unknown key 'raeson' (nearest: reason"),
@@ -309,11 +350,11 @@ def test_an_entry_whose_case_holds_is_stale(tmp_path: Path) -> None:
     (entry,) = known.entries
     (case,) = known.known("op.forward[mean]")
     for _ in range(30):
-        known.judged("op.forward[mean]", {"uneven"})
+        known.judged(MEAN_CASE, {"uneven"})
     assert not entry.stale  # its case was not tried
     known.tried(Verdict(case, "held"))
     assert entry.stale
-    known.match("op.forward[mean]", "wrong-value", {"uneven"}, "")  # another case shows that it is there
+    known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")  # another case shows that it is there
     assert not entry.stale
     assert loaded(MEAN.replace("wrong-value", "hang") + f'case = "{text}"\n', tmp_path).known("op.forward[mean]") == []
 

@@ -42,7 +42,7 @@ def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
     run.unconfirmed.append(verdict())
     entry = Entry("mesh.groups", "hang", "waits", frozenset({"submesh"}), laws=("mesh.groups",), file=Path("mesh.toml"), line=3)
     run.expectations = Expectations([entry, Entry("plan.x", "hang", "waits", laws=("plan.x",))])
-    run.expectations.judged("mesh.groups", {"submesh"})
+    run.expectations.judged(Case.parse("mesh.groups mesh=2@1,2"), {"submesh"})
     run.results["op.forward[mean]"].features.update({"uneven": 4, "0-d": 1})
     run.update(1)
     data = json.loads((run.writer.folder / "report.json").read_text())

@@ -127,7 +127,7 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
 def covering(plan: Plan, word: str) -> Plan:
     """The plan where a known finding covers the cases that hold a word."""
     known = Expectations([Entry(LAW.id, "wrong-value", "known", features=frozenset({word}), laws=(LAW.id,))])
-    plan.covered = lambda case: known.covers(LAW.id, set(case.text.split()))
+    plan.covered = lambda case: known.covers(case, set(case.text.split()))
     return plan
 
 

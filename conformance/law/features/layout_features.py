@@ -157,16 +157,12 @@ def of_state(text: str) -> frozenset[str]:
             visit(value.state)
         elif isinstance(value, dict | list | tuple):
             found.update(() if value else {"empty-container"})
-            if not isinstance(value, dict):
-                found.update({"list-with-empty-dict"} if {} in value else ())
-            elif any(isinstance(key, int) for key in value):
-                found.add("int-keys")
             if isinstance(value, dict):
                 found.update({"odd-keys"} if any(isinstance(key, int) or "." in key for key in value) else ())
             for entry in value.values() if isinstance(value, dict) else value:
                 visit(entry)
         else:
-            found.update({"other-values", "unusual-values"} if isinstance(value, set | complex) else {"other-values"})
+            found.add("other-values")
 
     visit(parse_state(text))
     return frozenset(found)

@@ -148,12 +148,7 @@ def law_of(name: str, variant: Variant) -> Law:
         return draws.calls(limits, works=False, outputs=False, **variant.ways)
 
     def features(case: Case) -> set[str]:
-        more = {
-            "several-dims": len(case.tensor("x").shape) > 1,
-            "along-later-dim": case.integer("dim", 0),
-            "coalesced": coalesced,
-        }
-        more |= dict.fromkeys(("backward", "requires-grad"), backward)
+        more = {"coalesced": coalesced} | dict.fromkeys(("backward", "requires-grad"), backward)
         return draws.features_of(case) | {"functional"} | {name for name, held in more.items() if held}
 
     def called(x: Given, group: Group):

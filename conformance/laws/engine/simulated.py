@@ -65,7 +65,7 @@ def sweep_simulated(limits: Limits) -> list[Case]:
     "engine.simulated",
     source=SOURCE,
     control="mesh=2 x=5x3:S(0) to=R first=ranks",
-    features=lambda case: {"simulated", "simulated-last" if case.get("first") == "ranks" else "simulated-first"},
+    features=lambda case: {"simulated"},
     sweep=sweep_simulated,
     sweeps=60,
     weight=0.3,

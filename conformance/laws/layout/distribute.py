@@ -133,7 +133,6 @@ def _(x: OwnValues, src):
     "layout.input-kept",
     source=f"{DOC}, distribute_tensor: an out-of-place function",
     control="mesh=2 x=5x6:S(1)",
-    features=lambda case: {"replicated"} if case.get("x").split(":")[1].startswith("R") else set(),
     draw=lambda limits: draws.placed(limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES),
     draws=30,
     needs=("broadcast", "scatter"),

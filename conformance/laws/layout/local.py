@@ -182,7 +182,6 @@ How = Literal["data", "shape", "dtype", "stride", "sizes"]
     "layout.run-check",
     source=f"{DOC}, DTensor.from_local (run_check)",
     control="mesh=2x2 x=4x6:S(0),R how=data",
-    features=lambda case: {"other-sizes"} if case.get("how") == "sizes" else set(),
     draw=draw_checked,
     draws=60,
     sweep=sweep_checked,

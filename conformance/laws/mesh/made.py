@@ -60,16 +60,10 @@ def sweep_refusals(limits: Limits) -> list[Case]:
     return [case for case in cases if case.world <= limits.world_size]
 
 
-def features_refusals(case: Case) -> set[str]:
-    attempt = case.get("attempt")
-    return {"rank-twice"} if attempt == "rank-twice" else {"rank-outside"} if attempt.startswith("rank-") else set()
-
-
 @law(
     "mesh.refusals",
     source="torch.distributed.device_mesh docs, DeviceMesh and init_device_mesh",
     control="attempt=same-name world=2",
-    features=features_refusals,
     sweep=sweep_refusals,
     sweeps=30,
     weight=0.2,

@@ -110,16 +110,10 @@ def _(mesh, of, rank: Rank):
 ODD_SLICES = Literal["z", "a,z", "z,a", "b,z", "z,b", "a,b,z", "a,a", "b,b", "none", "b,a"]
 
 
-def features_odd_slices(case: Case) -> set[str]:
-    names = case.get("slice").split(",")
-    return {"must-refuse", *(["name-twice"] if len(set(names)) < len(names) else [])}
-
-
 @mesh_law(
     "slice-refusals",
     SLICES,
     "mesh=2x2 slice=a,z",
-    features=features_odd_slices,
     sweep=texts(
         *(f"mesh={mesh} slice={odd}" for odd in get_args(ODD_SLICES) for mesh in ("1x2", "2x1", "1x3", "2x2", "1x2x2"))
     ),

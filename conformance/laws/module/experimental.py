@@ -227,7 +227,7 @@ def draw_context(draw: st.DrawFn, limits: Limits) -> Case:
         *(f"mesh=2 shape={shape} dim={dim}" for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1)))
     ),
     sweeps=1,
-    features=lambda case: {"context-parallel"} | ({"sequence-first"} if case.integer("dim") == 0 else set()),
+    features=lambda case: {"context-parallel"},
     needs=("all_gather",),
     weight=0.1,
 )

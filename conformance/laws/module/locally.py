@@ -115,7 +115,7 @@ def features_map(case: Case) -> set[str]:
         before.placements != layout.placements for before, layout in zip(inputs, taken, strict=True)
     ):
         found.add("redistributed")
-    return found | ({"uneven-local"} if any(not layout.is_even() for layout in taken) else set())
+    return found | ({"uneven"} if any(not layout.is_even() for layout in taken) else set())
 
 
 @st.composite

@@ -21,7 +21,6 @@ from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, family, on
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import operand
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.placement import Partial, Placement, Placements, Shard
 from shardlaw.reference.placement import Replicate as R
@@ -144,15 +143,9 @@ def loss_due(x: Global, labels, weight, grad, reduction: str, ignore: int, smoot
 
 
 def features_loss(case: Case) -> set[str]:
-    """What is asked of the loss. A rank without classes counts, one without samples does not matter here."""
-    layout = operand(case).layout
+    """What is asked of the loss."""
     found = {"module", "parallel-loss", "backward", f"option:reduction-{case.get('reduction', 'mean')}"}
-    found |= {f"option:{name}" for name in ("ignore", "weight", "smooth") if name in case}
-    if "ignore" in case and not 0 <= case.integer("ignore") < layout.shape[classes_of(layout)]:
-        found.add("ignored-label")
-    if sum(extent > 1 for extent in layout.shape[2:]) > 1:
-        found.add("label-dims")
-    return found
+    return found | {f"option:{name}" for name in ("ignore", "weight", "smooth") if name in case}
 
 
 @st.composite

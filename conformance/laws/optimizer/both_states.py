@@ -181,7 +181,6 @@ def features(case: Case) -> set[str]:
     how, having = {*case.get("how", "plain").split(",")}, {*case.get("with", "").split(",")}
     found = {"module"} | {feature for word, feature in FEATURES.items() if word in how | having}
     found |= {f"way:{case.get(field)}" for field in ("wrap", "wrap.load") if case.get(field, "none") != "none"}
-    found |= {"flat-whole"} if {"flat", "whole"} <= how else set()
     found |= {"broadcast-both"} if "broadcast" in how and "apart" not in how else set()
     return found | ({"nested-state"} if case.get("opt", "adam") == "deep" else set())
 

@@ -139,7 +139,6 @@ def features(case: Case) -> set[str]:
     found |= {feature for name, feature in named.items() if name in case}
     found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
     found |= {"regrouped"} if "back" in (case.get("groups", ""), case.get("groups.load", "")) else set()
-    found |= {"hollow-group-first"} if case.get("hollow", "") == "first" else set()
     for name in PATHS:
         if name in case:
             shape = case.tensor(name).shape

@@ -187,7 +187,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     control="mesh=2 x=4x2:S(0):float32:small opt=adagrad",
     draw=models(*ASKED, field="opt"),
     draws=16,
-    features=lambda case: {"never-stepped"} if case.get("opt") in ("adam", "rmsprop") else set(),
     **COMMON,
 )
 def asked(tensors: Tensors, opt: Literal["adam", "sgd", "momentum", "adagrad", "rmsprop"]):
@@ -267,7 +266,7 @@ def regroupings(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2 x=4:S(0):float32:small a=2:R:float32:small rates=equal",
     draw=regroupings,
     draws=10,
-    features=lambda case: {"flat-state", *(("must-refuse", "rates-differ") if case.get("rates") == "differ" else ())},
+    features=lambda case: {"flat-state", *(["must-refuse"] if case.get("rates") == "differ" else [])},
     **COMMON,
 )
 def regrouped(

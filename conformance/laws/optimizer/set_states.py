@@ -69,14 +69,10 @@ def lacking(tensors: Mapping[str, Any], having: Sequence[str], lacks: str) -> li
 
 
 def features(case: Case) -> set[str]:
-    how, lacks = case.get("how", "plain").split(","), case.get("lacks", "")
     found = {
-        "incomplete-state": lacks or "by" in case,
-        "incomplete-whole-state": lacks and "whole" in how,
+        "incomplete-state": "lacks" in case or "by" in case,
         "meta-parameters": "blank" in case,
-        "extra-state-missing": lacks == "extra",
         "strange-name": "adds" in case,
-        "split-group": case.get("what", "") == "merged",
         "must-refuse": "what" in case,
     }
     return features_of_both(case) | {feature for feature, holds in found.items() if holds}

@@ -82,10 +82,12 @@ def draw_covered(limits: Limits) -> SearchStrategy[Case]:
 
 
 def features(case: Case) -> set[str]:
-    """Whether the chunks of a case tile their tensor."""
+    """What keeps the chunks of a case from tiling their tensor."""
     shape = case.shape()
     chunks = parse_boxes(case.get("chunks"), len(shape))
-    found = {"untiled"} if tiling_errors(shape, chunks) else set()
+    errors = tiling_errors(shape, chunks)
+    overlap = any(error.endswith("overlap") for error in errors)
+    found = {"damaged:overlap" if overlap else "damaged:gap"} if errors else set()
     return found | ({"several-chunks"} if len(chunks) > 1 else set())
 
 

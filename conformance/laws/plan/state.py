@@ -172,11 +172,7 @@ KEPT = (
 def kept_features(case: Case) -> set[str]:
     mesh = case.mesh()
     found = {"submesh"} if ranks_of(mesh) > mesh.size else set()
-    changed = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard", "paths": "other-paths"}.get(
-        case.get("change")
-    )
-    if case.get("change") == "renamed" and found:
-        changed = "other-paths"  # a rank outside the mesh has no item of what is renamed
+    changed = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard"}.get(case.get("change"))
     return found | ({changed} if changed and "b" in case.get("order") else set())
 
 

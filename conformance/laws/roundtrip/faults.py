@@ -59,17 +59,11 @@ def of_fault(case: Case) -> set[str]:
         found.add("fails-on-follower")
     if case.get("error", "plain") != "plain":
         found.add(f"error:{case.get('error')}")
-    if case.get("in", "") == "thread":
-        found.add("fails-in-thread")
-    if "how" in case:
-        found.add("no-collectives" if case.get("how") == "alone" else "async-save")
+    if case.get("how", "alone") != "alone":
+        found.add("async-save")
     if "fails" in case:
         found |= {"plan-cache", "first-save-fails"} if case.get("fails") == "0" else {"plan-cache"}
     return found
-
-
-def late(case: Case) -> set[str]:
-    return of_fault(case) | ({"fails-after-plan"} if case.get("at") in LATE else set())
 
 
 def _everywhere(methods: tuple[str, ...], *meshes: str) -> tuple[str, ...]:
@@ -258,7 +252,7 @@ then_loaded(failed_save)
     holds="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
     texts=FAILED_OVER,
     stages=t.worlds,
-    features=late,
+    features=of_fault,
 )
 def failed_over(
     state: Saved,

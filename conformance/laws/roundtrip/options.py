@@ -21,7 +21,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, StateField, WriterOptions
-from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
+from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, save_act, then_loaded, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -35,8 +35,7 @@ def need(module: str) -> None:
 
 
 def of_options(case: Case) -> set[str]:
-    found = {"storage:safetensors-in-files"} if case.get("format", "") == "safetensors" else set()
-    return found | ({"only-inner-flattened"} if "nested" in case and "inner" not in case else set())
+    return {"storage:safetensors-in-files"} if case.get("format", "") == "safetensors" else set()
 
 
 OPTIONS = (
@@ -178,11 +177,7 @@ def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
 
 
 def of_hugging_face(case: Case) -> set[str]:
-    found = {f"storage:safetensors-{case.get('hf')}"} | ({"checkpoint-id"} if "id" in case else set())
-    specs = [case.tensor(name) for name in tensor_names(case)]
-    if any(not spec.torch_dtype.is_floating_point for spec in specs):
-        found.add("integers")
-    return found
+    return {f"storage:safetensors-{case.get('hf')}"} | ({"checkpoint-id"} if "id" in case else set())
 
 
 @trip_law(

@@ -123,17 +123,11 @@ def _(state):
     return {"loaded": state}
 
 
-def of_again(case: Case) -> set[str]:
-    ways = case.get("ways", "")
-    return ({"no-collectives"} if "a" in ways else set()) | ({"no-collectives-after"} if "ca" in ways else set())
-
-
 @trip_law(
     "again",
     source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
     holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
     texts=AGAIN,
-    features=of_again,
 )
 def again(states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
     """In one world, each save over the last one is what the next load gets, whatever its layout."""
@@ -155,7 +149,7 @@ def _(blanks):
     holds="mesh=2 x=5:S(0) a=4:R",
     texts=KEPT,
     stages=worlds,
-    features=lambda case: {"must-refuse", "storage-option"} | ({"no-collectives"} if "how" in case else set()),
+    features=lambda case: {"must-refuse", "storage-option"},
 )
 def kept(
     state: Saved,
@@ -295,7 +289,7 @@ then_loaded(asynchronous)
     source=f"{DOCS}, async_save: a Future that holds the Metadata of its save; process_group",
     holds="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
     texts=AT_ONCE,
-    features=lambda case: {"async-save", "in-flight"} | ({"shared-group"} if case.get("groups") == "one" else set()),
+    features=lambda case: {"async-save", "in-flight"},
 )
 def at_once(
     states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, groups: Literal["one", "two"]

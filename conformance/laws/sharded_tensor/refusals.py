@@ -151,7 +151,7 @@ def draw_damaged(limits: Limits) -> SearchStrategy[Case]:
 
 
 def features(case: Case) -> set[str]:
-    return {"must-refuse"} | ({"untiled", f"damaged:{case.get('attempt')}"} if "spec" in case else set())
+    return {"must-refuse"} | ({f"damaged:{case.get('attempt')}"} if "spec" in case else set())
 
 
 @sharded_law(

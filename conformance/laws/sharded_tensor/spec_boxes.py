@@ -96,7 +96,7 @@ def draw_validated(limits: Limits) -> SearchStrategy[Case]:
 def validates_features(case: Case) -> set[str]:
     found = {"explicit-shards"}
     if spec_errors(spec_of(case), case.tensor("x").shape):
-        found |= {"must-refuse", "untiled"}
+        found.add("must-refuse")
     return found | ({f"damaged:{case.get('damage')}"} if "damage" in case else set())
 
 

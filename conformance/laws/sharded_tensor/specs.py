@@ -182,13 +182,13 @@ def reshard_features(case: Case) -> set[str]:
     shape = case.tensor("x").shape
     ndim = len(shape)
     if spec.dim != other.dim and shape[other.dim] % len(other.ranks):
-        found.add("unlike-pieces")
+        found.add("moved:unlike-pieces")
     if spec.dim % ndim == other.dim % ndim:
-        found.add("same-dim")
+        found.add("moved:same-dim")
         if spec.dim != other.dim:
             found.add("dim-named-twice")
     if any(other.ranks[spec.ranks.index(to)] != at for at, to in zip(spec.ranks, other.ranks, strict=True)):
-        found.add("cyclic")
+        found.add("moved:around")
     return found
 
 

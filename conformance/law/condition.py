@@ -1,0 +1,97 @@
+"""Conditions on the fields of a case, as an expectation writes them: ``where = { attempt = "rank-twice", steps = '/cumsum\\(/' }``.
+
+A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x`` (its shape, placements, dtype, fill or memory, with
+those that the text leaves out; how many different shards it has, and how many elements the largest), ``*.dtype`` that of any tensor.
+What it must hold is a text, one of several texts, a regular expression between slashes which must be found in it, or true or false:
+whether the case gives the field at all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardlaw.reference.layout import Layout, LayoutError
+from shardlaw.reference.notation import NotationError, format_shape
+from shardlaw.reference.placement import Replicate
+from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
+
+PARTS = ("shape", "placements", "dtype", "fill", "memory", "shards", "largest")
+TAKES = "a text, a list of texts, '/a regular expression/', or true or false"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What one field of a case must hold, as :meth:`of` reads it."""
+
+    field: str
+    wanted: tuple[str, ...] | re.Pattern[str] | bool
+
+    @classmethod
+    def of(cls, field: str, value: object) -> Condition:
+        """Raises :class:`ValueError` for a value that means nothing."""
+        if isinstance(value, str) and len(value) > 2 and value[0] == value[-1] == "/":
+            try:
+                return cls(field, re.compile(value[1:-1]))
+            except re.error as error:
+                raise ValueError(f"no regular expression: {error}") from None
+        if isinstance(value, bool):
+            return cls(field, value)
+        values = value if isinstance(value, list) else [value]
+        texts = tuple(text for text in values if isinstance(text, str) and text)
+        if not texts or len(texts) < len(values):
+            raise ValueError(f"want {TAKES}")
+        return cls(field, texts)
+
+    def holds(self, case: Case) -> bool:
+        """Whether a case is one of those meant; of a field that it does not give nothing is true but that it does not."""
+        texts = list(_texts(self.field, case))
+        if isinstance(self.wanted, bool):
+            return bool(texts) is self.wanted
+        if isinstance(self.wanted, tuple):
+            return any(text in self.wanted for text in texts)
+        return any(self.wanted.search(text) for text in texts)
+
+    def __str__(self) -> str:
+        if isinstance(self.wanted, bool):
+            return f"{self.field} given" if self.wanted else f"{self.field} not given"
+        return f"{self.field}=" + ("|".join(self.wanted) if isinstance(self.wanted, tuple) else f"/{self.wanted.pattern}/")
+
+
+def facts(case: Case) -> frozenset[str]:
+    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, and the dtype, fill and memory of its tensors."""
+    found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
+    named = ((f"{name}.{part}", case) for name, _ in case.fields for part in ("dtype", "fill", "memory"))
+    return frozenset(found | {f"{field}={text}" for field, case in named for text in _texts(field, case)})
+
+
+def _texts(field: str, case: Case) -> Iterator[str]:
+    if field in case:
+        yield case.get(field)
+        return
+    name, _, part = field.rpartition(".")
+    if part not in PARTS:
+        return
+    for tensor, text in case.fields:
+        if tensor == name or (name == "*" and re.fullmatch(r"[a-z]\d?", tensor)):
+            with suppress(NotationError, LayoutError):
+                yield _part(TensorSpec.parse(text), part, case)
+
+
+def _part(spec: TensorSpec, part: str, case: Case) -> str:
+    if part == "shape":
+        return format_shape(spec.shape)
+    if part == "placements":
+        return "-" if spec.placements is None else ",".join(map(str, spec.placements))
+    if part in ("shards", "largest"):
+        layout = Layout(spec.shape, case.mesh(), spec.placements or (Replicate(),) * case.mesh().ndim)
+        sizes = [math.prod(layout.local_shape(coord)) for coord in layout.mesh.coords()]
+        return str(max(sizes) if part == "largest" else len(sizes) // layout.replicas())
+    return str(getattr(spec, part))
