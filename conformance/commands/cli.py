@@ -203,6 +203,7 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="REPORT", help="The folder of a report, or its report.json: what was.")],
     second: Annotated[Path, typer.Argument(metavar="REPORT", help="The same: what is.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Also write what changed into the second's report.html.")] = False,
 ) -> int:
     """Two reports side by side; exit 1 when the second says anything worse than the first, 2 when they were not asked the same.
 
@@ -211,7 +212,7 @@ def compare(
     """
     from shardlaw.conformance.commands.compare import compare as compare_reports
 
-    return compare_reports(first, second, as_json)
+    return compare_reports(first, second, as_json, page)
 
 
 @app.command()

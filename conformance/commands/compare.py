@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardlaw.conformance.report.comparison import compared
-from shardlaw.conformance.run.finding_file import to_json
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.comparison import Comparison, compared
+from shardlaw.conformance.report.run_report import read_report
+from shardlaw.conformance.run.finding_file import to_json, write_text
 
 
-def compare(first: Path, second: Path, as_json: bool = False) -> int:
-    """Print what differs; returns 1 where the second report says anything worse than the first, else 0. Raises :class:`UsageError`."""
+def compare(first: Path, second: Path, as_json: bool = False, page: bool = False) -> int:
+    """Print what differs; returns 1 where the second report says anything worse than the first, else 0. With ``page`` the second's
+    ``report.html`` is written anew and says it too. Raises :class:`UsageError`."""
     found = compared(first, second)
+    if page:
+        _write_page(second, found)
     if as_json:
         print(to_json(found), end="")
     else:
@@ -19,3 +24,13 @@ def compare(first: Path, second: Path, as_json: bool = False) -> int:
 
         show(console(), found)
     return found.exit
+
+
+def _write_page(path: Path, found: Comparison) -> None:
+    from shardlaw.conformance.report.html import html
+
+    folder = path if path.is_dir() else path.parent
+    try:
+        write_text(folder / "report.html", html(read_report(path), folder, since=found))
+    except OSError as error:
+        raise UsageError(f"--page: {folder / 'report.html'} cannot be written: {error.strerror}") from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shardlaw.conformance.commands.show import heading, parsed, remarks
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.layouts import COLOURS
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import format_shape
 
@@ -28,8 +29,6 @@ HEADER = 20
 GAP = 24
 LINE_WIDTH = 900
 NARROWEST = 420
-# told apart by people who see few colours, and light enough for dark letters
-COLOURS = ("#8ec7ff", "#ffc27a", "#a5e0a0", "#f5a8c8", "#d3b8f5", "#f4e37a", "#8fe0dc", "#d8c3a5")
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,35 @@
-"""``report.html``: one file that holds everything a run has to say, to read in a browser. It fetches nothing and runs no script."""
+"""``report.html``: one file that holds everything a run has to say, to read in a browser.
+
+It fetches nothing. One script, whose hash the page's policy names, searches, filters and copies; without it everything is there to read.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shardlaw.conformance.law.features.features import FEATURES
+from shardlaw.conformance.report.layouts import LayoutPicture, layouts_of
 from shardlaw.conformance.report.markdown import declared, headline, in_common
 from shardlaw.conformance.report.pictures import Told, told_by
 from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
-from shardlaw.conformance.report.templates import rendered
+from shardlaw.conformance.report.templates import FOLDER, rendered
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.report.comparison import Comparison
 
 SHADES = 4
 SHOWN_FEATURES = 10
+MAPPED_FEATURES = 24
+SCRIPTS = 300_000  # characters of scripts that a page holds; of the others it has the links
 SILENT = ("wrong-value", "wrong-layout", "wrong-metadata")
 
 
@@ -33,15 +44,15 @@ class Shown:
     clause: str
     text: str
     message: str
-    note: str
-    features: tuple[str, ...]
-    after: tuple[str, ...]
-    ranks: tuple[Told, ...]
-    script: str
-    script_text: str
+    note: str = ""
+    features: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    ranks: tuple[Told, ...] = ()
+    script: str = ""
+    script_text: str = ""
     where: str = ""
     waits: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+    layouts: tuple[LayoutPicture, ...] = ()
     source: str = ""
     replay: str = ""
 
@@ -57,44 +68,78 @@ class Shown:
 
 @dataclass(frozen=True)
 class Row:
-    """One law: the features of its cases that deviate, those first of whose cases the largest share does; ``first``: of its chapter."""
+    """One law: the features of its cases that deviate, those first of whose cases the largest share does; ``first``: of its chapter;
+    ``finding``: the anchor of what deviates, where there is one."""
 
     law: LawLine
     features: tuple[tuple[str, int, int, int], ...]
     first: bool
+    finding: str
 
 
 @dataclass(frozen=True)
-class Cause:
+class Group:
     """New findings of one cause, or expected ones of one reason."""
 
+    anchor: str
     title: str
     findings: tuple[Shown, ...]
 
+    @property
+    def kinds(self) -> str:
+        return ", ".join(dict.fromkeys(found.kind for found in self.findings))
 
-def html(report: RunReport, folder: Path) -> str:
-    """The page; ``folder`` is where the report lies, whose findings it shows."""
+    @property
+    def loud(self) -> str:
+        return " and ".join(sorted({found.loud for found in self.findings}))
+
+    @property
+    def laws(self) -> str:
+        return ", ".join(dict.fromkeys(found.law for found in self.findings))
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """A chapter: of each mapped feature how many cases deviate, of how many, and how dark to draw that, 0 to 4."""
+
+    chapter: str
+    cells: tuple[tuple[str, int, int, int], ...]
+
+
+def html(report: RunReport, folder: Path, since: Comparison | None = None) -> str:
+    """The page; ``folder`` is where the report lies, whose findings it shows. ``since``: the comparison with an earlier report."""
     clauses = {law.id: (law.clause, law.source) for law in report.laws}
     shown = [_shown(found, clauses, folder) for found in report.findings]
-    new: list[Shown] = []
-    expected: list[Shown] = []
-    for line, found in zip(report.findings, shown, strict=True):
-        (expected if line.status == "expected" else new).append(found)
-    by_anchor = {one.anchor: one for one in shown}
+    by_id = {one.id: one for one in shown}
+    causes = _with_scripts(
+        [
+            Group(f"cause-{at}", found[0].where or f"{found[0].kind} of {found[0].law}", tuple(by_id[line.id] for line in found))
+            for at, found in enumerate(report.causes(), 1)
+        ],
+        folder,
+    )
+    expected = _by_reason(one for line, one in zip(report.findings, shown, strict=True) if line.status == "expected")
     unconfirmed = [_unconfirmed(line, clauses) for line in report.unconfirmed]
+    rows = _rows(report.laws, causes, expected)
+    refusals = [(law.id, text, count) for law in report.laws for text, count in law.refusals.items()]
     sections = {
-        "findings": f"new findings ({len(new)})",
+        "since": "what changed" if since else "",
+        "causes": f"causes ({len(causes)})",
+        "findings": f"new findings ({report.totals.new})",
+        "map": "map of what deviates",
         "chapters": "chapters",
         "unconfirmed": f"unconfirmed ({len(unconfirmed)})" if unconfirmed else "",
         "errors": f"errors of the harness ({len(report.errors)})" if report.errors else "",
-        "expected": f"expected findings ({len(expected)})" if expected else "",
+        "expected": f"known ({len(expected)})" if expected else "",
         "warnings": f"warnings ({len(report.warnings)})" if report.warnings else "",
         "expectations": f"expectations ({len(report.expectations)})" if report.expectations else "",
-        "laws": f"laws, and what deviates ({len(report.laws)})",
+        "laws": f"laws ({len(report.laws)})",
+        "refusals": f"refusals ({len(refusals)})" if refusals else "",
         "features": "features",
         "missing": "not reached",
         "legend": "legend",
     }
+    script = (FOLDER / "report.js").read_text("utf-8")
     return rendered(
         "report.html.j2",
         report=report,
@@ -104,23 +149,22 @@ def html(report: RunReport, folder: Path) -> str:
         outcomes=OUTCOMES,
         chapters=list(report.chapters().items()),
         numbers={name: at for at, name in enumerate(report.chapters(), 1)},
-        causes=[
-            Cause(found[0].where or found[0].law, tuple(by_anchor[f"finding-{line.id}"] for line in found)) for found in report.causes()
-        ],
-        filters={
-            "chapter": sorted({one.chapter for one in shown}),
-            "kind": sorted({one.kind for one in shown}),
-            "loud": ["loud", "silent"],
-        },
-        new=new,
+        causes=causes,
+        choices=_choices(report, shown, rows),
         shared=in_common(report),
+        since=since,
+        anchors={one.id: one.anchor for one in shown},
         unconfirmed=unconfirmed,
-        expected=_by_reason(expected),
-        rows=_rows(report.laws),
+        expected=expected,
+        rows=rows,
+        map=_map(report.laws),
+        refusals=refusals,
         features=_features(report.laws),
         declared=declared(report) if report.target.cannot else [],
         reasons=list(report.untested().items()),
         missing=[(name, FEATURES.get(name, "")) for name in report.features_missing],
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
@@ -145,9 +189,8 @@ def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: P
         after=_after(found.case),
         ranks=tuple(ranks),
         script=script,
-        script_text=_read(folder / script) if script else "",
         waits=tuple(found.waits),
-        layouts=_layouts(found.case) if found.status == "new" else (),
+        layouts=layouts_of(found.case) if found.status == "new" else (),
         source=clauses.get(found.law, ("", ""))[1],
         replay=f"shardlaw replay {folder}/findings/{found.id}.json" if named else "",
     )
@@ -156,7 +199,7 @@ def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: P
 def _unconfirmed(line: UnconfirmedLine, clauses: Mapping[str, tuple[str, str]]) -> Shown:
     ranks = tuple(told_by(line.ranks))
     clause = clauses.get(line.law, ("", ""))[0]
-    return Shown("", "", line.kind, line.law, clause, line.text, line.message, "", (), _after(line.case), ranks, "", "")
+    return Shown("", "", line.kind, line.law, clause, line.text, line.message, after=_after(line.case), ranks=ranks)
 
 
 def _read(path: Path) -> str:
@@ -186,19 +229,75 @@ def _after(case: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _rows(laws: Sequence[LawLine]) -> list[Row]:
-    """The laws, those of a chapter together."""
+def _with_scripts(causes: Sequence[Group], folder: Path) -> list[Group]:
+    """The causes with the scripts of their findings, the first of each cause first, as many as a page may hold."""
+    room = SCRIPTS
+    texts: dict[str, str] = {}
+    for found in [*(cause.findings[0] for cause in causes), *(found for cause in causes for found in cause.findings[1:])]:
+        text = _read(folder / found.script) if found.script else ""
+        if len(text) <= room:
+            texts[found.id] = text
+            room -= len(text)
+    return [replace(cause, findings=tuple(replace(one, script_text=texts.get(one.id, "")) for one in cause.findings)) for cause in causes]
+
+
+def _rows(laws: Sequence[LawLine], causes: Sequence[Group], expected: Sequence[Group]) -> list[Row]:
+    """The laws, those of a chapter together, each with where its deviations are told: a finding of its own, else what is known of them."""
     chapters: dict[str, list[LawLine]] = {}
     for law in laws:
         chapters.setdefault(law.chapter, []).append(law)
-    return [Row(law, _deviating(law), at == 0) for members in chapters.values() for at, law in enumerate(members)]
+    own = {found.law: found.anchor for group in [*expected, *causes] for found in reversed(group.findings)}
+    known = {group.title: group.anchor for group in expected}
+
+    def told(law: LawLine) -> str:
+        return own.get(law.id) or next((known[reason] for reason in law.reasons if reason in known), "")
+
+    return [
+        Row(law, _deviating(law), at == 0, told(law) if law.wrong else "")
+        for members in chapters.values()
+        for at, law in enumerate(members)
+    ]
+
+
+def _choices(report: RunReport, shown: Sequence[Shown], rows: Sequence[Row]) -> dict[str, list[str]]:
+    """By what a page is filtered, and the values that each may have."""
+    features = {name for one in shown for name in one.features} | {name for row in rows for name in row.law.deviating}
+    return {
+        "chapter": list(report.chapters()),
+        "kind": sorted({one.kind for one in shown}),
+        "loud": ["silent", "loud"],
+        "feature": sorted(features),
+        "outcome": list(OUTCOMES),
+    }
+
+
+def _map(laws: Sequence[LawLine]) -> tuple[list[str], list[MapRow]]:
+    """The features that most deviating cases have, and for each chapter with such cases its row. Which op ran is no feature here."""
+    wrong: dict[str, Counter[str]] = {}
+    reached: dict[str, Counter[str]] = {}
+    for law in laws:
+        if law.deviating:
+            wrong.setdefault(law.chapter, Counter()).update(law.deviating)
+        reached.setdefault(law.chapter, Counter()).update(law.features)
+    every: Counter[str] = sum(wrong.values(), Counter())
+    names = [name for name, _ in every.most_common() if not name.startswith("op:")][:MAPPED_FEATURES]
+    rows = []
+    for chapter, counts in wrong.items():
+        of = {name: max(reached[chapter][name], counts[name]) for name in names}
+        rows.append(MapRow(chapter, tuple((name, counts[name], of[name], _shade(counts[name], of[name])) for name in names)))
+    return names, rows
+
+
+def _shade(count: int, of: int) -> int:
+    """How dark a share is drawn: 0 for none, to ``SHADES``."""
+    return min(SHADES, 1 + int(SHADES * count / max(of, 1))) if count else 0
 
 
 def _deviating(law: LawLine) -> tuple[tuple[str, int, int, int], ...]:
     """Of a law with cases that deviate the features of these: how many deviate, of how many, and how dark to draw that, 1 to 4."""
     found = [(name, count, law.features.get(name, count)) for name, count in law.deviating.items()]
     found.sort(key=lambda item: (-item[1] / max(item[2], 1), -item[1], item[0]))
-    return tuple((name, count, of, min(SHADES, 1 + int(SHADES * count / max(of, 1)))) for name, count, of in found[:SHOWN_FEATURES])
+    return tuple((name, count, of, _shade(count, of)) for name, count, of in found[:SHOWN_FEATURES])
 
 
 def _features(laws: Sequence[LawLine]) -> list[tuple[str, str, int, int]]:
@@ -209,32 +308,8 @@ def _features(laws: Sequence[LawLine]) -> list[tuple[str, str, int, int]]:
     return [(name, FEATURES[name], reached[name], wrong[name]) for name in names]
 
 
-def _by_reason(expected: Sequence[Shown]) -> list[Cause]:
+def _by_reason(expected: Iterator[Shown]) -> list[Group]:
     found: dict[str, list[Shown]] = {}
     for shown in expected:
         found.setdefault(shown.note, []).append(shown)
-    return [Cause(reason, tuple(members)) for reason, members in found.items()]
-
-
-def _layouts(case: Mapping[str, Any]) -> tuple[str, ...]:
-    """The commands that draw who holds what of the tensors of a case."""
-    from shardlaw.reference.notation import NotationError
-    from shardlaw.reference.placement import format_placements
-    from shardlaw.reference.tensors import TensorSpec
-
-    fields = case.get("fields")
-    if not isinstance(fields, dict) or not isinstance(fields.get("mesh"), str):
-        return ()
-    lines = []
-    for name, text in fields.items():
-        if not (re.fullmatch(r"[a-z]\d?", str(name)) and isinstance(text, str) and ":" in text):
-            continue
-        try:
-            spec = TensorSpec.parse(text)
-        except (NotationError, ValueError):
-            continue
-        if spec.placements:
-            place = format_placements(spec.placements)
-            shape = "x".join(map(str, spec.shape)) or "()"
-            lines.append(f"shardlaw show '{shape}' --mesh '{fields['mesh']}' --place '{place}'")
-    return tuple(lines)
+    return [Group(f"known-{at}", reason, tuple(members)) for at, (reason, members) in enumerate(found.items(), 1)]

@@ -19,13 +19,6 @@ MOST_ROWS = 12
 MOST_COLUMNS = 12
 MOST_SLICES = 6
 WIDEST_ELEMENT = 9
-CELL_HEIGHT = 20
-LETTER = 7
-MARGIN = 22
-LABEL_HEIGHT = 16
-HEADER_HEIGHT = 16
-GAP = 14
-LINE_WIDTH = 460
 
 TENSOR = re.compile(r"(?P<elements>\[[^;]*?\]|[^\s\[\];]+)(?P<cut> \.\.\.)? (?P<dtype>[a-z][a-z0-9_]*) (?P<shape>\(\)|\d+(?:x\d+)*)")
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object in a rank: says nothing to others
@@ -62,10 +55,8 @@ class Elements:
 
 @dataclass(frozen=True)
 class Cell:
-    """One element in a picture; ``differs`` where the other side of the comparison has another."""
+    """One element: ``text`` of what it is as a ``whole``; ``differs`` where the other side of the comparison has another."""
 
-    x: int
-    y: int
     text: str
     whole: str
     differs: bool
@@ -73,29 +64,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class Slice:
-    """The last two dims of a tensor, with the indices of the others."""
+    """The last two dims of a tensor as rows of cells, with the indices of the others as ``label``."""
 
-    x: int
-    y: int
     label: str
-    rows: int
-    columns: int
+    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A local tensor, ready to be drawn; lengths are in pixels."""
+    """A local tensor, ready to be shown."""
 
     title: str
     described: str
-    width: int
-    height: int
-    cell_width: int
     slices: tuple[Slice, ...]
-    cells: tuple[Cell, ...]
     note: str
-    cell_height: int = CELL_HEIGHT
-    margin: int = MARGIN
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for part in self.slices for row in part.rows for cell in row)
 
 
 @dataclass(frozen=True)
@@ -147,41 +133,19 @@ def _differing(expected: Elements | None, got: Elements | None) -> frozenset[int
 def _picture(tensor: Elements, differing: frozenset[int], what: str) -> Picture:
     rows, columns = (1, 1, *tensor.shape)[-2:]
     leading = tensor.shape[:-2]
-    shown = [_short(text, tensor.dtype) for text in tensor.elements]
-    cell_width = LETTER * max(3, *map(len, shown)) + 8 if shown else 3 * LETTER
-    # what every slice takes; they stand in lines, as many in each as fit
-    slice_width = MARGIN + min(columns, MOST_COLUMNS) * cell_width + GAP
-    slice_height = (LABEL_HEIGHT if leading else 0) + MARGIN + min(rows, MOST_ROWS) * CELL_HEIGHT
-    in_line = max(1, LINE_WIDTH // slice_width)
+    cells = [Cell(_short(text, tensor.dtype), text, at in differing) for at, text in enumerate(tensor.elements)]
     slices: list[Slice] = []
-    cells: list[Cell] = []
     for number, index in enumerate(itertools.product(*map(range, leading))):
         first = number * rows * columns
-        if number >= MOST_SLICES or first >= len(shown):
+        if number >= MOST_SLICES or first >= len(cells):
             break
-        down, along = divmod(number, in_line)
+        starts = range(first, min(first + min(rows, MOST_ROWS) * columns, len(cells)), columns)
         label = f"[{', '.join([*map(str, index), ':', ':'])}]" if leading else ""
-        top = down * slice_height + (LABEL_HEIGHT if leading else 0)
-        part = Slice(along * slice_width, top, label, min(rows, MOST_ROWS), min(columns, MOST_COLUMNS))
-        slices.append(part)
-        for row, column in itertools.product(range(part.rows), range(part.columns)):
-            at = first + row * columns + column
-            if at < len(shown):
-                place = part.x + MARGIN + column * cell_width, part.y + HEADER_HEIGHT + row * CELL_HEIGHT
-                cells.append(Cell(*place, shown[at], tensor.elements[at], at in differing))
-    size = math.prod(tensor.shape)
-    note = "no elements" if size == 0 else f"{len(cells)} of {size} elements are drawn" if len(cells) < size else ""
+        slices.append(Slice(label, tuple(tuple(cells[at : at + min(columns, MOST_COLUMNS)]) for at in starts)))
+    size, drawn = math.prod(tensor.shape), sum(len(row) for part in slices for row in part.rows)
+    note = "no elements" if size == 0 else f"{drawn} of {size} elements are drawn" if drawn < size else ""
     count = f", {len(differing)} differ" if differing else ""
-    return Picture(
-        title=tensor.title,
-        described=f"{what}: {tensor.title}{count}",
-        width=min(len(slices), in_line) * slice_width,
-        height=-(-len(slices) // in_line) * slice_height,
-        cell_width=cell_width,
-        slices=tuple(slices),
-        cells=tuple(cells),
-        note=note,
-    )
+    return Picture(tensor.title, f"{what}: {tensor.title}{count}", tuple(slices), note)
 
 
 def _short(text: str, dtype: str) -> str:

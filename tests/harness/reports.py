@@ -55,6 +55,11 @@ def report(laws: list[LawLine], findings: list[FindingLine] | None = None, **mor
     return RunReport(target=TargetLine(**target), laws=laws, findings=found, totals=totals, **given)
 
 
+def rank(number: int, expected: str = "[[1.0, 2.0]] float32 1x2", got: str = "[[1.0, 3.0]] float32 1x2", **more: Any) -> dict[str, Any]:
+    said = {"rank": number, "outcome": "deviates", "message": "holds other elements", "expected": expected, "got": got}
+    return {**said, "stack": "", "output": "", **more}
+
+
 def stored(folder: Path, made: RunReport, cases: list[str] | None = None, ranks: list[dict[str, Any]] | None = None) -> Path:
     """Write a report as a run would; ``ranks`` is what the ranks said of each of its findings."""
     (folder / "findings").mkdir(parents=True, exist_ok=True)

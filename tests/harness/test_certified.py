@@ -238,11 +238,80 @@ def passed_by_decree(folder: Path, data: dict[str, Any]) -> None:
     seal(folder, data)
 
 
+def deviation_called_unconfirmed(folder: Path, data: dict[str, Any]) -> None:
+    """What a case came to is hidden behind a deviation of another one that is said not to repeat."""
+    deviation_hidden(folder, data)
+    text = next(line for line in LIST.splitlines() if line.startswith("collective.gather"))
+    data["unconfirmed"].append({"law": "collective.gather", "kind": "hang", "message": "", "text": text, "case": {}})
+    data["totals"]["unconfirmed"] = 1
+
+
+def unconfirmed_not_counted(folder: Path, data: dict[str, Any]) -> None:
+    deviation_called_unconfirmed(folder, data)
+    data["unconfirmed"][0]["kind"] = "wrong-value"
+    data["totals"]["unconfirmed"] = 0
+
+
+def case_tried_until_it_held(folder: Path, data: dict[str, Any]) -> None:
+    lines = (folder / "cases.txt").read_text().splitlines(keepends=True)
+    (folder / "cases.txt").write_text("".join([lines[0].replace("held", "wrong-value", 1), *lines]))
+    law = next(law for law in data["laws"] if f" {law['id']} " in lines[0])
+    law["wrong"] = 1
+
+
+def case_of_no_list(folder: Path, data: dict[str, Any]) -> None:
+    with open(folder / "cases.txt", "a") as file:
+        file.write("held swept redistribute.local mesh=2 x=9:S(0) to=R\n")
+
+
+def finding_taken_out(folder: Path, data: dict[str, Any]) -> None:
+    (folder / "findings" / "0badcafe.json").write_text("{}")
+
+
+def law_added(folder: Path, data: dict[str, Any]) -> None:
+    data["laws"].append({**data["laws"][0], "id": "mesh.groups"})
+
+
+def laws_in_another_order(folder: Path, data: dict[str, Any]) -> None:
+    data["laws"].reverse()
+
+
+def refusals_not_told(folder: Path, data: dict[str, Any]) -> None:
+    for name in ("verdicts.txt", "cases.txt"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace("held swept mesh.", "refused swept mesh.").replace("held mesh.", "refused mesh."))
+    seal(folder, data)
+    data["certificate"] |= {"held": 5, "refused": 2}
+
+
+def outcome_changed(folder: Path, data: dict[str, Any]) -> None:
+    data["laws"][0]["outcome"] = "expected"
+
+
+def totals_changed(folder: Path, data: dict[str, Any]) -> None:
+    data["totals"]["checks"] += 1000
+
+
+def error_added(folder: Path, data: dict[str, Any]) -> None:
+    data["errors"].append({"law": "mesh.coordinates", "message": "no", "text": "no"})
+
+
+def shard_of_a_run(folder: Path, data: dict[str, Any]) -> None:
+    data["shard"] = "1/2"
+
+
+def other_certificate(folder: Path, data: dict[str, Any]) -> None:
+    data["certificate"]["held"] = 70
+    data["certificate"]["cases"] = 70
+
+
 CHANGES = [
     law_left_out, verdict_changed, verdict_changed_and_sealed, deviation_hidden, deviation_called_expected, case_left_out, case_twice,
     case_replaced, verdicts_gone, cases_gone, other_list, release_that_never_was, other_torch, torch_not_told, other_shardlaw,
     smaller_world, not_finished, stopped, advisory, clause_changed, more_cases_than_verdicts, missing_declared_afterwards,
-    foreign_expectation, finding_without_a_file, new_finding_and_exit_0, passed_by_decree,
+    foreign_expectation, finding_without_a_file, new_finding_and_exit_0, passed_by_decree, deviation_called_unconfirmed,
+    unconfirmed_not_counted, case_tried_until_it_held, case_of_no_list, finding_taken_out, law_added, laws_in_another_order,
+    refusals_not_told, outcome_changed, totals_changed, error_added, shard_of_a_run, other_certificate,
 ]  # fmt: skip
 
 
@@ -259,12 +328,8 @@ def test_a_submission_that_was_tampered_with_does_not_stand(submission: Path, ch
 @pytest.mark.ranks
 def test_what_was_changed_everywhere_alike_is_seen_when_it_is_tried_again(submission: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = report(submission)
-    for name in ("verdicts.txt", "cases.txt"):
-        text = (submission / name).read_text()
-        (submission / name).write_text(text.replace("held swept mesh.", "refused swept mesh.").replace("held mesh.", "refused mesh."))
-    seal(submission, data)
-    data["certificate"] |= {"held": 5, "refused": 2}
-    next(law for law in data["laws"] if law["id"] == "mesh.coordinates")["refused"] = 2
+    refusals_not_told(submission, data)
+    next(law for law in data["laws"] if law["id"] == "mesh.coordinates")["refused"] = data["totals"]["refused"] = 2
     (submission / "report.json").write_text(json.dumps(data))
     assert cli.main(["verify", str(submission)]) == 0
     assert cli.main(["verify", str(submission), "--rerun", "7"]) == 1

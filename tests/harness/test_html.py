@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+import shutil
+import subprocess
 import time
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -11,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.features.features import FEATURES
-from shardlaw.conformance.rank.context import show
+from shardlaw.conformance.report import html as page_module
 from shardlaw.conformance.report.html import html
-from shardlaw.conformance.report.pictures import Elements, told_by
 from shardlaw.conformance.report.run_report import RunReport, UnconfirmedLine
-from tests.harness.reports import CASE, expectation, finding, law, report, stored
+from tests.harness.reports import CASE, expectation, finding, law, rank, report, stored
 
 HOSTILE = "</pre></svg><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;{{ 7*7 }}"
 VOID = {"meta", "link", "br", "img", "rect", "hr", "input"}
@@ -54,11 +58,6 @@ class Page(HTMLParser):
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.seen if name == tag]
-
-
-def rank(number: int, expected: str = "[[1.0, 2.0]] float32 1x2", got: str = "[[1.0, 3.0]] float32 1x2", **more: Any) -> dict[str, Any]:
-    said = {"rank": number, "outcome": "deviates", "message": "holds other elements", "expected": expected, "got": got}
-    return {**said, "stack": "", "output": "", **more}
 
 
 def page(folder: Path, made: RunReport, ranks: list[dict[str, Any]] | None = None) -> Page:
@@ -116,7 +115,8 @@ def test_whatever_is_said_is_escaped(tmp_path: Path) -> None:
     cell = rank(1, "[[<u>]] float32 1x1", "[[<i>]] float32 1x1", outcome=HOSTILE)
     made.unconfirmed = [UnconfirmedLine(law=HOSTILE, kind=HOSTILE, message=HOSTILE, text=HOSTILE, case={}, ranks=[said])]
     seen = page(tmp_path, made, [said, cell])
-    assert not {"script", "img", "u", "i"} & {name for name, _ in seen.seen}
+    assert not {"img", "u", "i"} & {name for name, _ in seen.seen}
+    assert len(seen.all("script")) == 1
     assert all(not name.startswith("on") for _, attributes in seen.seen for name in attributes)
     assert seen.text.count("alert(1)") > 15
     assert "{{ 7*7 }}" in seen.text
@@ -135,12 +135,15 @@ def test_a_page_fetches_nothing_and_leads_nowhere_else(tmp_path: Path) -> None:
     seen = Page(html(made, folder))
     assert "SECRET" not in seen.text
     links = {attributes["href"] or "" for attributes in seen.all("a")}
-    assert {link for link in links if not link.startswith("#")} == {"findings/11111111.py"}
+    assert {link for link in links if not link.startswith("#")} == {"findings/11111111.py", "cases.txt"}
     assert not seen.all("link")
     assert all("src" not in attributes for _, attributes in seen.seen)
     (policy,) = (found["content"] for found in seen.all("meta") if found.get("http-equiv") == "Content-Security-Policy")
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
     text = html(made, folder)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{named}'"
+    assert not re.search(r"fetch|XMLHttpRequest|WebSocket|sendBeacon|innerHTML|eval\(|import\(|https?:", script)
     assert "url(" not in text
     assert "@import" not in text
 
@@ -150,7 +153,8 @@ def test_every_table_has_headers_and_every_picture_a_name(tmp_path: Path) -> Non
     made.expectations = [expectation("op.forward[mean]")]
     seen = page(tmp_path, made, [rank(0)])
     assert all(attributes.get("scope") in ("col", "row") for attributes in seen.all("th"))
-    assert [attributes["aria-label"] for attributes in seen.all("svg")] == [
+    assert [attributes["aria-label"] for attributes in seen.all("svg")] == ["x: who holds what of 5x6 on mesh 2 as S(0)"]
+    assert [attributes["aria-label"] for attributes in seen.all("table") if attributes.get("class") == "t"] == [
         "expected by rank 0: float32 1x2, 1 differ",
         "got by rank 0: float32 1x2, 1 differ",
     ]
@@ -178,7 +182,7 @@ def test_causes_come_first_and_what_is_known_stands_by_its_reason(tmp_path: Path
     anchors = [attributes["id"] for attributes in seen.all("article")]
     assert anchors == ["finding-aaaaaaaa", "finding-cccccccc", "finding-bbbbbbbb"]
     for words in (
-        "Cause 1 of 2",
+        "1 of 2 rule, a.py:3 2 findings of op.forward[mean]",
         "rank 0 waits in all_reduce",
         "What op.forward[mean] says. (docs)",
         f"shardlaw replay {tmp_path}/findings/aaaaaaaa.json",
@@ -187,94 +191,133 @@ def test_causes_come_first_and_what_is_known_stands_by_its_reason(tmp_path: Path
         "uneven 3/4",
         "Legend",
     ):
-        assert words in " ".join(seen.text.split()), words
+        assert words in seen.text, words
+    assert seen.text.index("What is broken") < seen.text.index("New findings") < seen.text.index("Known, by reason")
     assert seen.text.count("ranks are sorted") == 1
-    filters = [attributes for attributes in seen.all("input") if attributes["type"] == "radio"]
-    assert {attributes["name"] for attributes in filters} == {"f-chapter", "f-kind", "f-loud"}
-    chosen = {attributes["id"] for attributes in filters if "id" in attributes}
-    rules = set(re.findall(r"main:has\(#(f-\w+-\d+):checked\)", html(made, tmp_path)))
-    assert rules == chosen
-    marks = [(one["data-kind"], one["data-loud"]) for one in seen.all("article")]
-    assert marks == [("v2", "v2"), ("v2", "v2"), ("v1", "v1")]
+
+
+def choices(text: str) -> dict[str, list[str]]:
+    """By the name of what a page is filtered by, its values."""
+    found = re.findall(r'<select name="(\w+)".*?</select>', text, re.DOTALL)
+    parts = re.findall(r"<select .*?</select>", text, re.DOTALL)
+    return {name: re.findall(r"<option>([^<]*)</option>", part) for name, part in zip(found, parts, strict=True)}
+
+
+def test_whatever_can_be_chosen_is_marked_on_what_is_shown(tmp_path: Path) -> None:
+    laws = [law("op.forward[mean]", "deviates", wrong=3, deviating={"uneven": 3, "world:4": 1}), law("mesh.groups", "expected", wrong=1)]
+    known = finding("11111111", "mesh.groups mesh=2@1,0", status="expected", note="ranks are sorted", kind="raised", features=["permuted"])
+    made = report(laws, [finding("aaaaaaaa", cause="a"), known])
+    seen = page(tmp_path, made)
+    offered = choices(html(made, tmp_path))
+    assert offered == {
+        "chapter": ["op", "mesh"],
+        "kind": ["raised", "wrong-value"],
+        "loud": ["silent", "loud"],
+        "feature": ["permuted", "uneven", "world:4"],
+        "outcome": ["held", "expected", "stale", "deviates", "untested"],
+    }
+    (new,) = seen.all("article")
+    (old,) = [attributes for attributes in seen.all("p") if attributes.get("id") == "finding-11111111"]
+    marks = [[one[f"data-{name}"] for name in ("chapter", "kind", "loud", "feature")] for one in (new, old)]
+    assert marks == [["op", "wrong-value", "silent", "uneven"], ["mesh", "raised", "loud", "permuted"]]
+    rows = [one for one in seen.all("tr") if "data-outcome" in one]
+    assert [(one["data-chapter"], one["data-outcome"], one["data-feature"]) for one in rows] == [
+        ("op", "deviates", "uneven world:4"),
+        ("mesh", "expected", ""),
+    ]
+
+
+def test_every_count_leads_to_what_it_counts(tmp_path: Path) -> None:
+    laws = [
+        law(
+            "op.forward[mean]",
+            "deviates",
+            wrong=3,
+            features={"uneven": 8},
+            deviating={"uneven": 3},
+            refused=2,
+            refusals={"not possible": 2},
+        ),
+        law("mesh.groups", "expected", wrong=1, reasons=["ranks are sorted"]),
+        law("mesh.copies", "expected", wrong=1, reasons=["ranks are sorted"]),
+    ]
+    known = finding("11111111", "mesh.groups mesh=2@1,0", status="expected", note="ranks are sorted")
+    made = report(laws, [finding("aaaaaaaa", cause="a"), known])
+    made.totals.refused = 2
+    text = html(made, stored(tmp_path, made))
+    links = {
+        words: (target, chosen) for target, chosen, words in re.findall(r'<a [^>]*?href="(#[^"]*)"(?: data-set="([^"]*)")?>([^<]*)', text)
+    }
+    for words, leads in {
+        "causes": ("#causes", ""),
+        "new findings": ("#findings", ""),
+        "refused": ("#refusals", ""),
+        "3": ("#laws", "feature=uneven"),  # of the features, the last that says 3
+        "2": ("#refusals", "q=op.forward%5Bmean%5D"),
+    }.items():
+        assert links[words] == leads, words
+    row = r'<th scope="row"[^>]*>([^<]+)</th><td><span class="tag \w+">\w+</span></td><td>\d+</td><td><a href="#([\w-]+)">'
+    counts = re.findall(row, text)
+    assert counts == [("op.forward[mean]", "finding-aaaaaaaa"), ("mesh.groups", "finding-11111111"), ("mesh.copies", "known-1")]
+    assert 'title="3 of 8 cases of op with uneven deviate"><a href="#laws" data-set="chapter=op&amp;feature=uneven">3</a>' in text
+
+
+def test_a_page_says_what_changed_since_an_earlier_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = report(
+        [law("op.forward[mean]", "deviates"), law("mesh.groups")], [finding("aaaaaaaa", f"{CASE} seed=2")], started="2026-01-01"
+    )
+    after = report([before.laws[0], law("mesh.groups", "untested", 0)], [finding("bbbbbbbb")], started="2026-01-02")
+    stored(tmp_path / "before", before)
+    stored(tmp_path / "after", after)
+    assert cli.main(["compare", str(tmp_path / "before"), str(tmp_path / "after"), "--page"]) == 1
+    seen = Page((tmp_path / "after" / "report.html").read_text())
+    for words in (
+        "What changed since 2026-01-01",
+        "1 new finding; 1 law that says nothing any more",
+        f"1 gone wrong-value aaaaaaaa {CASE} seed=2",
+        "mesh.groups: held then, untested now",
+    ):
+        assert words in seen.text, words
+    assert {"href": "#finding-bbbbbbbb"} in seen.all("a")
+    assert {"href": "#finding-aaaaaaaa"} not in seen.all("a")
+    (tmp_path / "after" / "report.html").unlink()
+    (tmp_path / "after" / "report.html").mkdir()
+    assert cli.main(["compare", str(tmp_path / "before"), str(tmp_path / "after"), "--page"]) == 2
+    assert "--page: " in capsys.readouterr().err
+
+
+def test_a_page_has_the_scripts_of_causes_first_and_no_more_than_it_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [finding(f"{at:08x}", f"{CASE} seed={at}", cause="ab"[at > 1], reproducer=f"findings/{at:08x}.py") for at in range(4)]
+    made = report([law("op.forward[mean]", "deviates")], found)
+    monkeypatch.setattr(page_module, "SCRIPTS", 25)  # each has 11
+    seen = page(tmp_path, made)
+    assert [f"# {at:08x}" in seen.text for at in range(4)] == [True, False, True, False]
+    assert all({"href": f"findings/{at:08x}.py"} in seen.all("a") for at in range(4))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser to run the page's script in")
+def test_a_link_to_a_finding_opens_it(tmp_path: Path) -> None:
+    found = [finding(f"{at:08x}", f"{CASE} seed={at}", cause="a") for at in range(3)]
+    made = report([law("op.forward[mean]", "deviates")], found)
+    (tmp_path / "report.html").write_text(html(made, stored(tmp_path, made)))
+    command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
+    url = f"{(tmp_path / 'report.html').as_uri()}#finding-00000002"
+    text = subprocess.run([*command, url], capture_output=True, text=True, timeout=60, check=True).stdout
+    opened = re.findall(r'<article id="([\w-]+)"[^>]*><details open', text)
+    assert opened == ["finding-00000000", "finding-00000002"]
+    assert text.count('class="cp"') >= 3
+    assert re.search(r'<form id="tools"[^>]*hidden', text) is None
 
 
 def test_a_page_of_a_smoke_run_is_made_at_once_and_small(tmp_path: Path) -> None:
     names = [name for name in FEATURES if not name.endswith("*")][:40]
-    laws = [law(f"op.forward[f{at}]", features=dict.fromkeys(names, at), deviating=dict.fromkeys(names, 1), wrong=1) for at in range(1500)]
+    wrong = {"deviating": dict.fromkeys(names, 1), "wrong": 1}
+    laws = [law(f"op.forward[f{at}]", features=dict.fromkeys(names, at), **(wrong if at % 8 == 0 else {})) for at in range(1500)]
     known = [finding(f"{at:08x}", f"{CASE} seed={at}", status="expected", note=f"a reason {at % 90}") for at in range(100, 500)]
     made = report(laws, [*(finding(f"{at:08x}", f"{CASE} seed={at}") for at in range(20)), *known])
+    made.expectations = [expectation("op.forward[mean]", reason="a reason of some length, as they are " * 2) for _ in range(480)]
     stored(tmp_path, made, ranks=[rank(at) for at in range(8)])
     began = time.process_time()
     text = html(made, tmp_path)
     assert time.process_time() - began < 5
-    assert len(text) < 3_200_000  # here every law deviates; of a smoke run one in ten
-
-
-@pytest.mark.parametrize(
-    ("text", "shape", "elements"),
-    [
-        ("[[1.0, 2.0], [3.0, nan]] float32 2x2", (2, 2), ("1.0", "2.0", "3.0", "nan")),
-        ("[True, False] bool 2", (2,), ("True", "False")),
-        ("3.5 float64 ()", (), ("3.5",)),
-        ("[] int64 0", (0,), ()),
-        ("[[], []] int64 2x0", (2, 0), ()),
-        ("[(1+2j), -inf] complex64 2", (2,), ("(1+2j)", "-inf")),
-        ("[1, 2] ... int64 5x6", (5, 6), ("1", "2")),
-    ],
-)
-def test_a_tensor_is_read_back(text: str, shape: tuple[int, ...], elements: tuple[str, ...]) -> None:
-    found = Elements.parse(text)
-    assert found is not None
-    assert (found.shape, found.elements) == (shape, elements)
-
-
-@pytest.mark.parametrize("text", ["", "an error", "torch.float32", "(2, 3)", "[1, 2] int64 3", "[1, 2] int64 1", "[1] x y", "[1, 2]"])
-def test_what_is_no_tensor_stays_a_text(text: str) -> None:
-    assert Elements.parse(text) is None
-
-
-def test_what_a_law_shows_is_read_back() -> None:
-    import torch
-
-    for tensor in (torch.arange(6.0).reshape(2, 3), torch.zeros(0, 3), torch.tensor(True), torch.arange(100), torch.zeros(2, 2, 2) * 1j):
-        found = Elements.parse(show(tensor))
-        assert found is not None
-        assert found.shape == tuple(tensor.shape)
-        assert len(found.elements) == min(64, tensor.numel())
-
-
-def test_ranks_that_said_the_same_stand_together_and_what_differs_is_marked() -> None:
-    held = {"rank": 2, "outcome": "held", "expected": "", "got": "", "message": "", "stack": "", "output": ""}
-    both, quiet = told_by([rank(0), rank(1), held])
-    assert (both.ranks, quiet.ranks, quiet.pictures) == ("ranks 0, 1", "rank 2", ())
-    expected, got = (picture for _, picture in both.pictures)
-    assert [(cell.text, cell.differs) for cell in expected.cells] == [("1", False), ("2", True)]
-    assert [(cell.text, cell.differs) for cell in got.cells] == [("1", False), ("3", True)]
-
-
-def test_where_objects_lie_in_memory_keeps_no_ranks_apart() -> None:
-    (told,) = told_by([rank(number, got=f"ValueError: not in <Group object at 0x7f5ebf2b0c{number}0>") for number in (1, 2)])
-    assert told.ranks == "ranks 1, 2"
-    assert told.texts == (("got", "ValueError: not in <Group object at 0x...>"),)
-
-
-def test_contributions_stand_beside_what_they_reduce_to() -> None:
-    (told,) = told_by([rank(0, "[3.0] float32 1", "[4.0] float32 1; rank 0 contributed [2.0] float32 1")])
-    assert [(name, [cell.text for cell in picture.cells]) for name, picture in told.pictures] == [
-        ("expected", ["3"]),
-        ("got", ["4"]),
-        ("contributed", ["2"]),
-    ]
-
-
-def test_a_large_tensor_is_cut_with_a_note() -> None:
-    import torch
-
-    (told,) = told_by([rank(0, show(torch.arange(900).reshape(30, 30)), "RuntimeError: no")])
-    ((name, picture),) = told.pictures
-    assert (name, picture.note) == ("expected", f"{len(picture.cells)} of 900 elements are drawn")
-    assert 0 < len(picture.cells) <= 64
-    assert told.texts == (("got", "RuntimeError: no"),)
-    (told,) = told_by([rank(0, show(torch.zeros(0, 3)), show(torch.arange(24).reshape(2, 3, 4)))])
-    assert told.pictures[0][1].note == "no elements"
-    assert [part.label for part in told.pictures[1][1].slices] == ["[0, :, :]", "[1, :, :]"]
+    assert len(text) < 1_500_000

@@ -1,0 +1,151 @@
+"""Which rank holds what of a case's tensors, as small pictures: every element in the colours of the ranks that hold it.
+
+A tensor of more than two dims is drawn as one of two: what stands before its last dim goes down. Elements beside one another that the same
+ranks hold are one area.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardlaw.reference.layout import Layout, LayoutError
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError, Shape, format_shape
+from shardlaw.reference.placement import format_placements, parse_placements
+from shardlaw.reference.tensors import TensorSpec
+
+# told apart by people who see few colours, and light enough for dark letters
+COLOURS = ("#8ec7ff", "#ffc27a", "#a5e0a0", "#f5a8c8", "#d3b8f5", "#f4e37a", "#8fe0dc", "#d8c3a5")
+LONGEST = 16  # rows and columns that are drawn
+MOST_NAMED = 6
+CELL = 16
+WIDEST_CELL = 54
+LETTER = 6.8
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """A part of an area: the colour of one rank. Lengths are in pixels."""
+
+    x: float
+    y: int
+    width: float
+    height: int
+    colour: str
+
+
+@dataclass(frozen=True)
+class Area:
+    """Elements that the same ranks hold: where their ranks are named, and how."""
+
+    x: float
+    y: float
+    text: str
+    title: str
+
+
+@dataclass(frozen=True)
+class LayoutPicture:
+    """Who holds what of one tensor, ready to be drawn; ``lines`` is the path of the lines between elements."""
+
+    name: str
+    title: str
+    described: str
+    command: str
+    width: float
+    height: int
+    stripes: tuple[Stripe, ...]
+    areas: tuple[Area, ...]
+    lines: str
+
+
+def layouts_of(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
+    """The layouts of a case in JSON: of its tensors, and of the first of them where it goes ``to``."""
+    fields = case.get("fields")
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()) or "mesh" not in fields:
+        return ()
+    found: list[LayoutPicture] = []
+    first: Shape | None = None
+    for name, text in fields.items():
+        if name != "mesh" and ":" in text:
+            try:
+                spec = TensorSpec.parse(text)
+                found += [_picture(name, Layout(spec.shape, Mesh.parse(fields["mesh"]), spec.placements))] if spec.placements else []
+            except (NotationError, LayoutError, ValueError):
+                continue
+            first = spec.shape if first is None else first
+    if first is not None and "to" in fields:
+        with contextlib.suppress(NotationError, LayoutError, ValueError):
+            found.append(_picture("to", Layout(first, Mesh.parse(fields["mesh"]), parse_placements(fields["to"]))))
+    return tuple(found)
+
+
+def _picture(name: str, layout: Layout) -> LayoutPicture:
+    shape, mesh, placed = format_shape(layout.shape), layout.mesh, format_placements(layout.placements)
+    rows, columns = math.prod(layout.shape[:-1]), (layout.shape or (1,))[-1]
+    drawn = 0 < rows <= LONGEST and 0 < columns <= LONGEST
+    areas = list(_areas(_holders(layout, rows, columns))) if drawn else []
+    cell = min(WIDEST_CELL, max([CELL, *((len(_held(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
+    colours = {rank: COLOURS[at % len(COLOURS)] for at, rank in enumerate(sorted(mesh.ranks))}
+    stripes, names = [], []
+    for left, top, wide, tall, ranks in areas:
+        part = wide * cell / len(ranks)
+        stripes += [
+            Stripe(round(left * cell + at * part, 1), top * CELL, round(part, 1), tall * CELL, colours[rank])
+            for at, rank in enumerate(ranks)
+        ]
+        middle = round((left + wide / 2) * cell, 1), (top + tall / 2) * CELL + 4
+        names.append(Area(*middle, _held(ranks), f"held by rank {', '.join(map(str, ranks))}"))
+    across = "".join(f"M0 {at * CELL}h{columns * cell:g}" for at in range(1, rows))
+    down = "".join(f"M{at * cell:g} 0v{rows * CELL}" for at in range(1, columns))
+    return LayoutPicture(
+        name=name,
+        title=f"{shape} on {mesh} {placed}",
+        described=f"{name}: who holds what of {shape} on mesh {mesh} as {placed}",
+        command=f"shardlaw show '{shape}' --mesh '{mesh}' --place '{placed}'",
+        width=round(columns * cell, 1) if drawn else 0,
+        height=rows * CELL if drawn else 0,
+        stripes=tuple(stripes),
+        areas=tuple(names),
+        lines=across + down if drawn else "",
+    )
+
+
+def _holders(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
+    """By row and column the ranks that hold an element, in order."""
+    held: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
+    for rank, coord in sorted((layout.mesh.rank_at(coord), coord) for coord in layout.mesh.coords()):
+        *leading, last = layout.owned(coord) or ((0,),)
+        numbers = [0]
+        for size, own in zip(layout.shape[:-1], leading, strict=True):
+            numbers = [number * size + at for number in numbers for at in own]
+        for row in numbers:
+            for column in last:
+                held[row][column].append(rank)
+    return [[tuple(ranks) for ranks in row] for row in held]
+
+
+def _areas(held: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
+    """Rectangles of elements with the same holders: left, top, width, height, ranks."""
+    open_: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    for row, line in enumerate([*held, []]):
+        runs: list[tuple[int, int, tuple[int, ...]]] = []
+        for column, ranks in enumerate(line):
+            if runs and runs[-1][2] == ranks and sum(runs[-1][:2]) == column:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, ranks)
+            else:
+                runs.append((column, 1, ranks))
+        for (left, wide, ranks), top in [item for item in open_.items() if item[0] not in runs]:
+            yield left, top, wide, row - top, ranks
+            del open_[left, wide, ranks]
+        for run in runs:
+            open_.setdefault(run, row)
+
+
+def _held(ranks: Sequence[int]) -> str:
+    """The ranks of an area, as many as are readable."""
+    return ",".join(map(str, ranks)) if len(ranks) <= MOST_NAMED else f"{len(ranks)} ranks"
