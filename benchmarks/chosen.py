@@ -36,6 +36,7 @@ from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "sharded_tensor"}  # chapters that cost little
+LEAST = 4  # draws of a law of which no enumerated case is tried: some are rejected
 OVERHEAD = 0.008  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
 OPERAND = re.compile(r"\S+?=[0-9x()]+:(\S+?)(?::\S*)?(?= |$)")
 FUNCTION = re.compile(r"(\w+)\(")
@@ -142,9 +143,10 @@ def choose(folders: Iterable[Path]) -> None:
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):
         if law.chapter not in TRIED_WHOLE and law.profile == "smoke" and (law.sweeps or law.draws):
-            count = min(drawn[law_id], law.draws)
-            if not places[law_id] and not count:
-                places[law_id], count = ({0}, 0) if law.sweeps else (set(), 1)
+            count = drawn[law_id]
+            if not places[law_id] and count < LEAST:
+                places[law_id], count = ({0}, count) if law.sweeps else (set(), LEAST)
+            count = min(count, law.draws)
             print(law_id, written(places[law_id]), count)
     for chapter in before:
         print(f"{chapter}: {before[chapter]:.0f} CPU-seconds, chosen {after[chapter]:.0f}", file=sys.stderr)
