@@ -132,3 +132,13 @@ def lacking(op: Any) -> str:
     rules = [getattr(info, "func", info) for info in getattr(planner, "op_single_dim_strategy_funcs", {}).values()]
     derived = next((rule for rule in rules if rule.__module__.endswith(_DERIVES)), None)
     return _made_for(op, derived) if derived is not None and not _has_rule(op) and any(map(_has_rule, others)) else ""
+
+
+def called_alike(op: Any) -> str:
+    """What decides the op with a rule whose name holds the name of an overload without one, the shortest of these; empty where there is
+    none."""
+    planner, name = compat.name("planner"), op.overloadpacket.__name__
+    tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+    ruled = {other for table in tables for other in getattr(planner, table, ()) if hasattr(other, "overloadpacket")}
+    fitting = [other for other in ruled if name in other.overloadpacket.__name__]
+    return decider(min(fitting, key=lambda other: (len(other.overloadpacket.__name__), str(other)))) if fitting else ""

@@ -57,7 +57,7 @@ DOES = re.compile(
 # what only hands on: it stands in the stack of most errors, or is called for every tensor
 HANDS_ON = re.compile(
     "_dispatch_get_local_results_slow_path|_propagate_op_sharding_dispatch_slow_path|propagate_single_input_strategy|strategy_fn"
-    "|__torch_dispatch__|wrap|unwrap|wait_tensor|trigger_wait|all_gather|all_gather_single|all_reduce|reduce_scatter|broadcast_object"
+    "|__torch_dispatch__|wrap|unwrap|wrapper|inner|inner_func|wait_tensor|trigger_wait|all_gather|all_gather_single|all_reduce|reduce_scatter|broadcast_object"
     "|gather_object|scatter_object|create_stream|create_from_tensor"
 )
 
@@ -136,6 +136,37 @@ def is_home(place: str, chapter: str) -> bool:
 def is_of_steps(law: str) -> bool:
     """Whether a law is about ops or redistributions, of which the rules and the planners are looked at first."""
     return law.startswith(("op.", "redistribute.", "gradient."))
+
+
+def decomposes(place: str) -> bool:
+    """Whether it plans ops by their decomposition."""
+    return "tensor/_decompositions.py" in place
+
+
+def carries_out(place: str) -> bool:
+    """Whether a function does what others of its class have found out."""
+    return re.match("_*(rewrite|apply)_", _name(place)) is not None
+
+
+def finds_out(place: str) -> bool:
+    """Whether a function finds out what others of its class are to do."""
+    return re.match("_*analyze_", _name(place)) is not None
+
+
+def chooses(place: str) -> bool:
+    """Whether a function chooses among what it is offered."""
+    return re.match("_*select_", _name(place)) is not None
+
+
+def offers(place: str) -> bool:
+    """Whether a function makes the offers of which one is chosen, from what a rule says of one mesh dim."""
+    return re.match("_*expand_to_", _name(place)) is not None
+
+
+def transforms(place: str) -> bool:
+    """Whether it is a method of a placement that torch derives from those of the documentation."""
+    owner = place.partition(".")[0]
+    return "/placement_types.py" in place and owner.startswith("_") and owner.endswith("Partial")
 
 
 def in_stack(line: str) -> str:

@@ -30,7 +30,8 @@ class Step:
     ``name`` is the overload of an op. ``given`` holds its arguments and keyword arguments, ``gave`` its results and then what it wrote to,
     with a :class:`Piece` in the place of each DTensor. ``rule`` is the function or table that decided it, ``calls`` what a redistribution
     called, and ``within`` the place of the op in which it happened. ``severed``: a view that shares no memory with what it is a view of.
-    ``asked``: its rule was asked in this act, now or before. ``ended``: it came to its end.
+    ``asked``: its rule was asked in this act, now or before. ``ended``: it came to its end. ``alike``: of an op without a rule, the rule of
+    the op that is called most like it.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Step:
     severed: bool = False
     asked: bool = False
     ended: bool = False
+    alike: str = ""
 
 
 @dataclass(frozen=True)

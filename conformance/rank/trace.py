@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance import compat_trace as heard
-from shardlaw.conformance.compat_plans import decider, lacking
+from shardlaw.conformance.compat_plans import called_alike, decider, lacking
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.reference.placement import format_placements
 
@@ -189,6 +189,7 @@ class Tracer:
             gave = op(*args, **kwargs)
         except NotImplementedError:
             step.rule = lacking(op) or step.rule
+            step.alike = called_alike(op)
             raise
         finally:
             self._op = None

@@ -91,6 +91,20 @@ class FindingLine(msgspec.Struct, kw_only=True):
     waits: list[str] = []
 
 
+def _by_size(line: FindingLine) -> tuple[bool, int, str]:
+    return line.note.startswith("not minimal"), len(line.text), line.text
+
+
+def _one_fault(one: FindingLine, other: FindingLine) -> bool:
+    """Whether what departs at one place departs under the same features, those of the world apart."""
+    needed, others = ({name for name in line.features if not name.startswith(("world:", "op:"))} for line in (one, other))
+    return bool(one.where) and _place(one) == _place(other) and (needed <= others or others <= needed)
+
+
+def _place(line: FindingLine) -> str:
+    return ",".join(line.where.split(",")[:2])
+
+
 class UnconfirmedLine(msgspec.Struct, kw_only=True):
     """A deviation that no fresh world showed again."""
 
@@ -249,13 +263,22 @@ class RunReport(msgspec.Struct, kw_only=True):
         return [found for found in self.findings if found.status == "new"]
 
     def causes(self) -> list[list[FindingLine]]:
-        """The new findings by cause, those that came first first; of each cause the smallest case first."""
-        found: dict[str, list[FindingLine]] = {}
+        """The new findings by cause, those that came first first; of each cause the smallest case first. What departs in several ways at
+        one place in torch is one cause where the smallest case of one way has every feature that another's has: a shift by one is a wrong
+        value or an error, as the case goes."""
+        groups: dict[str, list[FindingLine]] = {}
         for line in self.new():
-            found.setdefault(line.cause or line.id, []).append(line)
-        return [
-            sorted(lines, key=lambda line: (line.note.startswith("not minimal"), len(line.text), line.text)) for lines in found.values()
-        ]
+            groups.setdefault(line.cause or line.id, []).append(line)
+        found: list[list[FindingLine]] = []
+        for lines in groups.values():
+            lines.sort(key=_by_size)
+            alike = next((others for others in found if _one_fault(others[0], lines[0])), None)
+            if alike is None:
+                found.append(lines)
+            else:
+                alike += lines
+                alike.sort(key=_by_size)
+        return found
 
     def chapters(self) -> dict[str, Counter[str]]:
         """For each chapter how many laws came to which outcome, and under ``laws`` and ``cases`` how many there were."""

@@ -43,8 +43,17 @@ def places_of(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
     if first is None or first.evidence is None:
         return []
     held = [other for other in near if other.status == "held"]
-    found = list(_likely(verdict, first, first.evidence, Lines.of(verdict, held)))
+    lines = Lines.of(verdict, held)
+    found = [each for place in _likely(verdict, first, first.evidence, lines) for each in _who_found_out(place, first.evidence, lines)]
     return list(dict.fromkeys(filter(None, found)))[:NAMED]
+
+
+def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:
+    """A place; of one that carries out what others of its class found out, first the one of these whose lines tell most."""
+    if heard.carries_out(place):
+        owner = place.partition(".")[0]
+        yield from lines.finder(other for other in noted.visited if other.startswith(f"{owner}."))
+    yield place
 
 
 def departing(verdict: Verdict) -> Answer | None:
@@ -105,18 +114,36 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     moves = [step for step in unfinished if step.kind == "move" and len(_methods(step)) > 1]
     if any(map(heard.moves, frames)):  # of several steps the last one failed: they are in a wrong order
         yield from (step.rule for step in moves)
-    if heard.plans_an_op(refused):  # no rule: that of the op before, whose gradient it is
-        kin = {step.name.split(".")[1]: step.rule for step in noted.steps if step.ended and step.kind == "op"}
-        yield from (kin.get(step.name.split(".")[1].removesuffix("_backward"), "") for step in unfinished)
+    kin = {step.name.rpartition(".")[0]: step.rule for step in noted.steps if step.ended and step.kind == "op"}
+    forth = [kin.get(step.name.rpartition(".")[0].removesuffix("_backward"), "") for step in unfinished]
+    if heard.plans_an_op(refused):  # no rule: that of ops that are called alike, or of the op before, whose gradient it is
+        yield from (step.alike for step in unfinished)
+        yield from forth
         yield from (step.rule for step in unfinished)
+    elif heard.chooses(frames[0] if frames else ""):  # there was nothing to choose from
+        yield from filter(heard.offers, noted.visited)
     elif last != refused and not heard.is_generic(refused) and not heard.moves(refused):
         yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place))
         yield refused
     elif not refused or heard.carries(refused) or heard.moves(refused):
+        yield from _of_transformed(noted, unfinished)
+        yield from (place for place, step in zip(forth, unfinished, strict=True) if heard.decomposes(step.rule))
         yield from rule
     yield from (frame for frame in frames if not heard.carries(frame) and not heard.is_generic(frame))
     yield from rule
     yield from frames
+
+
+def _of_transformed(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str]:
+    """Of an op that fails on what a redistribution with a transform of its own made of its arguments: who planned the steps in this order,
+    or, of one step, what the transform is done by."""
+    for step in unfinished:
+        for inner in (move for move in noted.steps if move.within is not None and noted.steps[move.within] is step):
+            methods = list(filter(heard.transforms, _methods(inner)))
+            if methods:
+                yield from [inner.rule] if _changes(inner) > 1 else []
+                yield from (place for place, by in noted.callers.items() if methods[0] in by and heard.transforms(place))
+                yield methods[0]
 
 
 def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
@@ -136,6 +163,7 @@ def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
     under = [place for place in noted_below(noted, step.rule) if not shared(place)]
     yield from (place for place in lines.telling(under) if lines.alone(place))
     yield from (place for place in under if place in noted.answered and heard.does(place))
+    yield from [] if step.ended else lines.finder(under)
     yield step.rule
 
 
@@ -192,6 +220,11 @@ class Lines:
     def alone(self, place: str) -> bool:
         """Whether it was called in no case that holds, and there is one that tells."""
         return bool(self._held) and not any(place in other for other in self._held)
+
+    def finder(self, places: Iterable[str]) -> list[str]:
+        """Of these functions the one that finds something out and has the rarest lines, the last such; none where none finds out."""
+        finding = list(filter(heard.finds_out, places))
+        return [min(finding[::-1], key=self.fewest)] if finding else []
 
     def telling(self, places: Iterable[str]) -> list[str]:
         """These functions, those with the rarest lines first."""

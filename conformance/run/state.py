@@ -50,9 +50,10 @@ class Finding:
     @property
     def cause(self) -> tuple[str, ...]:
         """What findings of one cause have in common: the place in torch (without what a rule was asked), or else the law; and how they
-        depart. A wrong value, layout or description of one rule is one cause."""
+        depart. A wrong value, layout or description of one rule is one cause, and so is an error of some ranks and of all."""
         place = ",".join(self.where.split(",")[:2])
         kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
+        kind = "raised" if kind == "divergence" and self.verdict.error else kind
         return (place or self.law.partition("[")[0], kind, struck(self.verdict.error) if kind == "raised" else "")
 
     @classmethod

@@ -98,6 +98,56 @@ def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_w
         assert places_of(verdict(Answer(0, "raised", raised=raised, evidence=evidence), kind="raised"), [])[0] == named
 
 
+def refusal(*steps: Step, frames: tuple[str, ...], visited: tuple[str, ...] = (), **more: object) -> list[str]:
+    """The places of an error that came through these functions."""
+    lines = dict.fromkeys((RULE, *visited), frozenset({1}))
+    answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard(steps, lines, raised=frames, **more))
+    return places_of(verdict(answer, kind="raised"), [])
+
+
+KERNEL = "OpDispatcher._dispatch_get_local_results_slow_path, torch/distributed/tensor/_dispatch.py:9"
+NO_RULE = "refused by ShardingPropagator.propagate_op_sharding_non_cached, torch/distributed/tensor/_sharding_prop.py:9"
+DECOMPOSES = "DecompShardingStrategy.propagate_strategy, torch/distributed/tensor/_decompositions.py:4"
+
+
+def test_an_op_back_without_a_rule_is_put_down_to_what_should_have_it() -> None:
+    forth = Step("op", "aten.neg.default", ((), {}), (None, []), RULE, asked=True, ended=True)
+    back = Step("op", "aten.neg_backward.default", rule=DECOMPOSES, asked=True)
+    assert refusal(forth, back, frames=(KERNEL,))[0] == RULE, "planned by its decomposition, it fails"
+    assert refusal(forth, back, frames=(NO_RULE,))[0] == RULE
+    back.alike = "other_strategy, torch/distributed/tensor/_ops/_other_ops.py:1"
+    assert refusal(forth, back, frames=(NO_RULE,))[0] == back.alike
+
+
+def test_a_choice_among_nothing_is_put_down_to_who_offers() -> None:
+    chooses = "_select_min_cost_strategy, torch/distributed/tensor/_sharding_prop.py:9"
+    offers = "expand_to_full_mesh_op_strategy, torch/distributed/tensor/_ops/utils.py:3"
+    begun = Step("op", "aten.neg.default", rule=RULE, asked=True)
+    assert refusal(begun, frames=(NO_RULE.removeprefix("refused by "), chooses), visited=(offers,))[0] == offers
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_what_a_transform_made_of_an_argument_is_put_down_to_it_or_to_the_order_of_steps(dims: int) -> None:
+    method, does = (f"_MaskPartial.{name}, torch/distributed/tensor/placement_types.py:{name!r}" for name in ("_partition_value", "_mask"))
+    before, after = ("R,P(sum)", "S(0),R") if dims == 2 else ("R,R", "S(0),R")
+    given, gave = (Piece((4,), "2x2", text, FULL) for text in (before, after))
+    inner = Step("move", "redistribute", given, gave, PLANNER, [method], within=0, ended=True)
+    evidence = Evidence((Step("op", "aten.neg.default", rule=RULE, asked=True), inner), {}, {does: frozenset({method})}, raised=(KERNEL,))
+    answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=evidence)
+    assert places_of(verdict(answer, kind="raised"), [])[0] == (PLANNER if dims == 2 else does)
+
+
+def test_who_found_out_is_named_before_who_carries_it_out() -> None:
+    made = {
+        name: f"Propagator.{name}, torch/distributed/tensor/_ops/_some_ops.py:{name!r}" for name in ("analyze", "_analyze_a", "_rewrite_b")
+    }
+    begun = Step("op", "aten.neg.default", rule=RULE, asked=True)
+    assert refusal(begun, frames=(f"refused by {made['_rewrite_b']}",), visited=tuple(made.values()))[:2] == [
+        made["_analyze_a"],
+        made["_rewrite_b"],
+    ]
+
+
 def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
     begun = Step("op", "aten.neg.default", rule=RULE)
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard((begun,), {}))

@@ -16,11 +16,12 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.report.junit import junit
 from shardlaw.conformance.report.markdown import markdown
-from shardlaw.conformance.report.run_report import read_report
+from shardlaw.conformance.report.run_report import FindingLine, read_report
 from shardlaw.conformance.report.writer import ReportWriter
 from shardlaw.conformance.run.expectation_file import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import read_finding, read_folder, write_finding
+from tests.harness import reports
 from tests.harness.runs import CASE, LAWS, FakeRun, finding, verdict
 
 
@@ -35,6 +36,31 @@ def test_the_report_is_readable_while_the_run_goes_on(run: FakeRun) -> None:
     assert not list(run.writer.folder.glob(".*")), "a temporary file was left"
     told = ElementTree.parse(run.writer.folder / "junit.xml").iter("testcase")
     assert [case.get("name") for case in told] == [law for law in LAWS if law != "roundtrip.dtensor"], "a law has not had its turn"
+
+
+def test_what_departs_in_several_ways_at_one_place_under_the_same_features_is_one_cause() -> None:
+    one = "gather_rule, torch/distributed/tensor/_ops/_some_ops.py:1"
+
+    def line(at: int, cause: str, features: list[str], where: str = one) -> FindingLine:
+        return reports.finding(f"{at:08x}", where=where, cause=f"{where} | {cause}", features=features)
+
+    wrong, raised = line(1, "wrong", ["uneven", "world:3"]), line(2, "raised | no", ["empty-shard", "uneven"])
+    other = line(3, "hang", ["permuted"])
+    asked = line(4, "wrong", ["uneven"], f"{one}, asked for R")
+    elsewhere = line(5, "wrong", ["uneven"], one.replace("gather", "reduce"))
+    found = reports.report([], [wrong, raised, other, asked, elsewhere]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [
+        [wrong.id, raised.id, asked.id],
+        [other.id],
+        [elsewhere.id],
+    ]
+
+
+def test_an_error_of_some_ranks_and_of_all_is_one_cause() -> None:
+    some = replace(verdict(), kind="divergence", error="RuntimeError: of 3")
+    every = replace(verdict(), kind="raised", error="RuntimeError: of 4")
+    causes = {finding(kind=each.kind, verdict=each, where="f, torch/a.py:1").cause for each in (some, every)}
+    assert causes == {("f, torch/a.py:1", "raised", "RuntimeError: of #")}
 
 
 def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
