@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Answer, Verdict
     from shardlaw.conformance.rank.context import RankContext
+    from shardlaw.conformance.twin.session import twin
+    from shardlaw.conformance.twin.spec import Twin
 
 __version__ = "0.1.0"
 
@@ -65,6 +67,7 @@ __all__ = [
     "Shape",
     "Stage",
     "Target",
+    "Twin",
     "UsageError",
     "Verdict",
     "WorldSize",
@@ -76,6 +79,7 @@ __all__ = [
     "fields",
     "law",
     "texts",
+    "twin",
 ]
 
 _ROOMS = {
@@ -90,6 +94,8 @@ _ROOMS = {
     "law.target": ("Target",),
     "law.verdict": ("Answer", "Verdict"),
     "rank.context": ("RankContext",),
+    "twin.session": ("twin",),
+    "twin.spec": ("Twin",),
 }
 
 

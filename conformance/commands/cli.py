@@ -295,6 +295,32 @@ def show(
 
 
 @app.command()
+def twin(
+    make: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:MAKE | FILE.py:MAKE", help="A function that returns a shardlaw.Twin.")],
+    options: Annotated[list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Given to MAKE; may be repeated.")] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size, or a mesh dim, instead of the twin's; may be repeated.")
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="exact, float32 or bfloat16; may be repeated. Default: the twin's.")
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of the optimizer.")] = 2,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of parameters and batches.")] = 0,
+    target: TargetName = "gloo",
+    report: Annotated[Path, typer.Option(metavar="DIR", help="Where twin.html and twin.json go.")] = Path("shardlaw-twin"),
+    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not look for the smallest that shows it.")] = False,
+) -> int:
+    """Is a sharded model the whole one? Exit 1 where it is not; the first tensor that departs is named.
+
+    MAKE says how the model and a batch are made and how the model is sharded. It runs whole and on real ranks, forward, backward and some
+    steps of its optimizer; what rounding may do to each tensor is worked out from the whole model. docs/twin.md has one in ten lines.
+    """
+    from shardlaw.conformance.commands.twin import twin as run_twin
+
+    return run_twin(make, options or (), sizes or (), values or (), steps, seed, target, report, not no_shrink)
+
+
+@app.command()
 def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
     """What can be validated here."""
     if follows():

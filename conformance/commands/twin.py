@@ -1,0 +1,63 @@
+"""``shardlaw twin``: a model whole and sharded, step by step; what comes out as text, twin.json and twin.html."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from shardlaw.conformance.errors import UsageError, one_of
+
+
+def twin(
+    make: str,
+    options: Sequence[str],
+    sizes: Sequence[str],
+    values: Sequence[str],
+    steps: int,
+    seed: int,
+    target: str,
+    report: Path,
+    shrink: bool,
+) -> int:
+    """Run it, print what it says, and leave a page; returns the exit code: 1 where the model departs. Raises :class:`UsageError`."""
+    from shardlaw.conformance.twin.report import data, page, text
+    from shardlaw.conformance.twin.session import Session, planned
+    from shardlaw.conformance.twin.spec import VALUES
+
+    if steps < 1:
+        raise UsageError(f"--steps {steps}: want 1 or more")
+    for value in values:
+        if value not in VALUES:
+            raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
+    given = {name: _size(name, text) for name, text in _pairs("--size", sizes).items()}
+    plan, own = planned(make, _pairs("--option", options), given, steps=steps, seed=seed)
+    with Session(target) as session:
+        result = session.ask(plan, tuple(values) or own.values, shrink, make)
+    print(*text(result), sep="\n", flush=True)
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "twin.json").write_bytes(msgspec.json.format(msgspec.json.encode(data(result))))
+        (report / "twin.html").write_text(page(result), "utf-8")
+    except OSError as error:
+        raise UsageError(f"--report {report}: cannot be written: {error.strerror}") from None
+    print(f"{report / 'twin.html'}")
+    return 1 if result.departs else 0
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not (sign and name.isidentifier()):
+            raise UsageError(f"{option} {text}: want NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _size(name: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
+        raise UsageError(f"--size {name}={text}: want a whole number of 1 or more")
+    return int(text)

@@ -1,0 +1,237 @@
+"""What each rank holds of a tensor, held against the whole tensor.
+
+A DTensor says how it lies, and is judged by that: the local tensor of each rank is the slice that its placements name, a wrong replica is
+seen. A plain tensor says nothing. Its layout is one of those under which ranks hold tensors of these shapes, and of these the one that
+comes closest on all ranks at once: whole on every rank, in shards, or as contributions to a sum. Mesh dims that a DTensor does not lie on
+are found in the same way. Gradients of a batch that is cut over a mesh dim are larger by its size where every rank takes the mean of its
+own part; whether they are is the same for all tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shardlaw.conformance.twin.record import BACKWARD, OF_PARAMETERS, START, STEP, Key, Piece, axes
+from shardlaw.conformance.twin.steps import distance, largest, same
+from shardlaw.reference import simulate
+from shardlaw.reference.layout import Indices, Layout, LayoutError
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import (
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    StridedShard,
+    format_placements,
+    is_reduction,
+    parse_placements,
+    shard_dim,
+)
+
+SHOWN = 4
+FUSED = (2, 3)  # how many matrices somebody may have put into one before it was cut
+FLAT = (2, 3, 4, 8)  # how large a batch is that a view has put before a dim that is cut
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of one tensor: how far it is from the whole one, and how far it may be; under which layout; where it departs most:
+    the rank, and (global index, is, must be) of some elements. ``word`` says what is wrong where that is no matter of distance."""
+
+    key: Key
+    seen: float
+    bound: float
+    layout: str
+    pending: bool = False
+    word: str = ""
+    rank: int = -1
+    elements: tuple[tuple[tuple[int, ...], float, float], ...] = ()
+    wrong: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """``seen`` in bounds: more than 1 departs."""
+        return (0.0 if self.seen == 0 else math.inf) if self.bound == 0 else 0.0 if math.isinf(self.bound) else self.seen / self.bound
+
+    @property
+    def departs(self) -> bool:
+        """Whether it is another tensor than the whole model's."""
+        return bool(self.word) or not self.ratio <= 1
+
+
+class Aligner:
+    """Judges the tensors of one sharded run in their order; remembers how parameters lie, and which mesh dims gradients are scaled by."""
+
+    def __init__(self, mesh: Mesh, names: Sequence[str], waits: bool) -> None:
+        self._mesh, self._names, self._waits = mesh, names, waits
+        self._coords = {mesh.rank_at(coord): coord for coord in mesh.coords()}
+        self._lies: dict[tuple[str, str], list[Placements]] = {}
+        self._scaled: dict[int, bool] = {}
+
+    def judge(self, key: Key, want: torch.Tensor, bound: float, pieces: Mapping[int, Piece]) -> Judged:
+        """Hold what ranks have of a tensor against the whole of it."""
+        best: Judged | None = None
+        fits = []
+        for placements, scale in self._layouts(key, want, pieces):
+            found = self._under(key, want, bound, pieces, placements, scale)
+            if found is None:
+                continue
+            if not found.departs and key.phase == START:
+                fits.append(placements)
+            if best is None or (best.departs and not found.departs) or (found.seen < best.seen and not found.pending):
+                best = found
+            if not best.departs and key.phase != START:
+                self._settle(key, pieces, placements, scale)
+                break
+        if best is None:
+            shapes = " ".join(f"rank {rank}: {tuple(one.local.shape)}" for rank, one in sorted(pieces.items()))
+            claims = {f" {one.placements} of {one.shape}" for one in pieces.values() if one.placements}
+            word = f"no layout of the whole tensor, of shape {tuple(want.shape)}, gives ranks these shapes:{''.join(claims)} {shapes}"
+            return Judged(key, math.inf, bound, "none", word=word)
+        if key.phase == START:
+            self._lies[key.path, key.what] = fits
+        return self._replicas(best, key, pieces) if key.phase == STEP and not best.departs else best
+
+    # Layouts
+
+    def _layouts(self, key: Key, want: torch.Tensor, pieces: Mapping[int, Piece]) -> Iterator[tuple[Placements, float]]:
+        """The layouts that a tensor may have, the likelier first, with the factor by which it is larger."""
+        claimed = self._claimed(pieces)
+        if claimed is None:
+            return
+        known = self._lies.get((key.path, key.what), []) if key.phase in OF_PARAMETERS and key.phase != START and not claimed else []
+        dims = range(want.dim())
+        plain: list[Placement] = [Replicate(), *map(Shard, dims)]
+        sums: list[Placement] = [Partial("sum"), Partial("avg")]
+        factors = FLAT if key.is_op else FUSED if key.phase == START else ()
+        fused = [StridedShard(dim, factor) for dim in dims for factor in factors]
+        may_wait = want.is_floating_point() and (key.phase not in OF_PARAMETERS or (key.phase == "gradients" and self._waits))
+        free = [dim for dim in range(self._mesh.ndim) if dim not in claimed]
+        seen: set[Placements] = set()
+        for extra in ([], fused, sums if may_wait else []):
+            options: list[Iterable[Placement]] = [[claimed[dim]] if dim in claimed else [*plain, *extra] for dim in range(self._mesh.ndim)]
+            if key.phase in OF_PARAMETERS and key.phase != START and not claimed:
+                layouts = [one for old in known for one in self._with(old, extra)]
+            else:
+                layouts = list(itertools.product(*options))
+            for placements in layouts:
+                if placements not in seen:
+                    seen.add(placements)
+                    for scale in self._scales(key, placements, free):
+                        yield placements, scale
+
+    def _with(self, old: Placements, extra: Sequence[Placement]) -> Iterator[Placements]:
+        """The layout of a parameter, with sums that are pending where it is whole."""
+        return itertools.product(*([one, *extra] if isinstance(one, Replicate) else [one] for one in old))
+
+    def _claimed(self, pieces: Mapping[int, Piece]) -> dict[int, Placement] | None:
+        """What a DTensor says of the twin's mesh dims; nothing of a plain tensor, None where ranks contradict one another."""
+        claims = {self._claim(rank, piece) for rank, piece in pieces.items()}
+        return dict(next(iter(claims))) if len(claims) == 1 else None
+
+    def _claim(self, rank: int, piece: Piece) -> tuple[tuple[int, Placement], ...]:
+        dims = axes(piece.mesh, self._mesh, rank) if piece.mesh and piece.placements != "?" else None
+        return tuple(sorted(zip(dims, parse_placements(piece.placements), strict=True), key=lambda one: one[0])) if dims else ()
+
+    def _scales(self, key: Key, placements: Placements, free: Sequence[int]) -> list[float]:
+        if key.phase != BACKWARD:
+            return [1.0]
+        cut = [dim for dim in free if self._mesh.shape[dim] > 1 and shard_dim(placements[dim]) is not None]
+        fixed = math.prod(self._mesh.shape[dim] for dim in cut if self._scaled.get(dim))
+        open_ = [dim for dim in cut if dim not in self._scaled]
+        other = [dim for dim in free if dim not in cut and self._scaled.get(dim)]  # the tokens of an expert come from everywhere
+        factors = {math.prod(self._mesh.shape[dim] for dim in some) for n in range(3) for some in itertools.combinations(open_ + other, n)}
+        return [float(fixed * factor) for factor in sorted(factors)]
+
+    def _settle(self, key: Key, pieces: Mapping[int, Piece], placements: Placements, scale: float) -> None:
+        """Remember whether gradients are larger by the size of a mesh dim."""
+        if key.phase != BACKWARD or not any(piece.local.count_nonzero() for piece in pieces.values()):
+            return
+        claimed = self._claimed(pieces) or {}
+        for dim, placement in enumerate(placements):
+            if dim not in claimed and shard_dim(placement) is not None and self._mesh.shape[dim] > 1:
+                self._scaled.setdefault(dim, scale % self._mesh.shape[dim] == 0 and scale > 1)
+
+    # Values
+
+    def _under(
+        self, key: Key, want: torch.Tensor, bound: float, pieces: Mapping[int, Piece], placements: Placements, scale: float
+    ) -> Judged | None:
+        """What is said of a tensor that lies like this; nothing where its shapes say that it does not."""
+        try:
+            layout = Layout(tuple(want.shape), self._mesh, placements)
+        except LayoutError:
+            return None
+        pending = layout.has_partial()
+        if any(tuple(one.local.shape) != layout.local_shape(self._coords[rank]) for rank, one in pieces.items()):
+            return None
+        if pending and (len(pieces) < self._mesh.size or self._alike(pieces, placements)):
+            return None
+        name = f"{' '.join(self._names)}: {format_placements(placements)}" + (f", {scale:g} times" if scale != 1 else "")
+        if pending:
+            due = want.double() if want.is_floating_point() else want
+            local = {self._coords[rank]: one.local.to(due.dtype) for rank, one in pieces.items()}
+            replicas = simulate.assemble_replicas(local, layout)
+            held: list[tuple[int, torch.Tensor, torch.Tensor, tuple[Indices, ...] | None]]
+            held = [(self._mesh.rank_at(coord), full, due, None) for coord, full in replicas.items()]
+        else:
+            held = [
+                (rank, one.local, simulate.take(want, layout, self._coords[rank]), layout.owned(self._coords[rank]))
+                for rank, one in sorted(pieces.items())
+            ]
+        worst, best = -1.0, None
+        for rank, got, must, owned in held:
+            must = must * scale if scale != 1 else must
+            apart = distance(got, must)
+            far = largest(apart)
+            if far > worst:
+                worst, best = far, (rank, got, must, owned, apart)
+        assert best is not None
+        if not worst > bound * scale:
+            return Judged(key, worst / scale, bound, name, pending)
+        rank, got, must, owned, apart = best
+        return Judged(key, worst / scale, bound, name, pending, "", rank, _elements(got, must, owned, apart), int((apart > bound).sum()))
+
+    def _alike(self, pieces: Mapping[int, Piece], placements: Placements) -> bool:
+        """Whether what ranks hold of a plain tensor is no contribution to a sum, but the same on all of them."""
+        if any(piece.mesh for piece in pieces.values()):
+            return False
+        first: dict[tuple[int, ...], torch.Tensor] = {}
+        for rank, one in pieces.items():
+            place = tuple(0 if is_reduction(placement) else at for at, placement in zip(self._coords[rank], placements, strict=True))
+            if not same(first.setdefault(place, one.local), one.local):
+                return False
+        return True
+
+    def _replicas(self, judged: Judged, key: Key, pieces: Mapping[int, Piece]) -> Judged:
+        """Replicas of a parameter are alike bit by bit."""
+        placements = parse_placements(judged.layout.partition(": ")[2])
+        first: dict[tuple[int, ...], tuple[int, torch.Tensor]] = {}
+        for rank, one in sorted(pieces.items()):
+            place = tuple(at for at, placement in zip(self._coords[rank], placements, strict=True) if not isinstance(placement, Replicate))
+            other, value = first.setdefault(place, (rank, one.local))
+            if not same(value, one.local):
+                apart = distance(one.local, value)
+                word = f"the replica on rank {rank} is not bit by bit that on rank {other}"
+                return Judged(key, judged.seen, judged.bound, judged.layout, False, word, rank, _elements(one.local, value, None, apart),
+                              int((apart > 0).sum()))  # fmt: skip
+        return judged
+
+
+def _elements(
+    got: torch.Tensor, must: torch.Tensor, owned: tuple[Indices, ...] | None, apart: torch.Tensor
+) -> tuple[tuple[tuple[int, ...], float, float], ...]:
+    """The elements that are furthest off, by global index."""
+    shown = []
+    for at in torch.topk(apart.flatten(), min(SHOWN, apart.numel())).indices.tolist():
+        index = tuple(int(one) for one in torch.unravel_index(torch.tensor(at), got.shape)) if got.dim() else ()
+        place = tuple(lists[i] for lists, i in zip(owned, index, strict=True)) if owned is not None else index
+        is_, due = (float(one[index].abs() if one.is_complex() else one[index]) for one in (got, must))
+        shown.append((place, is_, due))
+    return tuple(shown)

@@ -1,0 +1,111 @@
+"""A model and its batches with the values that are asked for: as they come, exact, or moved by one unit in the last place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shardlaw.conformance.twin.spec import Plan, Twin
+
+DTYPES = {"exact": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A structure of tuples, lists and dicts with each of its tensors changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        copy = value.copy()
+        for key in copy:
+            copy[key] = mapped(copy[key], change)
+        return copy
+    if isinstance(value, tuple) and type(value) is not tuple and any(isinstance(item, torch.Tensor) for item in value):
+        return type(value)(*(mapped(item, change) for item in value))  # a named one
+    return type(value)(mapped(item, change) for item in value) if type(value) in (tuple, list) else value
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a structure, in order."""
+    found: list[torch.Tensor] = []
+    mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+def model(twin: Twin, plan: Plan, change: Move) -> torch.nn.Module:
+    """The whole module, without dropout, its parameters filled as the plan says, then changed; the seed is the plan's."""
+    torch.manual_seed(plan.seed)
+    module = twin.model(**plan.sizes)
+    calm(module)
+    generator = torch.Generator().manual_seed(plan.seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            value = exact(parameter.data, generator) if plan.values == "exact" else parameter.data
+            parameter.data = change(value.to(DTYPES[plan.values])) if value.is_floating_point() else value
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.data = widened(buffer.data.to(DTYPES[plan.values]), change)
+    return module
+
+
+def calm(module: torch.nn.Module) -> None:
+    """Switch dropout off: ``p`` of torch's dropout modules, and what other modules call ``dropout`` and is a number."""
+    for part in module.modules():
+        if type(part).__module__ == torch.nn.Dropout.__module__:
+            part.p = 0.0  # type: ignore[assignment]
+        if isinstance(getattr(part, "dropout", None), float):
+            part.dropout = 0.0  # type: ignore[assignment]
+
+
+def batch(twin: Twin, plan: Plan, step: int, change: Move) -> Any:
+    """The whole batch of a step."""
+    torch.manual_seed(1_000_003 * (plan.seed + 1) + step)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        value = (tensor * 2).round().clamp(-4, 4) / 4 if plan.values == "exact" else tensor
+        return change(value.to(DTYPES[plan.values]))
+
+    return mapped(twin.batch(step, **plan.sizes), cast)
+
+
+def exact(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Small multiples of a power of two, whose sums and products are exact: quarters from -2/4 to 2/4; of what is alike everywhere and not
+    zero (the weights of a norm), 1/2, 1 or 2 times that."""
+    if value.numel() and bool((value == value.flatten()[0]).all()) and bool(value.flatten()[0] != 0):
+        return value * torch.tensor([0.5, 1.0, 2.0])[torch.randint(3, value.shape, generator=generator)].to(value.dtype)
+    return (torch.randint(-2, 3, value.shape, generator=generator) / 4).to(value.dtype)
+
+
+def kept(value: torch.Tensor) -> torch.Tensor:
+    """No change."""
+    return value
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    """The same in float64."""
+    return value.double()
+
+
+def widened(value: torch.Tensor, change: Move) -> torch.Tensor:
+    """Buffers are constants: they become float64 with everything else, and are never moved."""
+    return value.double() if change is doubled else value
+
+
+def moved(generator: torch.Generator) -> Move:
+    """Every element one unit in the last place up or down, by chance; zeros stay, so that what is masked or padded is."""
+
+    def move(value: torch.Tensor) -> torch.Tensor:
+        if value.dtype not in BITS or not value.numel():
+            return value
+        whole = value.contiguous().clone()
+        step = 2 * torch.randint(0, 2, whole.shape, generator=generator) - 1
+        bits = whole.view(BITS[value.dtype])
+        bits += torch.where(whole == 0, 0, step).to(bits.dtype)
+        return whole
+
+    return move

@@ -1,0 +1,172 @@
+"""One run of a twin judged: every tensor in order, and of the first that departs whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from shardlaw.conformance.twin.align import Aligner, Judged
+from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, OF_PARAMETERS, START, STEP, Key, Piece
+from shardlaw.conformance.twin.spec import Plan
+from shardlaw.conformance.twin.steps import Part, Whole
+
+MOST_TRIES = 8  # ops of one name that are tried for one of the whole model
+LOST = "there is no gradient on rank"
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The first tensor that is not the whole model's. ``path``: the submodule whose code made it, or ``(loss)``, ``(before_step)``,
+    ``(optimizer)``; ``via``: tensors just before it that are whole only as a sum, which somebody may have forgotten; ``op``: the first op
+    inside the submodule that departs; ``trail``: its ops, as rank 0 ran them."""
+
+    plan: Plan
+    path: str
+    judged: Judged
+    via: str = ""
+    op: Judged | None = None
+    trail: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> tuple[str, str, str]:
+        """What stays the same when it shrinks: the submodule without its numbers, the phase, and what of it."""
+        letters = "".join("#" if letter.isdigit() else letter for letter in self.path)
+        return letters, self.judged.key.phase, self.judged.key.what
+
+    def lines(self) -> list[str]:
+        """For people."""
+        one = self.judged
+        lines = [f"departs first: {self.path or '(the model)'}"]
+        lines += [f"  {one.key}"]
+        if one.word:
+            lines += [f"  {one.word}"]
+        elif one.rank >= 0:
+            times = f"{one.ratio:,.0f} times the bound" if one.bound else "bound zero: these sums are exact"
+            lines += [f"  on rank {one.rank} {one.wrong} elements differ, by up to {one.seen:.3g}, and may by {one.bound:.3g}: {times}"]
+        lines += [f"    {list(index)} is {got:.9g}, must be {want:.9g}" for index, got, want in one.elements]
+        lines += [f"  held as {one.layout}"] if one.layout != "none" else []
+        lines += [f"  before it, {self.via}"] if self.via else []
+        if self.op is not None:
+            lines += [f"  the op behind it: {self.op.key.what.removeprefix('op ')}, off by {self.op.seen:.3g}, bound {self.op.bound:.3g}"]
+        return lines
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All that one run said. ``silent`` are submodules of the whole model of which the sharded one gave nothing;
+    ``ops`` the ops of the submodule that is looked at, to which the sharded model has none that gives the same."""
+
+    plan: Plan
+    judged: tuple[Judged, ...] = ()
+    departure: Departure | None = None
+    classes: dict[str, str] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    failed: str = ""
+    ops: tuple[Judged, ...] = ()
+
+    @property
+    def departs(self) -> bool:
+        """Whether the sharded model is another one."""
+        return self.departure is not None or bool(self.failed)
+
+
+def compared(plan: Plan, whole: Whole, parts: Sequence[Part]) -> Compared:
+    """Hold what the ranks saw against the whole model, tensor by tensor."""
+    aligner = Aligner(plan.table(), tuple(plan.mesh), any(key.phase == BEFORE_STEP for key in whole.tensors))
+    judged: list[Judged] = []
+    for key, want in whole.tensors.items():
+        if key.is_op:
+            continue
+        pieces = {rank: part.pieces[key] for rank, part in enumerate(parts) if key in part.pieces}
+        one = aligner.judge(key, want, whole.bounds[key], pieces) if pieces else None
+        lost = _lost(key, want, whole.bounds[key], parts) if key.phase not in (START, FORWARD) else None
+        if lost is not None or one is not None:
+            judged.append(lost or one)  # type: ignore[arg-type]
+    for key, rank, piece in _gained(whole, parts):
+        word = f"there is a gradient on rank {rank}, of which the whole model has none"
+        judged.append(Judged(key, float(piece.local.abs().max()), 0.0, "none", word=word, rank=rank))
+    met = {one.key.path for one in judged}
+    silent = tuple(path for path in dict.fromkeys(key.path for key in whole.tensors) if path not in met)
+    found = next((at for at, one in enumerate(judged) if one.departs), None)
+    return Compared(
+        plan,
+        tuple(judged),
+        None if found is None else _departure(plan, judged, found),
+        whole.classes,
+        silent,
+        ops=_ops(whole, parts, aligner),
+    )
+
+
+def _ops(whole: Whole, parts: Sequence[Part], aligner: Aligner) -> tuple[Judged, ...]:
+    """The ops of the whole model in order for which the sharded one has none of this name, behind those met so far, that gives the same: it
+    may run others in between, but must come to the same results."""
+    given: dict[Key, dict[int, Piece]] = {}
+    for rank, part in enumerate(parts):
+        for key in filter(lambda key: key.is_op, part.pieces):
+            given.setdefault(key, {})[rank] = part.pieces[key]
+    rows: dict[Key, list[Key]] = {}
+    for key in given:
+        rows.setdefault(_op(key), []).append(key)
+    wrong, met = [], dict.fromkeys(rows, 0)
+    for key, want in whole.tensors.items():
+        row = _op(key)
+        if not key.is_op or row not in rows:
+            continue
+        tries = [aligner.judge(key, want, whole.bounds[key], given[other]) for other in rows[row][met[row] : met[row] + MOST_TRIES]]
+        same = next((at for at, one in enumerate(tries) if not one.departs), None)
+        if same is not None:
+            met[row] += same + 1
+        elif tries := [one for one in tries if not one.word]:
+            wrong.append(min(tries, key=lambda one: one.seen))
+    return tuple(wrong)
+
+
+def _op(key: Key) -> Key:
+    """Which op, whatever its number."""
+    return replace(key, what=key.what.partition("#")[0])
+
+
+def _lost(key: Key, want: torch.Tensor, bound: float, parts: Sequence[Part]) -> Judged | None:
+    """A gradient that a rank does not have, although it has the tensor."""
+    if key.phase not in (BACKWARD, GRADIENTS, BEFORE_STEP) or not bool(want.count_nonzero()):
+        return None
+    owner = replace(key, phase=FORWARD) if key.phase == BACKWARD else replace(key, step=-1, phase=START)
+    for rank, part in enumerate(parts):
+        if key not in part.pieces and owner in part.pieces and part.pieces[owner].local.numel():
+            return Judged(key, torch.inf, bound, "none", word=f"{LOST} {rank}", rank=rank)
+    return None
+
+
+def _gained(whole: Whole, parts: Sequence[Part]) -> list[tuple[Key, int, Piece]]:
+    """Gradients of parameters that the whole model has none of."""
+    known = {key for key in whole.tensors if key.phase == START}
+    return [
+        (key, rank, piece)
+        for rank, part in enumerate(parts)
+        for key, piece in part.pieces.items()
+        if key.phase == GRADIENTS and key not in whole.tensors and replace(key, step=-1, phase=START) in known
+        if bool(piece.local.count_nonzero())
+    ][:1]
+
+
+def _departure(plan: Plan, judged: Sequence[Judged], at: int) -> Departure:
+    """Whose the first departure is: an output is its submodule's, an input that of the code that hands it over; in backward the other way
+    round."""
+    first = judged[at]
+    path, what, phase = first.key.path, first.key.what, first.key.phase
+    if (phase == FORWARD and what.startswith("input")) or (phase == BACKWARD and what.startswith("output")):
+        path = path.rpartition(".")[0] if path else "(the batch)" if phase == FORWARD else "(loss)"
+    elif phase == BEFORE_STEP and any(one.key == replace(first.key, phase=GRADIENTS) for one in judged):
+        path = f"(before_step) {path}"
+    elif phase == STEP:
+        path = f"(optimizer) {path}"
+    waiting = at
+    while waiting and judged[waiting - 1].pending and judged[waiting - 1].key.phase == phase and phase not in OF_PARAMETERS:
+        waiting -= 1
+    if waiting == at:
+        return Departure(plan, path, first)
+    pending = judged[waiting]
+    return Departure(plan, pending.key.path, first, f"{pending.key} is whole only as a sum over ranks ({pending.layout})")

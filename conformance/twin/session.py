@@ -1,0 +1,187 @@
+"""A twin's question from beginning to end: each kind of values, the first departure, the op behind it, the smallest that shows it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardlaw.conformance.api import Worlds, explain
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.rank.spmd import Function
+from shardlaw.conformance.twin.judge import Compared, Departure, compared
+from shardlaw.conformance.twin.spec import VALUES, Plan, Twin, found, made
+from shardlaw.conformance.twin.steps import Part, Whole
+
+HOME = "shardlaw.conformance.twin.steps"
+SECONDS = 120.0  # for one run on ranks
+SHRINK_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out: one :class:`Compared` for each kind of values up to the first that departs; ``smallest`` shows the same, shrunk."""
+
+    name: str
+    compared: tuple[Compared, ...]
+    smallest: Departure | None = None
+    seconds: float = 0.0
+
+    @property
+    def departs(self) -> bool:
+        """Whether the sharded model is another one."""
+        return any(one.departs for one in self.compared)
+
+    @property
+    def departure(self) -> Departure | None:
+        """The first departure."""
+        return next((one.departure for one in self.compared if one.departure), None)
+
+
+class Session:
+    """Live ranks for the twins of one process. A context manager."""
+
+    def __init__(self, target: str = "gloo", seconds: float = SECONDS) -> None:
+        self._worlds = Worlds(target, timeout=seconds)
+        self._known: dict[str, Whole] = {}
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._worlds.close()
+
+    def run(self, plan: Plan) -> Compared:
+        """Run a plan, whole and sharded. Raises :class:`UsageError` where the whole model does not run."""
+        whole = self._whole(plan)
+        outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
+        if outcome.verdict.status != "held":
+            return Compared(plan, classes=whole.classes, failed=explain(outcome.verdict))
+        parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
+        return compared(plan, whole, parts)
+
+    def ask(self, plan: Plan, kinds: tuple[str, ...], shrink: bool = True, name: str = "") -> Result:
+        """Try each kind of values until one departs; look for the op behind it, and for the smallest plan that shows it. Raises
+        :class:`UsageError`."""
+        started = time.monotonic()
+        seen: list[Compared] = []
+        for values in kinds:
+            seen.append(self.run(replace(plan, values=values)))
+            if seen[-1].departs:
+                break
+        last = seen[-1]
+        smallest = None
+        if last.departure is not None:
+            seen[-1] = replace(last, departure=self._looked_into(last.departure))
+            if shrink:
+                smallest = self._shrunk(last.departure)
+        return Result(name or str(plan.make), tuple(seen), smallest, time.monotonic() - started)
+
+    def _whole(self, plan: Plan) -> Whole:
+        key = str(replace(plan, mesh={}, save=0, load=0, folder="").__dict__)
+        if key not in self._known:
+            outcome = self._worlds(1).judge(f"{HOME}:whole", plan, sys.path)
+            if outcome.verdict.status != "held":
+                raised = next((answer.raised for answer in outcome.verdict.ranks if answer.raised), None)
+                if raised is None or raised.error == "UsageError":
+                    raise UsageError(raised.text if raised else f"the whole model does not run ({plan}): {outcome.verdict.message}")
+                where = next((line for line in reversed(raised.stack.splitlines()) if "torch/" not in line and line.strip()), "")
+                raise UsageError(f"the whole model does not run ({plan}): {raised.error}: {raised.text} {where.strip()}")
+            self._known[key] = outcome.returned[0]
+        return self._known[key]
+
+    def _looked_into(self, departure: Departure) -> Departure:
+        """The departure with the first op inside its submodule that departs."""
+        path = departure.path.rpartition(" ")[2]
+        if path.startswith("(") or departure.judged.key.phase not in ("forward", "backward"):
+            return departure
+        plan = replace(departure.plan, ops=path)
+        whole = self._whole(plan)
+        outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
+        if outcome.verdict.status != "held":
+            return departure
+        parts = [outcome.returned[rank] for rank in range(plan.ranks)]
+        wrong = [
+            one
+            for one in compared(plan, whole, parts).ops
+            if (one.key.step, one.key.phase) == (departure.judged.key.step, departure.judged.key.phase)
+        ]
+        return replace(departure, op=wrong[0] if wrong else None, trail=parts[0].trail)
+
+    def _shrunk(self, departure: Departure) -> Departure:
+        """The smallest steps, sizes and mesh that show it: each in turn as small as may be, until none can be smaller."""
+        deadline = time.monotonic() + SHRINK_SECONDS
+        best = departure
+        least = {**departure.plan.twin().smallest(), **dict.fromkeys(departure.plan.mesh, 1)}
+
+        def shows(plan: Plan) -> Departure | None:
+            try:
+                found = self.run(plan).departure
+            except UsageError:  # sizes that do not go together
+                return None
+            return found if found is not None and found.signature == departure.signature else None
+
+        again = True
+        while again and time.monotonic() < deadline:
+            again = False
+            for smaller in _smaller(best.plan, least, best.judged.key.step):
+                if time.monotonic() > deadline:
+                    break
+                found = shows(smaller)
+                if found is not None:
+                    best, again = found, True
+                    break
+        return replace(self._looked_into(best), plan=best.plan)
+
+
+def _smaller(plan: Plan, least: Mapping[str, int], step: int) -> list[Plan]:
+    """Plans that are smaller in one thing, the smallest first."""
+    plans = [replace(plan, steps=max(step, 0) + 1)] if max(step, 0) + 1 < plan.steps else []
+    for sizes in (plan.sizes, plan.mesh):
+        for name, size in sizes.items():
+            for less in sorted({least.get(name, size), size // 2, size - 1}):
+                if least.get(name, size) <= less < size:
+                    changed = {**sizes, name: less}
+                    plans.append(replace(plan, sizes=changed) if sizes is plan.sizes else replace(plan, mesh=changed))
+    return [one for one in plans if one.ranks > 1]
+
+
+def planned(
+    make: str | Callable[..., Twin],
+    options: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **rest: Any,
+) -> tuple[Plan, Twin]:
+    """The plan of a twin, its mesh and sizes its own unless ``sizes`` names others. Raises :class:`UsageError`."""
+    function = found(make) if isinstance(make, str) else Function.of(make)
+    twin = made(function.load(), options or {})
+    given = {**twin.mesh, **twin.largest(), **(sizes or {})}
+    for name, size in given.items():
+        if name not in twin.mesh and name not in twin.sizes:
+            raise UsageError(f"size {name}={size}: the twin has no such size or mesh dim ({one_of(name, [*twin.mesh, *twin.sizes])})")
+    replace(twin, mesh={name: given[name] for name in twin.mesh}, sizes={name: given[name] for name in twin.sizes}).check()
+    mesh, own = ({name: given[name] for name in known} for known in (twin.mesh, twin.sizes))
+    return Plan(function, dict(options or {}), mesh, own, **rest), twin
+
+
+def twin(
+    make: str | Callable[..., Twin],
+    *,
+    options: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    values: tuple[str, ...] = (),
+    steps: int = 2,
+    seed: int = 0,
+    shrink: bool = True,
+    target: str = "gloo",
+) -> Result:
+    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``; ``options`` are given to it,
+    ``sizes`` replace its own, those of the mesh among them. Raises :class:`UsageError`."""
+    plan, own = planned(make, options, sizes, steps=steps, seed=seed)
+    for value in values:
+        if value not in VALUES:
+            raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+    with Session(target) as session:
+        return session.ask(plan, values or own.values, shrink, make if isinstance(make, str) else "")

@@ -1,0 +1,149 @@
+"""What a user says of a model, and what a rank is asked to do with it, as plain data."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.rank.spmd import Function
+from shardlaw.reference.mesh import Mesh
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+MOST_RANKS = 16
+VALUES = ("exact", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A model and how it is sharded; what ``make`` returns.
+
+    - ``model(**sizes)``: the whole module. It is called under a fixed seed.
+    - ``batch(step, **sizes)``: the whole batch of a step, a tensor or a tuple, list or dict of such; also under a seed.
+    - ``shard(model, mesh)``: shards what ``model`` gave, filled already; returns the sharded module, or None where it changed it in place.
+    - ``mesh``: the names and sizes of the mesh dims, such as ``{"dp": 2, "tp": 2}``.
+    - ``sizes``: what ``model`` and ``batch`` take, as ``size`` or ``(size, smallest)``; those with a smallest are shrunk.
+    - ``part(batch, mesh)``: what of the batch this rank is given; all of it where there is none.
+    - ``forward(model, batch)``: ``model(batch)`` where there is none, ``model(**batch)`` of a dict, ``model(batch[0])`` of a tuple.
+    - ``loss(output, batch)``: a scalar; the mean of the squared output where there is none, or a scalar output itself.
+    - ``optimizer(model)``: SGD with a learning rate of 1/8 where there is none.
+    - ``before_step(model, mesh)``: called between backward and the optimizer's step; the mesh is None on the whole model.
+    - ``name(path, mesh)``: the path that a submodule of the sharded model has in the whole one, where that is another.
+    - ``values``: which values to try: ``exact``, ``float32``, ``bfloat16``.
+    """
+
+    model: Callable[..., torch.nn.Module]
+    batch: Callable[..., Any]
+    shard: Callable[[Any, DeviceMesh], Any]
+    mesh: Mapping[str, int]
+    sizes: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
+    part: Callable[[Any, DeviceMesh], Any] | None = None
+    forward: Callable[[Any, Any], Any] | None = None
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    before_step: Callable[[Any, DeviceMesh | None], object] | None = None
+    name: Callable[[str, DeviceMesh], str] | None = None
+    values: tuple[str, ...] = VALUES
+
+    def check(self) -> None:
+        """Raises :class:`UsageError`, one line, for what means nothing."""
+        for value in self.values:
+            if value not in VALUES:
+                raise UsageError(f"values={self.values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+        if not self.values or not self.mesh:
+            raise UsageError("a twin wants a mesh, such as mesh={'tp': 2}, and values to try")
+        for what, size in (*self.mesh.items(), *self.sizes.items()):
+            if not all(isinstance(one, int) and one >= 1 for one in (size if isinstance(size, tuple) else (size,))):
+                raise UsageError(f"{what}={size!r}: want a size of 1 or more, or (size, smallest)")
+        if math.prod(self.mesh.values()) > MOST_RANKS:
+            raise UsageError(f"mesh {dict(self.mesh)}: want at most {MOST_RANKS} ranks")
+
+    def largest(self) -> dict[str, int]:
+        """The sizes as they stand, by name."""
+        return {name: size[0] if isinstance(size, tuple) else size for name, size in self.sizes.items()}
+
+    def smallest(self) -> dict[str, int]:
+        """How far each size may be shrunk."""
+        return {name: size[1] if isinstance(size, tuple) else size for name, size in self.sizes.items()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of a twin: how large, with which values, for how many steps. Travels to ranks.
+
+    ``ops`` names the submodule of which every op is recorded. ``save``: after so many steps the sharded run is saved in ``folder`` and
+    ends; ``load``: it begins with the step of that number, from there.
+    """
+
+    make: Function
+    options: Mapping[str, str]
+    mesh: Mapping[str, int]
+    sizes: Mapping[str, int]
+    values: str = "float32"
+    steps: int = 2
+    seed: int = 0
+    draws: int = 4
+    ops: str | None = None
+    save: int = 0
+    load: int = 0
+    folder: str = ""
+
+    def twin(self) -> Twin:
+        """What ``make`` returns, in this process."""
+        return made(self.make.load(), self.options)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the sharded run has."""
+        return math.prod(self.mesh.values())
+
+    def table(self) -> Mesh:
+        """The mesh, in the words of the reference."""
+        return Mesh.of(*self.mesh.values())
+
+    def __str__(self) -> str:
+        def said(sizes: Mapping[str, int]) -> str:
+            return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+        return f"mesh {said(self.mesh)}; sizes {said(self.sizes) or 'none'}; {self.values}; {self.steps} steps; seed {self.seed}"
+
+
+def made(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
+    """What ``make`` returns, checked. Raises :class:`UsageError`."""
+    try:
+        twin = make(**options)
+    except Exception as error:
+        raise UsageError(f"make({', '.join(options)}): {type(error).__name__}: {error}") from error
+    if not isinstance(twin, Twin):
+        raise UsageError(f"make returned a {type(twin).__name__}: want a shardlaw.Twin")
+    twin.check()
+    return twin
+
+
+def found(text: str) -> Function:
+    """Where ``package.module:make`` or ``file.py:make`` stands; its folder, or the current one, is put on the path. Raises
+    :class:`UsageError`."""
+    module, colon, name = text.rpartition(":")
+    if not (colon and module and name):
+        raise UsageError(f"{text!r}: want PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION")
+    path = Path(module).absolute()
+    by_file = module.endswith(".py")
+    if by_file and not path.is_file():
+        raise UsageError(f"{module}: no such file")
+    home = str(path.parent) if by_file else os.getcwd()
+    if home not in sys.path:
+        sys.path.insert(0, home)
+    function = Function(path.stem if by_file else module, str(path) if by_file else "", name)
+    try:
+        function.load()
+    except Exception as error:
+        raise UsageError(f"{text}: cannot be loaded: {type(error).__name__}: {error}") from error
+    return function

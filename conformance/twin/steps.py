@@ -1,0 +1,166 @@
+"""What ranks do for a twin: the whole model, with the bounds that follow from its own rounding, and the sharded one.
+
+The bound of a tensor is worked out, not chosen. The whole model runs again, ``draws`` times with every parameter and every float of the
+batch one unit in the last place higher or lower, and once in float64. How far these runs come from the first is what rounding does to
+this tensor: ``noise`` is the largest such distance of any of its elements, and at least one unit in the last place of its largest
+element. The sharded model adds the same terms in another order. It may differ by :data:`SAFETY` times ``noise``: it and the whole one may
+each lie that far from the truth, which is a factor of two, and a few draws do not meet the largest distance that there is, for which we
+allow another two. Where values are exact and the whole model gives bit by bit what it gives in float64, nothing was rounded, and the
+bound is zero.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.twin import build
+from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, START, STEP, Key, Piece, Recorder
+from shardlaw.conformance.twin.spec import Plan, Twin
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardlaw.conformance.rank.context import RankContext
+
+SAFETY = 4.0
+EXACT = "exact"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the whole model does: each tensor in order, by how much another order of its sums may change it, and its submodules by path."""
+
+    tensors: dict[Key, torch.Tensor]
+    bounds: dict[Key, float]
+    classes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank saw of the sharded model; ``trail`` are the ops of the submodule that was looked at."""
+
+    pieces: dict[Key, Piece]
+    trail: tuple[str, ...]
+
+
+def whole(here: RankContext, plan: Plan, path: list[str]) -> Whole:
+    """The whole model with its bounds, on a rank of its own. Raises :class:`UsageError` for one that draws random numbers."""
+    sys.path[:] = path
+    first = _alone(plan, build.kept)
+    known = {key: piece.local for key, piece in first.events.items()}
+    other = _alone(plan, build.kept, noise=True)
+    for key, value in known.items():
+        if key not in other.events or not same(value, other.events[key].local):
+            raise UsageError(f"the whole model gives another value when it runs again, first at {key}: dropout or noise must be off")
+    double = _alone(plan, build.doubled)
+    moved = [_alone(plan, build.moved(torch.Generator().manual_seed(draw))) for draw in range(plan.draws)]
+    return Whole(known, {key: _bound(key, value, plan, double, moved) for key, value in known.items()}, first.classes)
+
+
+def sharded(here: RankContext, plan: Plan, path: list[str]) -> Part:
+    """What this rank sees of the sharded model."""
+    sys.path[:] = path
+    twin = plan.twin()
+    mesh = here.mesh(plan.table(), names=tuple(plan.mesh))
+    model = build.model(twin, plan, build.kept)
+    model = twin.shard(model, mesh) or model
+    rename = twin.name
+    recorder = Recorder(model, (lambda path: rename(path, mesh)) if rename else lambda path: path, plan.ops)
+    _steps(twin, plan, model, mesh, recorder, build.kept)
+    return Part(recorder.events, tuple(recorder.trail))
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are alike bit by bit, NaN and NaN among them."""
+    return one.shape == other.shape and one.dtype == other.dtype and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How far each element of one is from the other's, in float64; infinite where only one of them is a number."""
+    if one.is_complex() or other.is_complex():
+        return distance(torch.view_as_real(one.to(torch.complex128)), torch.view_as_real(other.to(torch.complex128))).amax(-1)
+    one, other = one.double(), other.double()
+    alike = (one == other) | ((one != one) & (other != other))
+    return torch.where(alike, 0.0, (one - other).abs().nan_to_num(nan=torch.inf))
+
+
+def largest(value: torch.Tensor) -> float:
+    """The largest element, or 0 where there is none."""
+    return float(value.max()) if value.numel() else 0.0
+
+
+def _alone(plan: Plan, change: build.Move, noise: bool = False) -> Recorder:
+    twin = plan.twin()
+    model = build.model(twin, plan, change)
+    recorder = Recorder(model, lambda path: path, plan.ops)
+    _steps(twin, plan, model, None, recorder, change, noise)
+    return recorder
+
+
+def _bound(key: Key, value: torch.Tensor, plan: Plan, double: Recorder, moved: list[Recorder]) -> float:
+    if any(key not in run.events or run.events[key].local.shape != value.shape for run in (double, *moved)):
+        return torch.inf  # what rounding decides: the tokens that an expert is given
+    rounded = largest(distance(value, double.events[key].local))
+    if plan.values == EXACT and not rounded:
+        return 0.0
+    noise = max(rounded, *(largest(distance(value, run.events[key].local)) for run in moved)) if moved else rounded
+    last = torch.finfo(value.dtype).eps * largest(value.abs()) if value.is_floating_point() else 0.0
+    return SAFETY * max(noise, last)
+
+
+def _steps(
+    twin: Twin, plan: Plan, model: Any, mesh: DeviceMesh | None, recorder: Recorder, change: build.Move, noise: bool = False
+) -> None:
+    """Train for as many steps as the plan says, and note everything."""
+    recorder.parameters(START)
+    optimizer = twin.optimizer(model) if twin.optimizer else torch.optim.SGD(model.parameters(), lr=0.125)
+    for step in range(plan.steps):
+        batch = build.batch(twin, plan, step, change)
+        if noise:
+            torch.manual_seed(step)
+        if mesh is not None and twin.part:
+            batch = twin.part(batch, mesh)
+        recorder.begin(step, FORWARD)
+        with recorder.listening():
+            output = forward(twin, model, batch)
+            loss = total(twin, output, batch)
+            recorder.loss(loss)
+            recorder.begin(step, BACKWARD)
+            loss.backward()  # type: ignore[no-untyped-call]
+        recorder.parameters(GRADIENTS)
+        if twin.before_step:
+            twin.before_step(model, mesh)
+            recorder.parameters(BEFORE_STEP)
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.parameters(STEP)
+
+
+def forward(twin: Twin, model: Callable[..., Any], batch: Any) -> Any:
+    """The output of a model for a batch, as the twin says or as is usual."""
+    if twin.forward:
+        return twin.forward(model, batch)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0]) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def total(twin: Twin, output: Any, batch: Any) -> torch.Tensor:
+    """The loss, as the twin says, or the output if it is a scalar, or the mean of its squares."""
+    if twin.loss:
+        found = twin.loss(output, batch)
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            raise UsageError(f"loss returned {found!r}: want a tensor of one element")
+        return found
+    value = build.tensors(output if isinstance(output, (torch.Tensor, tuple, list, dict)) else vars(output))[0]
+    if value.dim() == 0:
+        return value
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.float().square().mean() if value.dtype != torch.float64 else value.square().mean()
