@@ -5,9 +5,9 @@
 
 ``measure`` runs every case of profile smoke, while ranks note what each enters of torch's source and what it costs
 (:mod:`benchmarks.case_notes`); the report and the notes stay in FOLDER. ``choose`` looks, chapter by chapter, for few cheap cases that
-together show what all show: each block of torch's source under each feature of a case; each function under each kinds of placements of its
-operands; each kind of deviation of each law. Greedily: the case that adds most for its cost comes first. Of several FOLDERs (seeds) the
-enumerated cases are chosen by all, and as many cases of a law are drawn as are needed in the one that needs most. Every law keeps a case.
+together show what all show: each block of torch's source under each feature of a case; each function or law under each kinds of
+placements of its operands and its targets; each kind of deviation of each law. Greedily: the case that adds most for its cost comes
+first. Every law keeps a case. Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "sharded_tensor"}  # chapters that cost little
-LEAST = 4  # draws of a law of which no enumerated case is tried: some are rejected
+DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
+LEAST = 4  # draws of a law of which no other case is tried: some are rejected
+SAMPLE = re.compile(r"\bsample=")  # of a number, which each torch gives to another one
 OVERHEAD = 0.008  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
 OPERAND = re.compile(r"\S+?=[0-9x()]+:(\S+?)(?::\S*)?(?= |$)")
+PLACED = re.compile(r"\w+=((?:R|_?S\(|P\()\S*)")
+MESH = re.compile(r"mesh=([0-9x]+)")
 FUNCTION = re.compile(r"(\w+)\(")
 
 
@@ -55,7 +59,9 @@ class Tried:
 
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
-        kinds = tuple(re.sub(r"\d", "", layout) for layout in OPERAND.findall(self.text))
+        kinds = tuple(re.sub(r"\d", "", layout) for layout in (*OPERAND.findall(self.text), *PLACED.findall(self.text)))
+        mesh = MESH.search(self.text)
+        kinds = (re.sub("[2-9]", "n", mesh[1]), *kinds) if mesh else kinds
         for function in FUNCTION.findall(self.text.partition("steps=")[2]) or [self.law]:
             yield function, kinds
         if self.word != "held":
@@ -117,7 +123,7 @@ def cover(cases: list[Tried]) -> list[Tried]:
 def choose(folders: Iterable[Path]) -> None:
     """Print the shares of all laws."""
     places: defaultdict[str, set[int]] = defaultdict(set)
-    drawn: Counter[str] = Counter()
+    drawn: defaultdict[str, list[str]] = defaultdict(list)
     before, after = Counter[str](), Counter[str]()
     limits = _limits()
     for folder in folders:
@@ -125,29 +131,27 @@ def choose(folders: Iterable[Path]) -> None:
         for case in tried(folder):
             if case.law in catalogue() and case.law.partition(".")[0] not in TRIED_WHOLE:
                 chapters[case.law.partition(".")[0]].append(case)
-        here: Counter[str] = Counter()
         texts: defaultdict[str, set[str]] = defaultdict(set)
         for chapter, cases in chapters.items():
             taken = cover(cases)
             before[chapter] += sum(OVERHEAD + case.seconds for case in cases)
             after[chapter] += sum(OVERHEAD + case.seconds for case in taken)
             for case in taken:
-                here[case.law] += case.drawn
-                texts[case.law] |= {case.text} - ({case.text} if case.drawn else set())
-        drawn |= here
+                texts[case.law].add(case.text)
+                if case.drawn and case.text not in drawn[case.law] and not SAMPLE.search(case.text):
+                    drawn[case.law].append(case.text)
         for law_id, law in catalogue().items():
             if law.sweep is not None and texts[law_id]:
                 listed = enumerate(islice(law.sweep(limits), law.sweeps))
                 places[law_id] |= {place for place, case in listed if case.text in texts[law_id]}
-    print("# What a smoke run of everything tries of each law: the places of its enumerated cases, and the number of drawn ones.")
+    print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):
         if law.chapter not in TRIED_WHOLE and law.profile == "smoke" and (law.sweeps or law.draws):
-            count = drawn[law_id]
-            if not places[law_id] and count < LEAST:
+            count = -(-len(drawn[law_id]) // DRAWN_ANEW)
+            if not places[law_id] and not drawn[law_id]:
                 places[law_id], count = ({0}, count) if law.sweeps else (set(), LEAST)
-            count = min(count, law.draws)
-            print(law_id, written(places[law_id]), count)
+            print(written(law_id, places[law_id], min(count, law.draws), sorted(drawn[law_id])))
     for chapter in before:
         print(f"{chapter}: {before[chapter]:.0f} CPU-seconds, chosen {after[chapter]:.0f}", file=sys.stderr)
 

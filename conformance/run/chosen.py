@@ -2,15 +2,21 @@
 
 ``profiles/smoke.txt`` is made by a command (``python -m benchmarks.chosen``) from what each case of a smoke run enters of torch's source
 and what it costs. It has a line for a law: its id, the places of the cases that its enumerator gives (``0,4-7``, or ``-`` for none of
-them), and the number of those that are drawn. A law that it does not name is tried whole, and so is every law of a run that selects some.
+them), and the number of those that are drawn; and indented below it cases that were drawn when it was made. A law that it does not name is
+tried whole, and so is every law of a run that selects some.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Limits
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -22,17 +28,25 @@ CHOSEN = Path(__file__).parents[1] / "profiles" / "smoke.txt"
 
 @dataclass(frozen=True)
 class Share:
-    """What a run tries of a law: of the first ``sweeps`` cases that its enumerator gives those at ``places`` (``None``: all), and ``draws``
-    drawn ones."""
+    """What a run tries of a law: of the first ``sweeps`` cases that its enumerator gives those at ``places`` (``None``: all), the ``cases``
+    of these texts, and ``draws`` drawn ones."""
 
     sweeps: int
     draws: int
     places: frozenset[int] | None = None
+    cases: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
         """How many cases these are at most."""
-        return self.draws + (self.sweeps if self.places is None else len(self.places))
+        return self.draws + len(self.cases) + (self.sweeps if self.places is None else len(self.places))
+
+    def fitting(self, limits: Limits) -> Iterator[Case]:
+        """The :attr:`cases` but for those with a dtype that the target does not have."""
+        absent = [name for name in Limits().dtypes if name not in limits.dtypes]
+        for text in self.cases:
+            if not any(re.search(rf"\b{name}\b", text) for name in absent):
+                yield Case.parse(text)
 
 
 def whole_of(law: Law, profile: str, *, alone: bool = False) -> Share:
@@ -50,24 +64,28 @@ def share_of(law: Law, request: RunRequest, *, alone: bool = False) -> Share:
 @cache
 def chosen() -> dict[str, Share]:
     """The shares of the laws in a smoke run of everything, by their ids."""
-    lines = (line.split() for line in CHOSEN.read_text("utf-8").splitlines() if not line.startswith("#"))
-    return {law: _read(places, draws) for law, places, draws in lines}
+    blocks = re.split(r"\n(?! |$)", CHOSEN.read_text("utf-8"))
+    return dict(map(read, (block for block in blocks if not block.startswith("#"))))
 
 
-def _read(places: str, draws: str) -> Share:
+def read(block: str) -> tuple[str, Share]:
+    """A law's id and its share, as :func:`written`."""
+    first, *cases = block.splitlines()
+    law, places, draws = first.split()
     found: set[int] = set()
     for part in places.split(",") if places != "-" else ():
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return Share(max(found, default=-1) + 1, int(draws), frozenset(found))
+        start, _, last = part.partition("-")
+        found.update(range(int(start), int(last or start) + 1))
+    return law, Share(max(found, default=-1) + 1, int(draws), frozenset(found), tuple(f"{law} {case.strip()}" for case in cases))
 
 
-def written(places: set[int]) -> str:
-    """The places as :func:`chosen` reads them."""
+def written(law: str, places: Collection[int], draws: int, cases: Sequence[str] = ()) -> str:
+    """The share of a law as :func:`chosen` reads it; ``cases`` are texts."""
     runs: list[list[int]] = []
     for place in sorted(places):
         if runs and runs[-1][1] == place - 1:
             runs[-1][1] = place
         else:
             runs.append([place, place])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or "-"
+    told = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or "-"
+    return "\n ".join([f"{law} {told} {draws}", *(text.partition(" ")[2] for text in cases)])

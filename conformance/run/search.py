@@ -2,8 +2,8 @@
 
 Hypothesis never sees a failure that was not asked for. In the first pass nothing fails: cases are drawn, fed to the pool and
 remembered with their verdicts. Then, for one signature at a time, the same seed is replayed from memory and only that signature
-fails, so that only shrink candidates reach a world. What the enumerator found is shrunk in the same way, over the law's
-``narrow`` strategy: cases no larger than the one found.
+fails, so that only shrink candidates reach a world. What the enumerator or a list found is shrunk in the same way, over the law's
+``narrow`` strategy, cases no larger than the one found, or else over what the law draws.
 
 Strategies know of no faults. Of the drawn cases that a known finding covers, three in four are passed over, and others drawn for them.
 """
@@ -154,6 +154,8 @@ class Plan:
                     self.swept += 1
                     offer(case, False)
             self.combinations = getattr(cases, "combinations", 0)
+        for case in self.share.fitting(self.limits):
+            offer(case, False)
         if self.law.draw is not None and left:
             strategy = self.law.drawn(self.limits)
             while left and len(self.rounds) < ROUNDS:
@@ -205,9 +207,9 @@ class Shrinker:
             strategy = law.drawn(self.plan.limits)
             found = (self._replay(strategy, *drawn, first.signature, self.plan.passed_over) for drawn in self.plan.rounds)
             return next(filter(None, found), start)
-        if law.narrow is None:
+        if law.narrow is None and law.draw is None:
             return start
-        strategy = law.narrow(first.case)
+        strategy = law.narrow(first.case) if law.narrow else law.drawn(self.plan.limits)
         near: list[Case] = []
         draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
         unseen = [case for case in dict.fromkeys(near) if case not in self.memory]

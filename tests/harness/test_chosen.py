@@ -8,7 +8,7 @@ from benchmarks.chosen import Tried, cover
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.run.chosen import Share, chosen, share_of, whole_of, written
+from shardlaw.conformance.run.chosen import Share, chosen, read, share_of, whole_of, written
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.search import Plan
 
@@ -51,11 +51,24 @@ def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:
         assert share.draws <= law.draws, law_id
 
 
-@pytest.mark.parametrize("places", [set(), {0}, {0, 1, 2}, {1, 3, 4, 5, 9}])
-def test_places_are_read_as_written(places: set[int]) -> None:
-    from shardlaw.conformance.run.chosen import _read
+def test_listed_cases_are_tried_where_the_target_has_their_dtypes() -> None:
+    texts = (f"{LAW} mesh=2 x=4:R:float64 how=data", f"{LAW} mesh=2 x=4:R how=data")
+    share = Share(0, 0, frozenset(), texts)
+    assert offered(share) == ([*texts], [])
+    assert [case.text for case in share.fitting(Limits(dtypes=("float32",)))] == [texts[1]]
 
-    assert _read(written(places), "3").places == places
+
+def test_every_listed_case_can_be_read_and_is_of_its_law() -> None:
+    for law_id, share in chosen().items():
+        for case in share.fitting(Limits()):
+            assert case.law == law_id
+
+
+@pytest.mark.parametrize("places", [set(), {0}, {0, 1, 2}, {1, 3, 4, 5, 9}])
+def test_a_share_is_read_as_written(places: set[int]) -> None:
+    cases = (f"{LAW} mesh=2 x=4:R how=data", f"{LAW} mesh=2 x=5:R how=sizes")
+    law, share = read(written(LAW, places, 3, cases))
+    assert (law, share.places, share.draws, share.cases) == (LAW, places, 3, cases)
 
 
 def test_the_cheapest_cases_that_show_everything_are_chosen() -> None:

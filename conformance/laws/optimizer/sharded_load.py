@@ -57,7 +57,6 @@ def features(case: Case) -> set[str]:
     )
     found = found | {"part"} if "part" in case else found - {"beyond-the-end"}
     found |= {"group", "mesh-2d", "later-group"} if "axis" in case else set()
-    found |= {"int-keys"} if case.get("ids", "names") == "numbers" else set()
     return found | ({"reworld"} if len({*checkpoints.worlds(case)}) > 1 else set())
 
 
