@@ -139,11 +139,17 @@ def _of_transformed(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str
     or, of one step, what the transform is done by."""
     for step in unfinished:
         for inner in (move for move in noted.steps if move.within is not None and noted.steps[move.within] is step):
-            methods = list(filter(heard.transforms, _methods(inner)))
-            if methods:
-                yield from [inner.rule] if _changes(inner) > 1 else []
-                yield from (place for place, by in noted.callers.items() if methods[0] in by and heard.transforms(place))
-                yield methods[0]
+            methods = _methods(inner)
+            for method in filter(heard.transforms, methods):
+                yield from [inner.rule] if len(methods) > 1 else []
+                yield from (place for place in noted.visited if heard.transforms(place) and method in _called_by(noted, place))
+                yield method
+
+
+def _called_by(noted: Evidence, place: str) -> set[str]:
+    """The functions that call one, those behind what only hands on."""
+    found = noted.callers.get(place, frozenset())
+    return {outer for by in found for outer in (noted.callers.get(by, ()) if heard.carries(by) else (by,))} - {place}
 
 
 def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:

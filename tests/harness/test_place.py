@@ -129,10 +129,14 @@ def test_a_choice_among_nothing_is_put_down_to_who_offers() -> None:
 @pytest.mark.parametrize("dims", [1, 2])
 def test_what_a_transform_made_of_an_argument_is_put_down_to_it_or_to_the_order_of_steps(dims: int) -> None:
     method, does = (f"_MaskPartial.{name}, torch/distributed/tensor/placement_types.py:{name!r}" for name in ("_partition_value", "_mask"))
-    before, after = ("R,P(sum)", "S(0),R") if dims == 2 else ("R,R", "S(0),R")
-    given, gave = (Piece((4,), "2x2", text, FULL) for text in (before, after))
-    inner = Step("move", "redistribute", given, gave, PLANNER, [method], within=0, ended=True)
-    evidence = Evidence((Step("op", "aten.neg.default", rule=RULE, asked=True), inner), {}, {does: frozenset({method})}, raised=(KERNEL,))
+    calls = [method, METHOD.replace("Shard._to_replicate_tensor", "Partial._reduce_value")][:dims]
+    inner = Step("move", "redistribute", None, None, PLANNER, calls, within=0, ended=True)
+    evidence = Evidence(
+        (Step("op", "aten.neg.default", rule=RULE, asked=True), inner),
+        {does: frozenset({1})},
+        {does: frozenset({method})},
+        raised=(KERNEL,),
+    )
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=evidence)
     assert places_of(verdict(answer, kind="raised"), [])[0] == (PLANNER if dims == 2 else does)
 
