@@ -152,6 +152,23 @@ def test_who_found_out_is_named_before_who_carries_it_out() -> None:
     ]
 
 
+def test_a_constructor_that_took_another_way_is_named_and_a_check_only_of_what_had_to_be_refused() -> None:
+    makes = "LocalShardsWrapper.__new__, torch/distributed/tensor/_shards_wrapper.py:5"
+    checks = "_validate_wrapper, torch/distributed/tensor/_shards_wrapper.py:9"
+    law = Case.parse("layout.wrapper[columns] mesh=2")
+
+    def answered(*lines: int, kind: str = "wrong-metadata", status: str = "deviates") -> Verdict:
+        visited = {checks: frozenset({9}), makes: frozenset(lines)}
+        outcome = "deviates" if status == "deviates" else "held"
+        answer = Answer(0, outcome, evidence=Evidence((), visited, {checks: frozenset(), makes: frozenset()}))
+        return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
+
+    held = answered(5, 6, status="held")
+    assert places_of(answered(5, 7), [held])[0] == makes
+    assert makes not in places_of(answered(5, 6), [held])
+    assert places_of(answered(5, 6, kind="wrong-error"), [held])[0] == checks
+
+
 def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
     begun = Step("op", "aten.neg.default", rule=RULE)
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard((begun,), {}))
