@@ -117,6 +117,11 @@ def does(place: str) -> bool:
     return not (name.startswith("<") or (name.startswith("__") and name.endswith("__")) or name.startswith(("is_", "_is_shard_like")))
 
 
+def constructs(place: str) -> bool:
+    """Whether a function makes a sharded tensor, or what holds shards of one."""
+    return _name(place) in ("__new__", "__init__") and any(place.partition(", ")[2].startswith(file) for file in (*MAKERS, *SHARDED))
+
+
 def plans_an_op(place: str) -> bool:
     """Whether a function asks the rules."""
     return _name(place) == PLANS_AN_OP
@@ -175,6 +180,6 @@ def in_stack(line: str) -> str:
     return f"{found[3]}, {found[1]}:{found[2]}" if found else ""
 
 
-def judges(place: str) -> bool:
-    """Whether a function is there to say whether something is right."""
-    return re.match("_*(check|compare|validate|verify)_", _name(place)) is not None
+def judges(place: str, arguments: bool) -> bool:
+    """Whether a function is there to say whether things are alike or, of ``arguments``, whether they may be."""
+    return re.match("_*(check|compare|validate|verify)_" if arguments else "_*compare_", _name(place)) is not None

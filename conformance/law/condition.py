@@ -68,8 +68,8 @@ class Condition:
 def facts(case: Case) -> frozenset[str]:
     """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, and the dtype, fill and memory of its tensors."""
     found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
-    named = ((f"{name}.{part}", case) for name, _ in case.fields for part in ("dtype", "fill", "memory"))
-    return frozenset(found | {f"{field}={text}" for field, case in named for text in _texts(field, case)})
+    parts = [f"{name}.{part}" for name, _ in case.fields for part in ("dtype", "fill", "memory")]
+    return frozenset(found | {f"{field}={text}" for field in parts for text in _texts(field, case)})
 
 
 def _texts(field: str, case: Case) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _texts(field: str, case: Case) -> Iterator[str]:
     if part not in PARTS:
         return
     for tensor, text in case.fields:
-        if tensor == name or (name == "*" and re.fullmatch(r"[a-z]\d?", tensor)):
+        if re.fullmatch(r"[a-z]\d?", tensor) and name in (tensor, "*"):
             with suppress(NotationError, LayoutError):
                 yield _part(TensorSpec.parse(text), part, case)
 

@@ -188,8 +188,8 @@ class Tracer:
         try:
             gave = op(*args, **kwargs)
         except NotImplementedError:
-            step.rule = lacking(op) or step.rule
-            step.alike = called_alike(op)
+            without = lacking(op)
+            step.rule, step.alike = without or step.rule, "" if without else called_alike(op)
             raise
         finally:
             self._op = None

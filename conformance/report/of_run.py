@@ -129,6 +129,7 @@ def finding_line(found: Finding, reproducer: str | None, note: str, script: str)
         reproducer=reproducer,
         script=script,
         where=found.where,
+        places=list(found.places),
         cause=" | ".join(filter(None, found.cause)),
         signature=found.signature,
         minimal=found.minimal,

@@ -63,8 +63,8 @@ class LawLine(msgspec.Struct, kw_only=True):
 
 class FindingLine(msgspec.Struct, kw_only=True):
     """One finding. ``reproducer`` is a path below the report's folder, of a script that was run and showed the fault: ``script`` is then
-    ``proven``, and says else why there is none. ``where`` is the place in torch to look at first; findings of one ``cause`` have the
-    same place and depart alike.
+    ``proven``, and says else why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest three;
+    findings of one ``cause`` have the same place and depart alike.
 
     ``number`` says which of its law's cases showed it first (0: one that was known before), and ``entry`` where an expected one is
     written down. ``waits``: of a new one where ranks that did not answer wait.
@@ -81,6 +81,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     reproducer: str | None = None
     script: str = ""
     where: str = ""
+    places: list[str] = []
     cause: str = ""
     signature: str = ""
     minimal: bool = True
@@ -96,9 +97,14 @@ def _by_size(line: FindingLine) -> tuple[bool, int, str]:
 
 
 def _one_fault(one: FindingLine, other: FindingLine) -> bool:
-    """Whether what departs at one place departs under the same features, those of the world apart."""
+    """Whether what departs at one place departs under the same features, those of the world apart. An error is one of its place, and of
+    the other's, if it came through that."""
     needed, others = ({name for name in line.features if not name.startswith(("world:", "op:"))} for line in (one, other))
-    return bool(one.where) and _place(one) == _place(other) and (needed <= others or others <= needed)
+    return bool(one.where) and (needed <= others or others <= needed) and (_met(one, other) or _met(other, one))
+
+
+def _met(one: FindingLine, other: FindingLine) -> bool:
+    return _place(one) == _place(other) or (other.kind in ("raised", "divergence") and _place(one) in other.places)
 
 
 def _place(line: FindingLine) -> str:

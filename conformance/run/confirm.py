@@ -76,7 +76,7 @@ class Confirmer:
         if first is None:
             return found
         places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
-        return replace(found, where=decided(places[0], first.trace) if places else "", trace=first.trace)
+        return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 
     def _with_history(self, first: Verdict) -> Finding | None:
         law, tries = self.plan.law, 0

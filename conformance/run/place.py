@@ -86,11 +86,12 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
             return
         yield from _of_error(noted, lines)
     home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
-    judging = [place for place in home if heard.judges(place)]
+    judging = [place for place in home if heard.judges(place, verdict.kind == "wrong-error")]
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
     if verdict.kind == "wrong-error":
         yield next(filter(heard.does, noted.visited), "")
     if not heard.is_of_steps(verdict.case.law):
+        yield from (place for place in noted.visited if heard.constructs(place) and lines.another_way(place))
         yield from reversed([place for place in home if lines.alone(place)])
         yield from reversed(home)
     for kind in ("op", "move"):
@@ -123,7 +124,7 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     elif heard.chooses(frames[0] if frames else ""):  # there was nothing to choose from
         yield from filter(heard.offers, noted.visited)
     elif last != refused and not heard.is_generic(refused) and not heard.moves(refused):
-        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place))
+        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place, True))
         yield refused
     elif not refused or heard.carries(refused) or heard.moves(refused):
         yield from _of_transformed(noted, unfinished)
@@ -139,11 +140,17 @@ def _of_transformed(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str
     or, of one step, what the transform is done by."""
     for step in unfinished:
         for inner in (move for move in noted.steps if move.within is not None and noted.steps[move.within] is step):
-            methods = list(filter(heard.transforms, _methods(inner)))
-            if methods:
-                yield from [inner.rule] if _changes(inner) > 1 else []
-                yield from (place for place, by in noted.callers.items() if methods[0] in by and heard.transforms(place))
-                yield methods[0]
+            methods = _methods(inner)
+            for method in filter(heard.transforms, methods):
+                yield from [inner.rule] if len(methods) > 1 else []
+                yield from (place for place in noted.visited if heard.transforms(place) and method in _called_by(noted, place))
+                yield method
+
+
+def _called_by(noted: Evidence, place: str) -> set[str]:
+    """The functions that call one, those behind what only hands on."""
+    found = noted.callers.get(place, frozenset())
+    return {outer for by in found for outer in (noted.callers.get(by, ()) if heard.carries(by) else (by,))} - {place}
 
 
 def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
@@ -220,6 +227,10 @@ class Lines:
     def alone(self, place: str) -> bool:
         """Whether it was called in no case that holds, and there is one that tells."""
         return bool(self._held) and not any(place in other for other in self._held)
+
+    def another_way(self, place: str) -> bool:
+        """Whether a function that cases which hold call too runs lines here that it runs in none of them."""
+        return bool(self._held) and not self.alone(place) and not self.fewest(place)
 
     def finder(self, places: Iterable[str]) -> list[str]:
         """Of these functions the one that finds something out and has the rarest lines, the last such; none where none finds out."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Finding:
     """A deviation that repeats. ``case`` is the smallest one found, ``raw_case`` the first one met; ``confirmed`` is k of n
     fresh worlds that showed it. ``number`` says which of the law's cases was met first, ``entry`` where an expected one is written.
-    ``where`` is the place in torch to look at first, ``trace`` the calls that led there."""
+    ``where`` is the place in torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places."""
 
     id: str
     law: str
@@ -45,6 +45,7 @@ class Finding:
     number: int = 0
     entry: str = ""
     where: str = ""
+    places: tuple[str, ...] = ()
     trace: tuple[str, ...] = ()
 
     @property

@@ -15,6 +15,7 @@ import pytest
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.condition import facts
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.laws import catalogue, find
@@ -206,6 +207,7 @@ def test_an_entry_says_what_a_field_holds_where_no_feature_parts(shell: Shell) -
     report(folder, finding(dtyped[0], features=[]))
     shell(str(folder))
     assert 'where = { "x.dtype" = "int8" }' in shell.file.read_text()
+    assert facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8", "x.fill=distinct", "x.memory=plain"}
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])

@@ -129,10 +129,14 @@ def test_a_choice_among_nothing_is_put_down_to_who_offers() -> None:
 @pytest.mark.parametrize("dims", [1, 2])
 def test_what_a_transform_made_of_an_argument_is_put_down_to_it_or_to_the_order_of_steps(dims: int) -> None:
     method, does = (f"_MaskPartial.{name}, torch/distributed/tensor/placement_types.py:{name!r}" for name in ("_partition_value", "_mask"))
-    before, after = ("R,P(sum)", "S(0),R") if dims == 2 else ("R,R", "S(0),R")
-    given, gave = (Piece((4,), "2x2", text, FULL) for text in (before, after))
-    inner = Step("move", "redistribute", given, gave, PLANNER, [method], within=0, ended=True)
-    evidence = Evidence((Step("op", "aten.neg.default", rule=RULE, asked=True), inner), {}, {does: frozenset({method})}, raised=(KERNEL,))
+    calls = [method, METHOD.replace("Shard._to_replicate_tensor", "Partial._reduce_value")][:dims]
+    inner = Step("move", "redistribute", None, None, PLANNER, calls, within=0, ended=True)
+    evidence = Evidence(
+        (Step("op", "aten.neg.default", rule=RULE, asked=True), inner),
+        {does: frozenset({1})},
+        {does: frozenset({method})},
+        raised=(KERNEL,),
+    )
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=evidence)
     assert places_of(verdict(answer, kind="raised"), [])[0] == (PLANNER if dims == 2 else does)
 
@@ -146,6 +150,23 @@ def test_who_found_out_is_named_before_who_carries_it_out() -> None:
         made["_analyze_a"],
         made["_rewrite_b"],
     ]
+
+
+def test_a_constructor_that_took_another_way_is_named_and_a_check_only_of_what_had_to_be_refused() -> None:
+    makes = "LocalShardsWrapper.__new__, torch/distributed/tensor/_shards_wrapper.py:5"
+    checks = "_validate_wrapper, torch/distributed/tensor/_shards_wrapper.py:9"
+    law = Case.parse("layout.wrapper[columns] mesh=2")
+
+    def answered(*lines: int, kind: str = "wrong-metadata", status: str = "deviates") -> Verdict:
+        visited = {checks: frozenset({9}), makes: frozenset(lines)}
+        outcome = "deviates" if status == "deviates" else "held"
+        answer = Answer(0, outcome, evidence=Evidence((), visited, {checks: frozenset(), makes: frozenset()}))
+        return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
+
+    held = answered(5, 6, status="held")
+    assert places_of(answered(5, 7), [held])[0] == makes
+    assert makes not in places_of(answered(5, 6), [held])
+    assert places_of(answered(5, 6, kind="wrong-error"), [held])[0] == checks
 
 
 def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:

@@ -48,11 +48,12 @@ def test_what_departs_in_several_ways_at_one_place_under_the_same_features_is_on
     other = line(3, "hang", ["permuted"])
     asked = line(4, "wrong", ["uneven"], f"{one}, asked for R")
     elsewhere = line(5, "wrong", ["uneven"], one.replace("gather", "reduce"))
-    found = reports.report([], [wrong, raised, other, asked, elsewhere]).causes()
+    through = msgspec.structs.replace(line(6, "raised", ["0-d", "uneven"], "below"), kind="raised", places=["below", elsewhere.where])
+    found = reports.report([], [wrong, raised, other, asked, elsewhere, through]).causes()
     assert [sorted(each.id for each in lines) for lines in found] == [
         [wrong.id, raised.id, asked.id],
         [other.id],
-        [elsewhere.id],
+        [elsewhere.id, through.id],
     ]
 
 
