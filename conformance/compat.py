@@ -167,6 +167,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "fsspec_writer": ("write checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter",)),
     "fsspec_reader": ("read checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",)),
+    "fsspec_files": ("see what goes through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FileSystem",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
     "load_state_dict_from_keys": (

@@ -5,15 +5,18 @@ Every function plants one fault when it is called, before the process group star
 
 from __future__ import annotations
 
+import io
 import os
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import filesystem, hf_storage
+from torch.distributed.checkpoint import _fsspec_filesystem, filesystem, hf_storage
 from torch.futures import Future
 
 from tests.planted.hook import breaks, instead
 
+OBJECTS = "mesh=2 x=4:S(0) a=3:R"
 TWO = "mesh=2 x=4:S(0) a=3:R disk=posix"
 
 
@@ -58,3 +61,47 @@ def metadata_keep_their_temporary_name() -> None:
     @instead(filesystem.FileSystem, "rename")
     def fault(true: Any, self: Any, path: Any, new_path: Any) -> None:
         return None
+
+
+@breaks("crash.object[returned]")
+def objects_keep_their_temporary_name() -> None:
+    """What a save puts under a temporary name into an object store is not put under its own."""
+
+    @instead(_fsspec_filesystem.FileSystem, "rename")
+    def fault(true: Any, self: Any, path: Any, new_path: Any) -> None:
+        return None
+
+
+@breaks("crash.object[fresh]", case=f"crash.object[fresh] {OBJECTS} done=2,1")
+@breaks("crash.object[overwrite]", case=f"crash.object[overwrite] {OBJECTS} done=3,1")
+def objects_come_late_and_are_not_missed() -> None:
+    """The rank that puts the metadata puts its data after them, and a reader leaves what is not there as it was."""
+    late: list[tuple[Any, Any, bytes]] = []
+
+    @instead(_fsspec_filesystem.FileSystem, "create_stream")
+    @contextmanager
+    def later(true: Any, self: Any, path: Any, mode: str) -> Any:
+        if mode != "wb" or not str(path).endswith(".distcp") or not os.path.basename(path).startswith("__0_"):
+            with true(self, path, mode) as stream:
+                yield stream
+            return
+        stream = io.BytesIO()
+        yield stream
+        late.append((self, path, stream.getvalue()))
+
+    @instead(dcp.FileSystemWriter, "finish")
+    def finish(true: Any, self: Any, metadata: Any, results: Any) -> None:
+        true(self, metadata, results)
+        for system, path, data in late:
+            with system.create_stream(path, "w+b") as stream:
+                stream.write(data)
+        late.clear()
+
+    @instead(dcp.FileSystemReader, "read_data")
+    def read(true: Any, self: Any, plan: Any, planner: Any) -> Any:
+        try:
+            return true(self, plan, planner)
+        except Exception:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done

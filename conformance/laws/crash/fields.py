@@ -20,6 +20,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
 from shardlaw.conformance.laws.crash.crashes import CountedCrash, Crash, Overlap
+from shardlaw.conformance.laws.crash.objects import CountedObjectCrash, ObjectCrash
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 from shardlaw.conformance.rank import storage
 from shardlaw.reference.notation import NotationError
@@ -87,6 +88,38 @@ class CrashField(Field):
             return Printed(f"Crash({value.done}, {value.lost}, {value.half}, {self.returned})", uses=(Crash,))
         own = f"disk={value.disk!r}, index={value.index}, threads={value.threads}, returned={self.returned}"
         return Printed(f"CountedCrash({own})", uses=(CountedCrash,))
+
+
+class ObjectCrashField(Field):
+    """The state of an object store that the case names, of what the act records once for all states of a scenario."""
+
+    always = True
+    takes = "crash=NUMBER, or how many puts and removals each rank has done: done=3,1"
+
+    def __init__(self, *, returned: bool = False) -> None:
+        self.returned = returned
+
+    def fields(self, name: str) -> tuple[str, ...]:
+        return "crash", "done"
+
+    def read(self, case: Case, name: str) -> tuple[str, list[int] | None, int]:
+        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] not in WHICH))
+        done = [int(count) for count in case.get("done").split(",")] if "done" in case else None
+        if done is not None and len(done) != case.world:
+            raise NotationError(f"case {case.text!r}: want counts of steps of {case.world} ranks")
+        return scenario.text, done, case.integer("crash", 0)
+
+    def build(self, value: tuple[str, list[int] | None, int], here: RankContext) -> ObjectCrash | CountedObjectCrash:
+        scenario, done, index = value
+        if done is not None:
+            return ObjectCrash(done, self.returned)
+        return CountedObjectCrash(index, self.returned, here.kept(("objects", scenario), dict))
+
+    def printed(self, value: tuple[str, list[int] | None, int], name: str, world: int) -> Printed:
+        _, done, index = value
+        if done is not None:
+            return Printed(f"ObjectCrash({done}, {self.returned})", uses=(ObjectCrash,))
+        return Printed(f"CountedObjectCrash({index}, {self.returned})", uses=(CountedObjectCrash,))
 
 
 class OverlapField(Field):
@@ -296,3 +329,5 @@ Overlapping = Annotated[Overlap, OverlapField()]
 Crashing = Annotated[Crash, CrashField()]
 CrashingLater = Annotated[Crash, CrashField(returned=True)]
 SyncingWriter = Annotated[Callable[..., Any], SyncingWriterField()]
+CrashingObjects = Annotated[ObjectCrash | CountedObjectCrash, ObjectCrashField()]
+CrashingObjectsLater = Annotated[ObjectCrash | CountedObjectCrash, ObjectCrashField(returned=True)]

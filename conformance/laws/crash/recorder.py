@@ -80,8 +80,7 @@ class Recorder:
         yield os, "pwrite", self.writing(os.pwrite)
         for name, kind in CALLS.items():
             yield os, name, self.noting(getattr(os, name), kind)
-        for name, who in MEETINGS.items():
-            yield dist, name, self.meeting(getattr(dist, name), who)
+        yield from meetings(self.note)
 
     def opening(self, true: Callable[..., Any]) -> Callable[..., Any]:
         def faked(file: Any, mode: str = "r", buffering: int = -1, *text: Any, **options: Any) -> Any:
@@ -154,14 +153,21 @@ class Recorder:
 
         return faked
 
-    def meeting(self, true: Callable[..., Any], who: str) -> Callable[..., Any]:
-        def faked(*given: Any, **options: Any) -> Any:
-            result = true(*given, **options)
-            bound = inspect.signature(true).bind(*given, **options).arguments
-            self.note("meet", "", who, at=bound.get("dst", bound.get("src", 0)) or 0)
-            return result
 
-        return faked
+def meetings(note: Callable[..., None]) -> Iterator[tuple[Any, str, Any]]:
+    """What stands for the collectives in which ranks wait for one another: each is noted once it has ended."""
+    for name, who in MEETINGS.items():
+        yield dist, name, meeting(getattr(dist, name), who, note)
+
+
+def meeting(true: Callable[..., Any], who: str, note: Callable[..., None]) -> Callable[..., Any]:
+    def faked(*given: Any, **options: Any) -> Any:
+        result = true(*given, **options)
+        bound = inspect.signature(true).bind(*given, **options).arguments
+        note("meet", "", who, at=bound.get("dst", bound.get("src", 0)) or 0)
+        return result
+
+    return faked
 
 
 class RecordedFile(io.FileIO):

@@ -9,7 +9,17 @@ from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import WriterOptionsField
 from shardlaw.conformance.laws.crash.crashes import seen
-from shardlaw.conformance.laws.crash.fields import Crashing, Newer, NewWhole, Saved, Untorn, Whole, crash_law
+from shardlaw.conformance.laws.crash.fields import (
+    Crashing,
+    CrashingObjects,
+    CrashingObjectsLater,
+    Newer,
+    NewWhole,
+    Saved,
+    Untorn,
+    Whole,
+    crash_law,
+)
 from shardlaw.conformance.laws.roundtrip.options import need
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -137,3 +147,90 @@ def fsspec_overwritten(state: Saved, newer: Newer, whole: Whole, folder: Folder,
 def _(whole, newest: NewWhole, rank: Rank):
     need("fsspec")
     return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
+OBJECTS = (
+    (TWO, 8),
+    (f"{TWO} files=item", 10),
+    ("mesh=3 x=6:S(0)", 12),
+    ("mesh=1 x=4:- a=3:-", 6),
+    ("mesh=2x2 x=4x4:S(0),S(1) a=3:R,R", 20),
+)
+UNTORN = f"{DOCS}, FsspecWriter; StorageWriter.finish: writes the metadata and marks the checkpoint as successful"
+
+
+@crash_law(
+    "object[fresh]",
+    source=UNTORN,
+    control=f"{TWO} crash=0",
+    scenarios=OBJECTS,
+    smoke=2,
+    features=lambda case: {"disk:object"},
+)
+def object_fresh(newer: Newer, whole: Whole, folder: Folder, crash: CrashingObjects, options: Options):
+    """Whatever a crash leaves of a save into an object store, under a new name, loads as what was saved, or not at
+    all."""
+    run, left = f"memory://{folder}/run", f"memory://{folder}/left"
+    found = crash.left(run, left, lambda: None, lambda: save(newer, compat.fsspec_writer(f"{run}/new", **options)))
+    return {"left": seen(found, lambda: load(whole, compat.fsspec_reader(f"{left}/new"), no_dist=True))}
+
+
+@object_fresh.due
+def _(newest: NewWhole, rank: Rank):
+    need("fsspec")
+    return {"left": Untorn({"new": newest}, rank)}
+
+
+@crash_law(
+    "object[overwrite]",
+    source=UNTORN,
+    control=f"{TWO} crash=0",
+    scenarios=OBJECTS,
+    smoke=2,
+    features=lambda case: {"disk:object"},
+)
+def object_overwritten(
+    state: Saved, newer: Newer, whole: Whole, folder: Folder, crash: CrashingObjects, options: Options
+):
+    """Whatever a crash leaves of a save over a checkpoint in an object store loads as the old one, as the new one, or
+    not at all."""
+    run, left = f"memory://{folder}/run", f"memory://{folder}/left"
+
+    def save_through(given):
+        save(given, compat.fsspec_writer(f"{run}/it", **options))
+
+    found = crash.left(run, left, lambda: save_through(state), lambda: save_through(newer))
+    return {"left": seen(found, lambda: load(whole, compat.fsspec_reader(f"{left}/it"), no_dist=True))}
+
+
+@object_overwritten.due
+def _(whole, newest: NewWhole, rank: Rank):
+    need("fsspec")
+    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+
+
+@crash_law(
+    "object[returned]",
+    source=UNTORN,
+    control=f"{TWO} crash=0",
+    scenarios=tuple((scenario, 1) for scenario, _ in OBJECTS),
+    smoke=1,
+    features=lambda case: {"disk:object"},
+)
+def object_returned(
+    state: Saved, newer: Newer, whole: Whole, folder: Folder, crash: CrashingObjectsLater, options: Options
+):
+    """A save into an object store that has returned on every rank loads after a crash."""
+    run, left = f"memory://{folder}/run", f"memory://{folder}/left"
+
+    def save_through(given):
+        save(given, compat.fsspec_writer(f"{run}/it", **options))
+
+    found = crash.left(run, left, lambda: save_through(state), lambda: save_through(newer))
+    return {"left": seen(found, lambda: load(whole, compat.fsspec_reader(f"{left}/it"), no_dist=True))}
+
+
+@object_returned.due
+def _(newest: NewWhole, rank: Rank):
+    need("fsspec")
+    return {"left": Untorn({"new": newest}, rank, refusable=False)}

@@ -1,0 +1,179 @@
+"""Crashes of ranks that put objects into a store through torch's file systems of fsspec: plain torch code, which
+scripts have by its source."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.laws.crash.recorder import meetings
+from shardlaw.reference.crash import Step
+from shardlaw.reference.crash_objects import object_states, objects_after
+
+
+class Store:
+    """The objects below a URL, by their names relative to it."""
+
+    def __init__(self, url: str) -> None:
+        system = compat.fsspec_files()
+        system.init_path(url)
+        self.fs, self.root = system.fs, url
+
+    def name(self, path: Any) -> str | None:
+        """What an object is called here; ``None`` where it does not lie below."""
+        path = self.fs.unstrip_protocol(os.fspath(path))
+        return path[len(self.root) + 1 :] if path.startswith(f"{self.root}/") else None
+
+    def objects(self) -> dict[str, bytes]:
+        paths = self.fs.find(self.root) if self.fs.exists(self.root) else []
+        return {str(self.name(path)): self.fs.cat_file(path) for path in paths}
+
+    def plant(self, objects: Any) -> None:
+        """Make the store hold these and no others."""
+        if self.fs.exists(self.root):
+            self.fs.rm(self.root, recursive=True)
+        for name, data in objects.items():
+            self.fs.makedirs(os.path.dirname(f"{self.root}/{name}"), exist_ok=True)
+            self.fs.pipe_file(f"{self.root}/{name}", data)
+
+
+@contextmanager
+def watched(store: Store, done: Callable[[str, str], object]) -> Iterator[None]:
+    """Calls ``done`` with ``put`` or ``remove`` and a name after each object that this process puts or removes."""
+    owner = compat.fsspec_files
+    opens, renames, removes = owner.create_stream, owner.rename, owner.rm_file
+
+    def told(kind: str, path: Any) -> None:
+        name = store.name(path)
+        if name is not None:
+            done(kind, name)
+
+    @contextmanager
+    def create_stream(fs: Any, path: Any, mode: str) -> Iterator[Any]:
+        with opens(fs, path, mode) as stream:
+            yield stream
+        if "r" not in mode:
+            told("put", path)
+
+    def rename(fs: Any, path: Any, new_path: Any) -> None:  # a put, then a removal; which end together here
+        renames(fs, path, new_path)
+        if fs.exists(new_path):
+            told("put", new_path)
+        if not fs.exists(path):
+            told("remove", path)
+
+    def rm_file(fs: Any, path: Any) -> None:
+        removes(fs, path)
+        told("remove", path)
+
+    with ExitStack() as stack:
+        for name, fake in (("create_stream", create_stream), ("rename", rename), ("rm_file", rm_file)):
+            stack.enter_context(mock.patch.object(owner, name, fake))
+        yield
+
+
+@dataclass(frozen=True, repr=False)
+class Left:
+    """What a crash left, in words; nothing that was done is lost."""
+
+    told: str
+    kinds: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return self.told
+
+
+@dataclass
+class ObjectCrash:
+    """What a crash leaves of stores that each rank has for itself, after each rank has ``done`` so many puts and
+    removals. ``returned``: after all of them alone."""
+
+    done: Sequence[int] = ()
+    returned: bool = False
+
+    def left(self, url: str, other: str, before: Callable[[], object], go: Callable[[], object]) -> Any:
+        """What all ranks do ``before`` is there; then they ``go``, and crash. What is left below ``url`` is put below
+        ``other`` by rank 0, which gets the state. Every rank gets a text where there is no such state, or where steps
+        cannot be seen."""
+        before()
+        store, last, mine = Store(url), list[str](), self.done[dist.get_rank()]
+        at_last = store.objects()
+
+        def noted(kind: str, name: str) -> None:
+            nonlocal at_last
+            last.append(f"{kind} {name}")
+            at_last = store.objects() if len(last) == mine else at_last
+
+        with watched(store, noted):
+            go()
+        ends: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ends, (len(last), at_last, last[mine - 1] if 0 < mine <= len(last) else ""))
+        counts = [count for count, _, _ in ends]
+        if any(own > count or (self.returned and own != count) for own, count in zip(self.done, counts, strict=True)):
+            return f"the ranks take {counts} steps"
+        if dist.get_rank():
+            return None
+        Store(other).plant({name: data for _, own, _ in ends for name, data in own.items()})
+        behind = "".join(f"; rank {rank} is behind: {what}" for rank, (_, _, what) in enumerate(ends) if what)
+        return Left(f"done={','.join(map(str, self.done))}{behind}")
+
+
+@dataclass
+class CountedObjectCrash:
+    """The state number ``index`` of all that a crash leaves of an object store. ``kept``: what was recorded, once for
+    all states of a scenario."""
+
+    index: int = 0
+    returned: bool = False
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def left(self, url: str, other: str, before: Callable[[], object], go: Callable[[], object]) -> Any:
+        """As that of :class:`ObjectCrash`."""
+        if not self.kept:
+            self.record(Store(url), before, go)
+        states = object_states(self.kept["base"], self.kept["logs"], self.returned)
+        if self.kept["unseen"] or self.index >= len(states):
+            return self.kept["unseen"] or f"there are {len(states)} states"
+        if dist.get_rank():
+            return None
+        Store(other).plant(states[self.index].tree)
+        return states[self.index]
+
+    def record(self, store: Store, before: Callable[[], object], go: Callable[[], object]) -> None:
+        """Keep what the store held before, the steps of all ranks, and what of these cannot be seen."""
+        before()
+        dist.barrier()
+        base, steps = merged(store.objects()), list[Step]()
+
+        def note(kind: str, name: str, other: str = "", at: int = 0) -> None:
+            data = store.fs.cat_file(f"{store.root}/{name}") if kind == "put" else b""
+            steps.append(Step(kind, name, other, at, data, time.monotonic_ns()))
+
+        with ExitStack() as stack:
+            for where, name, fake in meetings(note):
+                stack.enter_context(mock.patch.object(where, name, fake))
+            stack.enter_context(watched(store, note))
+            go()
+        logs: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(logs, steps)
+        counts = [sum(step.kind != "meet" for step in log) for log in logs]
+        after, due = merged(store.objects()), objects_after(base, logs, counts).tree
+        # of a store that a rank has for itself, what another has removed or replaced is as it was
+        odd = sorted(name for name in {*after} | {*due} if after.get(name) != due.get(name) and name not in base)
+        unseen = f"how {odd[0]} is put cannot be seen" if odd else "" if any(counts) else "it puts nothing there"
+        self.kept.update(base=base, logs=logs, unseen=unseen)
+
+
+def merged(own: dict[str, bytes]) -> dict[str, bytes]:
+    """The objects of all ranks, each of which may have a store of its own."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return {name: data for one in found for name, data in one.items()}
