@@ -184,9 +184,9 @@ def _deviates(pool: Pool, entry: Entry) -> bool:
     law = find(case.law)
     verdict = pool.fresh(law, case)
     features = features_of(case, law) | set(verdict.features)
-    if verdict.status == "deviates" and entry.matches(case, verdict.kind or "", features, verdict.error):
+    if entry.matches(case, verdict.word, features, verdict.error):
         return True
-    said = f"{verdict.kind} {verdict.error}" if verdict.status == "deviates" else verdict.status
+    said = f"{verdict.word} {verdict.error}"
     print(f"{entry.where}: wants {entry.kind} {entry.signature}, is {' '.join(said.split())[:120]}: {entry.case}", flush=True)
     return False
 

@@ -100,9 +100,14 @@ class Verdict:
     history: tuple[Case, ...] = field(default=(), compare=False, repr=False)
 
     @property
+    def word(self) -> str:
+        """The kind of a deviation, or what else became of the case."""
+        return self.kind or self.status
+
+    @property
     def signature(self) -> str:
         """Law, kind, check, and the error with numbers and names struck out: what makes two deviations one."""
-        return " | ".join([self.case.law, self.kind or self.status, self.check, struck(self.error)])
+        return " | ".join([self.case.law, self.word, self.check, struck(self.error)])
 
 
 def struck(text: str) -> str:

@@ -11,10 +11,10 @@ A cause, with the findings that it accounts for::
 
     [[cause.expect]]
     law = "op.forward[nn.functional.mse_loss]"      # as on the command line
-    kind = "wrong-value"
+    kind = "wrong-value"               # or "refused": refused on every rank, by a torch that refused it not always
     features = ["uneven"]              # all of them on the case
     where = { reduction = "mean" }     # what its fields hold: shardlaw.conformance.law.condition; wants a case, which shows it
-    signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash
+    signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash, refused
     torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
     target = "nccl"                    # where it is true of one target only
     finding = "f3a9c1e0"
@@ -53,8 +53,10 @@ from shardlaw.conformance.law.verdict import KINDS, struck
 if TYPE_CHECKING:
     from packaging.version import Version
 
-SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash"})
-LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence"})
+REFUSED = "refused"  # a kind of entries alone: what every rank refuses, and did not on earlier releases
+SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash", REFUSED})
+LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence", REFUSED})
+ENTRY_KINDS = (*KINDS, REFUSED)
 REACHED_TO_JUDGE = 20
 UNFILLED = "..."
 
@@ -313,8 +315,8 @@ class _File:
         for feature in block.get("features", ()):
             if not known(feature):
                 raise refuse("features", f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
-        if block["kind"] not in KINDS:
-            raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], KINDS)})")
+        if block["kind"] not in ENTRY_KINDS:
+            raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], ENTRY_KINDS)})")
         _check_signature(block, refuse)
         laws = self._laws(block["law"], refuse)
         _check_case(block.get("case", ""), laws, refuse)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, Entry, read
+from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, REFUSED, Entry, read
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -89,11 +89,11 @@ class Expectations:
         return found[0] if found else None
 
     def match_verdict(self, law: Law, verdict: Verdict) -> Entry | None:
-        """The entry that accounts for a deviating verdict, not counted as a hit."""
+        """The entry that accounts for a deviating or refused verdict, not counted as a hit."""
         from shardlaw.conformance.law.features.features import features_of
 
         features = features_of(verdict.case, law) | set(verdict.features)
-        return self.match(replace(verdict.case, law=law.id), verdict.kind or "", features, verdict.error, count=False)
+        return self.match(replace(verdict.case, law=law.id), verdict.word, features, verdict.error, count=False)
 
     def avoid(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
@@ -111,7 +111,7 @@ class Expectations:
     def tried(self, verdict: Verdict) -> None:
         """Note what became of the entries whose own case was judged."""
         for entry in self._of_case.get(verdict.case, ()):
-            entry.mended = verdict.status != "deviates"
+            entry.mended = verdict.status != (REFUSED if entry.kind == REFUSED else "deviates")
 
     def judged(self, case: Case, features: AbstractSet[str]) -> None:
         """Count one case towards the share of its law's that entries would match."""

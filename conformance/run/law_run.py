@@ -22,6 +22,7 @@ from shardlaw.conformance.world import WorldError, signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.verdict import Verdict
@@ -75,7 +76,7 @@ class LawRun:
         self._seconds = seconds
         self._reuse = reuse_of(plan.law, run.request.profile)
         self._fed = False
-        self._owed = self._lost = 0
+        self._owed = self._lost = self._lacking = 0
         self._early: list[_Seen] | None = []
         self._error: Exception | None = None
         self._stop = False
@@ -180,23 +181,32 @@ class LawRun:
         if verdict.status == "refused":
             result.refused += 1
             result.refusals[struck(verdict.error)] += 1
-            if self._refused is None or seen.number < self._refused.number:
-                self._refused = seen
+            if not self._expects(seen, reached):
+                self._lacking += 1
+                if self._refused is None or seen.number < self._refused.number:
+                    self._refused = seen
         elif verdict.status == "deviates":
             result.wrong += 1
             result.deviating.update(reached)
-            entry = run.expectations.match(verdict.case, verdict.kind or "", reached, verdict.error)
-            if entry is not None:
-                result.expected += 1
-                if run.frozen is not None:
-                    run.said[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
-                if entry.reason not in result.reasons:
-                    result.reasons.append(entry.reason)
-                if entry not in self._expected or seen.number < self._expected[entry].number:
-                    self._expected[entry] = seen
-            elif verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:
+            new = not self._expects(seen, reached)
+            if new and (verdict.signature not in self._new or seen.number < self._new[verdict.signature].number):
                 self._new[verdict.signature] = seen
                 self._stop = self._stop or run.request.exitfirst
+
+    def _expects(self, seen: _Seen, reached: AbstractSet[str]) -> bool:
+        """Whether an expectation accounts for a deviation or a refusal, which is then counted."""
+        run, result, verdict = self._run, self.result, seen.verdict
+        entry = run.expectations.match(verdict.case, verdict.word, reached, verdict.error)
+        if entry is None:
+            return False
+        result.expected += 1
+        if run.frozen is not None and verdict.kind:
+            run.said[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
+        if entry.reason not in result.reasons:
+            result.reasons.append(entry.reason)
+        if entry not in self._expected or seen.number < self._expected[entry].number:
+            self._expected[entry] = seen
+        return True
 
     # What they come to
 
@@ -211,7 +221,7 @@ class LawRun:
         run = self._run
         if self.result.cases and self.result.refused == self.result.cases:
             self._try_control()
-        elif self.result.refused >= ENOUGH_REFUSED and self.law.id in run.supported:
+        elif self._lacking >= ENOUGH_REFUSED and self.law.id in run.supported:
             self._try_what_is_lost()
         self.note_expected()
         self._confirm()

@@ -64,7 +64,7 @@ class Finding:
         return cls(
             id=finding_id(verdict.signature, features),
             law=law.id,
-            kind=verdict.kind or "",
+            kind=verdict.word,
             check=verdict.check,
             signature=verdict.signature,
             status=status,

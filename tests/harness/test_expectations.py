@@ -189,6 +189,18 @@ def test_an_entry_may_be_true_of_one_target_only(tmp_path: Path) -> None:
     assert loaded(text, tmp_path, target="nccl2").entries
 
 
+def test_a_refusal_may_be_expected(tmp_path: Path) -> None:
+    entry_text = MEAN.replace("wrong-value", "refused") + f'signature = "no strategy for it"\ncase = "{MEAN_CASE.text}"\n'
+    known = loaded(entry_text, tmp_path)
+    (entry,) = known.entries
+    assert known.match(MEAN_CASE, "refused", {"uneven"}, "there is no strategy for it") is entry
+    assert known.match(MEAN_CASE, "raised", {"uneven"}, "there is no strategy for it") is None
+    known.tried(Verdict(MEAN_CASE, "refused"))
+    assert not entry.mended
+    known.tried(Verdict(MEAN_CASE, "held"))
+    assert entry.mended
+
+
 def test_an_expected_hang_is_avoided_after_three_hits(tmp_path: Path) -> None:
     known = loaded(MEAN.replace("wrong-value", "hang"), tmp_path)
     for _ in range(3):

@@ -50,7 +50,7 @@ def shows(entry: Entry, verdict: Verdict) -> bool:
         found = KNOWN.match_verdict(law, verdict)
         return found is not None and found.cause == entry.cause
     features = features_of(verdict.case, law) | set(verdict.features)
-    return verdict.status == "deviates" and entry.matches(verdict.case, verdict.kind or "", features, verdict.error)
+    return entry.matches(verdict.case, verdict.word, features, verdict.error)
 
 
 def test_nearly_every_case_of_an_expectation_has_a_reproducer() -> None:
