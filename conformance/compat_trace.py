@@ -180,6 +180,6 @@ def in_stack(line: str) -> str:
     return f"{found[3]}, {found[1]}:{found[2]}" if found else ""
 
 
-def judges(place: str, arguments: bool) -> bool:
-    """Whether a function is there to say whether things are alike or, of ``arguments``, whether they may be."""
-    return re.match("_*(check|compare|validate|verify)_" if arguments else "_*compare_", _name(place)) is not None
+def judges(place: str) -> bool:
+    """Whether a function is there to say whether something is right."""
+    return re.match("_*(check|compare|validate|verify)_", _name(place)) is not None

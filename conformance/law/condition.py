@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
 
 PARTS = ("shape", "placements", "dtype", "fill", "memory", "shards", "largest")
+PLAINEST = ("float32", "distinct", "plain")
 TAKES = "a text, a list of texts, '/a regular expression/', or true or false"
 
 
@@ -66,10 +67,11 @@ class Condition:
 
 
 def facts(case: Case) -> frozenset[str]:
-    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, and the dtype, fill and memory of its tensors."""
+    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, and the dtype, fill and memory of its tensors where
+    these are not the plainest."""
     found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
     parts = [f"{name}.{part}" for name, _ in case.fields for part in ("dtype", "fill", "memory")]
-    return frozenset(found | {f"{field}={text}" for field in parts for text in _texts(field, case)})
+    return frozenset(found | {f"{field}={text}" for field in parts for text in _texts(field, case) if text not in PLAINEST})
 
 
 def _texts(field: str, case: Case) -> Iterator[str]:

@@ -17,6 +17,7 @@ SEEN_BY_RANKS = ("op:", "derived")
 # what tells little of a cause: named only where nothing else parts
 LAST_FEATURES = ("world:",)
 MOST = 3
+SELDOM = 6  # less than an entry may match that holds
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,24 @@ def tried(path: Path) -> dict[str, list[Tried]]:
 
 def parting(features: Sequence[str], kind: str, cases: Sequence[Tried]) -> list[str] | None:
     """The fewest of these features and words that no case has which does not deviate so, those that most deviating cases have, features
-    before words; ``None`` where no three of them part, or no cases tell."""
+    before words. What fewer than half of the deviating cases have tells of one of them, not of the cause: then those that at most one in
+    ``SELDOM`` of all cases has which does not deviate so. ``None`` where no three of them part, or no cases tell."""
     names = [name for name in features if not name.startswith(SEEN_BY_RANKS)]
     deviating = [case.features for case in cases if case.verdict == kind]
     others = [case.features for case in cases if case.verdict != kind]
     if not deviating or not others:
         return None
     telling = [name for name in names if not name.startswith(LAST_FEATURES)]
-    for some, size in product((telling, names), range(1, MOST + 1)):
+    first = None
+    for allowed, some, size in product((0, len(cases) // SELDOM), (telling, names), range(1, MOST + 1)):
         for part in ([name for name in some if "=" not in name], some):
-            fitting = [chosen for chosen in combinations(part, size) if not any(other.issuperset(chosen) for other in others)]
+            fitting = [chosen for chosen in combinations(part, size) if sum(map(set(chosen).issubset, others)) <= allowed]
             if fitting:
-                return list(max(fitting, key=lambda chosen: sum(case.issuperset(chosen) for case in deviating)))
-    return None
+                best = max(fitting, key=lambda chosen: sum(map(set(chosen).issubset, deviating)))
+                if 2 * sum(map(set(best).issubset, deviating)) >= len(deviating):
+                    return list(best)
+                first = first or list(best)
+    return first
 
 
 def common_pattern(laws: Sequence[str], features: Sequence[str], kind: str, cases: Mapping[str, Sequence[Tried]]) -> str | None:

@@ -86,7 +86,8 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
             return
         yield from _of_error(noted, lines)
     home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
-    judging = [place for place in home if heard.judges(place, verdict.kind == "wrong-error")]
+    asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
+    judging = list(filter(heard.judges, asked))
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
     if verdict.kind == "wrong-error":
         yield next(filter(heard.does, noted.visited), "")
@@ -124,7 +125,7 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     elif heard.chooses(frames[0] if frames else ""):  # there was nothing to choose from
         yield from filter(heard.offers, noted.visited)
     elif last != refused and not heard.is_generic(refused) and not heard.moves(refused):
-        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place, True))
+        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place))
         yield refused
     elif not refused or heard.carries(refused) or heard.moves(refused):
         yield from _of_transformed(noted, unfinished)

@@ -207,7 +207,20 @@ def test_an_entry_says_what_a_field_holds_where_no_feature_parts(shell: Shell) -
     report(folder, finding(dtyped[0], features=[]))
     shell(str(folder))
     assert 'where = { "x.dtype" = "int8" }' in shell.file.read_text()
-    assert facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8", "x.fill=distinct", "x.memory=plain"}
+    assert facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8"}
+
+
+def test_an_entry_is_of_what_most_cases_have_though_one_of_them_holds(shell: Shell) -> None:
+    text = "collective.async mesh=2 x={} calls={}"
+    wrong = [Case.parse(text.format(2 + at, f"all_gather/{other}")) for at in range(8) for other in ("all_reduce", "broadcast")]
+    held = [Case.parse(text.format(2 + at, "all_reduce/broadcast")) for at in range(20)]
+    lone = Case.parse(text.format(2, "all_gather"))
+    folder = report(shell.folder / "report", finding(lone))
+    lines = [f"wrong-value drawn {case.text}\n" for case in (lone, *wrong)] + [f"held drawn {case.text}\n" for case in held]
+    (folder / "cases.txt").write_text("".join([*lines, "held drawn collective.async mesh=2 x=0 calls=all_gather/all_reduce\n"]))
+    shell(str(folder))
+    (entry,) = shell.filled()
+    assert (entry.features, entry.conditions) == ({"collective:all_gather"}, ())
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])

@@ -7,6 +7,7 @@ import pytest
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.features.features import FEATURES, features_of, known, line_of, missing
+from shardlaw.conformance.laws import find
 
 INPUT_SPACE = [
     "sizes", "what is judged", "partial inputs", "programs", "history", "arguments", "in place", "backward", "meshes", "strided shards",
@@ -73,6 +74,23 @@ READ: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "features"), READ, ids=[text for text, _ in READ])
 def test_the_features_of_a_case(text: str, features: str) -> None:
     assert sorted(features_of(Case.parse(text))) == features.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("collective.all-gather mesh=2 x=2", "all_gather"),
+        ("collective.dtypes mesh=2 x=2 call=reduce_scatter_single", "reduce_scatter reduce_scatter_single"),
+        ("collective.functional[all_gather_coalesced] mesh=2 x=5x3", "all_gather"),
+        ("collective.async mesh=2 x=2 calls=all_reduce/broadcast", "all_reduce broadcast"),
+        ("collective.interleaved mesh=2 mesh.b=2@2,3 x=2 calls=a:all_gather/b:reduce", "all_gather reduce"),
+        ("collective.new-group mesh=2", ""),
+    ],
+)
+def test_a_case_names_the_collectives_whose_forms_it_calls(text: str, named: str) -> None:
+    case = Case.parse(text)
+    found = features_of(case, find(case.law))
+    assert sorted(name.removeprefix("collective:") for name in found if name.startswith("collective:")) == named.split()
 
 
 def test_a_history_is_a_feature() -> None:

@@ -218,7 +218,7 @@ LINES: dict[str, dict[str, str]] = {
         "reduce-op:*": "a reduction other than a sum",
         "refused-call:*": "a call that means nothing, by what is wrong with it",
         "mismatch:*": "members that disagree in something",
-        "collective:*": "a collective by name, where one law is about many",
+        "collective:*": "a collective by name, and by the name of the one that it is a form of",
     },
     "modules": {
         "uneven-sequence": "a sequence that the ranks do not share evenly",

@@ -175,9 +175,21 @@ def features_of_call(case: Case) -> set[str]:
     return features_of(case) | {f"collective:{case.get('call')}"}
 
 
+# the collectives that the calls of other names are forms of
+FORMS_OF = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "broadcast", "gather", "reduce", "scatter")
+
+
+def collectives_of(case: Case) -> set[str]:
+    """The collectives that a case is about, whatever the form in which it calls them."""
+    name = case.law.partition("[")[2].rstrip("]") or case.law.partition(".")[2]
+    names = [name, case.get("call", ""), *(one.rpartition(":")[2] for one in case.get("calls", "").split("/"))]
+    known = (next((form for form in FORMS_OF if one.replace("-", "_").startswith(form)), "") for one in names)
+    return {f"collective:{form}" for form in known if form}
+
+
 def features_of(case: Case) -> set[str]:
     """What a case of a collective departs in beyond its tensor and its group."""
-    found = set()
+    found = collectives_of(case)
     given = {
         "work": {"async"},
         "calls": {"in-flight", "async"},
