@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.errors import UsageError
@@ -69,7 +71,8 @@ def sharded(here: RankContext, plan: Plan, path: list[str]) -> Part:
     sys.path[:] = path
     twin = plan.twin()
     mesh = here.mesh(plan.table(), names=tuple(plan.mesh))
-    model = build.model(twin, plan, build.kept)
+    junk = replace(plan, seed=plan.seed + 1) if plan.load else plan  # all that matters must come from the checkpoint
+    model = build.model(twin, junk, build.kept)
     model = twin.shard(model, mesh) or model
     rename = twin.name
     recorder = Recorder(model, (lambda path: rename(path, mesh)) if rename else lambda path: path, plan.ops)
@@ -119,9 +122,12 @@ def _steps(
     twin: Twin, plan: Plan, model: Any, mesh: DeviceMesh | None, recorder: Recorder, change: build.Move, noise: bool = False
 ) -> None:
     """Train for as many steps as the plan says, and note everything."""
-    recorder.parameters(START)
     optimizer = twin.optimizer(model) if twin.optimizer else torch.optim.SGD(model.parameters(), lr=0.125)
-    for step in range(plan.steps):
+    if plan.load:
+        (twin.load or load)(model, optimizer, plan.folder)
+    else:
+        recorder.parameters(START)
+    for step in range(plan.load, plan.save or plan.steps):
         batch = build.batch(twin, plan, step, change)
         if noise:
             torch.manual_seed(step)
@@ -141,6 +147,22 @@ def _steps(
         optimizer.step()
         optimizer.zero_grad()
         recorder.parameters(STEP)
+    if plan.save and mesh is not None:
+        (twin.save or save)(model, optimizer, plan.folder)
+
+
+def save(model: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """A checkpoint of a model and its optimizer, as torch's documents say."""
+    weights, moments = get_state_dict(model, optimizer)
+    checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+
+
+def load(model: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """What :func:`save` saved, into a model that may be sharded otherwise."""
+    weights, moments = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": moments}
+    checkpoint.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def forward(twin: Twin, model: Callable[..., Any], batch: Any) -> Any:
