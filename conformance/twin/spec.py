@@ -94,7 +94,7 @@ class Plan:
     values: str = "float32"
     steps: int = 2
     seed: int = 0
-    draws: int = 4
+    draws: int = 8
     ops: str | None = None
     save: int = 0
     load: int = 0

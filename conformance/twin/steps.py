@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 SAFETY = 4.0
+Shake = Callable[[torch.nn.Module, int, str], None]
 EXACT = "exact"
 
 
@@ -62,7 +63,8 @@ def whole(here: RankContext, plan: Plan, path: list[str]) -> Whole:
         if key not in other.events or not same(value, other.events[key].local):
             raise UsageError(f"the whole model gives another value when it runs again, first at {key}: dropout or noise must be off")
     double = _alone(plan, build.doubled)
-    moved = [_alone(plan, build.moved(torch.Generator().manual_seed(draw))) for draw in range(plan.draws)]
+    noise = {key: _rounded(value, double.events[key].local) for key, value in known.items() if key in double.events}
+    moved = [_moved(plan, noise, torch.Generator().manual_seed(draw)) for draw in range(plan.draws)]
     return Whole(known, {key: _bound(key, value, plan, double, moved) for key, value in known.items()}, first.classes)
 
 
@@ -99,11 +101,33 @@ def largest(value: torch.Tensor) -> float:
     return float(value.max()) if value.numel() else 0.0
 
 
-def _alone(plan: Plan, change: build.Move, noise: bool = False) -> Recorder:
+def _rounded(value: torch.Tensor, double: torch.Tensor) -> float:
+    """How far a tensor is from the one in float64, and at least one unit in the last place of its largest element."""
+    if value.shape != double.shape or not value.is_floating_point():
+        return 0.0
+    return max(largest(distance(value, double)), torch.finfo(value.dtype).eps * largest(value.abs()))
+
+
+def _moved(plan: Plan, noise: Mapping[Key, float], generator: torch.Generator) -> Recorder:
+    """A run with everything moved, also what the optimizer is given: gradients by as much as those of two models may differ. Of one
+    that is nearly zero it may make quite another step."""
+
+    def shake(model: torch.nn.Module, step: int, phase: str) -> None:
+        for name, parameter in model.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            far = 2 * noise.get(Key(step, phase, owner, leaf), 0.0)
+            if parameter.grad is not None and far:
+                sign = 2 * torch.randint(0, 2, parameter.grad.shape, generator=generator) - 1
+                parameter.grad += torch.where(parameter.grad == 0, 0.0, far * sign).to(parameter.grad.dtype)
+
+    return _alone(plan, build.moved(generator), shake=shake)
+
+
+def _alone(plan: Plan, change: build.Move, noise: bool = False, shake: Shake | None = None) -> Recorder:
     twin = plan.twin()
     model = build.model(twin, plan, change)
     recorder = Recorder(model, lambda path: path, plan.ops)
-    _steps(twin, plan, model, None, recorder, change, noise)
+    _steps(twin, plan, model, None, recorder, change, noise, shake)
     return recorder
 
 
@@ -119,7 +143,14 @@ def _bound(key: Key, value: torch.Tensor, plan: Plan, double: Recorder, moved: l
 
 
 def _steps(
-    twin: Twin, plan: Plan, model: Any, mesh: DeviceMesh | None, recorder: Recorder, change: build.Move, noise: bool = False
+    twin: Twin,
+    plan: Plan,
+    model: Any,
+    mesh: DeviceMesh | None,
+    recorder: Recorder,
+    change: build.Move,
+    noise: bool = False,
+    shake: Shake | None = None,
 ) -> None:
     """Train for as many steps as the plan says, and note everything."""
     optimizer = twin.optimizer(model) if twin.optimizer else torch.optim.SGD(model.parameters(), lr=0.125)
@@ -144,6 +175,8 @@ def _steps(
         if twin.before_step:
             twin.before_step(model, mesh)
             recorder.parameters(BEFORE_STEP)
+        if shake is not None:
+            shake(model, step, BEFORE_STEP if twin.before_step else GRADIENTS)
         optimizer.step()
         optimizer.zero_grad()
         recorder.parameters(STEP)
