@@ -308,6 +308,12 @@ def twin(
     seed: Annotated[int, typer.Option(metavar="N", help="Of parameters and batches.")] = 0,
     target: TargetName = "gloo",
     report: Annotated[Path, typer.Option(metavar="DIR", help="Where twin.html and twin.json go.")] = Path("shardlaw-twin"),
+    resume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIM=N|same", help="Also save in the middle and go on, on a mesh with another size of this dim; may be repeated."
+        ),
+    ] = None,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not look for the smallest that shows it.")] = False,
 ) -> int:
     """Is a sharded model the whole one? Exit 1 where it is not; the first tensor that departs is named.
@@ -317,7 +323,7 @@ def twin(
     """
     from shardlaw.conformance.commands.twin import twin as run_twin
 
-    return run_twin(make, options or (), sizes or (), values or (), steps, seed, target, report, not no_shrink)
+    return run_twin(make, options or (), sizes or (), values or (), steps, seed, target, report, not no_shrink, resume)
 
 
 @app.command()

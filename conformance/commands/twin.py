@@ -21,10 +21,11 @@ def twin(
     target: str,
     report: Path,
     shrink: bool,
+    resume: Sequence[str] | None = None,
 ) -> int:
     """Run it, print what it says, and leave a page; returns the exit code: 1 where the model departs. Raises :class:`UsageError`."""
-    from shardlaw.conformance.twin.report import data, page, text
-    from shardlaw.conformance.twin.session import Session, planned
+    from shardlaw.conformance.twin.report import data, page, script, text
+    from shardlaw.conformance.twin.session import Session, planned, resumed_on
     from shardlaw.conformance.twin.spec import VALUES
 
     if steps < 1:
@@ -34,12 +35,20 @@ def twin(
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
     given = {name: _size(name, text) for name, text in _pairs("--size", sizes).items()}
     plan, own = planned(make, _pairs("--option", options), given, steps=steps, seed=seed)
+    on = (
+        {name: _size(name, text) for name, text in _pairs("--resume", [text for text in resume if text != "same"]).items()}
+        if resume
+        else None
+    )
+    again = resumed_on(own, plan, on)
     with Session(target) as session:
-        result = session.ask(plan, tuple(values) or own.values, shrink, make)
+        result = session.ask(plan, tuple(values) or own.values, shrink, make, again)
     print(*text(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)
         (report / "twin.json").write_bytes(msgspec.json.format(msgspec.json.encode(data(result))))
+        if result.smallest is not None:
+            (report / "twin.py").write_text(script(result), "utf-8")
         (report / "twin.html").write_text(page(result), "utf-8")
     except OSError as error:
         raise UsageError(f"--report {report}: cannot be written: {error.strerror}") from None

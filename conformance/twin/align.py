@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shardlaw.conformance.twin.record import BACKWARD, OF_PARAMETERS, START, STEP, Key, Piece, axes
+from shardlaw.conformance.twin.record import BACKWARD, GRADIENTS, OF_PARAMETERS, START, STEP, Key, Piece, axes
 from shardlaw.conformance.twin.steps import distance, largest, same
 from shardlaw.reference import simulate
 from shardlaw.reference.layout import Indices, Layout, LayoutError
@@ -42,7 +42,8 @@ FLAT = (2, 3, 4, 8)  # how large a batch is that a view has put before a dim tha
 @dataclass(frozen=True)
 class Judged:
     """What became of one tensor: how far it is from the whole one, and how far it may be; under which layout; where it departs most:
-    the rank, and (global index, is, must be) of some elements. ``word`` says what is wrong where that is no matter of distance."""
+    the rank, and (global index, is, must be) of some elements. ``pending``: a plain tensor that is whole only as a sum.
+    ``word`` says what is wrong where that is no matter of distance."""
 
     key: Key
     seen: float
@@ -72,7 +73,9 @@ class Aligner:
         self._mesh, self._names, self._waits = mesh, names, waits
         self._coords = {mesh.rank_at(coord): coord for coord in mesh.coords()}
         self._lies: dict[tuple[str, str], list[Placements]] = {}
-        self._scaled: dict[int, bool] = {}
+        dims = range(mesh.ndim)
+        self._subsets = [frozenset(some) for n in range(mesh.ndim + 1) for some in itertools.combinations(dims, n)]
+        self._scaled = self._subsets
 
     def judge(self, key: Key, want: torch.Tensor, bound: float, pieces: Mapping[int, Piece]) -> Judged:
         """Hold what ranks have of a tensor against the whole of it."""
@@ -89,6 +92,9 @@ class Aligner:
             if not best.departs and key.phase != START:
                 self._settle(key, pieces, placements, scale)
                 break
+        held = {rank: piece for rank, piece in pieces.items() if piece.local.numel()}
+        if best is None and 0 < len(held) < len(pieces):  # a table that others have no row of
+            return self.judge(key, want, bound, held)
         if best is None:
             shapes = " ".join(f"rank {rank}: {tuple(one.local.shape)}" for rank, one in sorted(pieces.items()))
             claims = {f" {one.placements} of {one.shape}" for one in pieces.values() if one.placements}
@@ -105,26 +111,38 @@ class Aligner:
         claimed = self._claimed(pieces)
         if claimed is None:
             return
-        known = self._lies.get((key.path, key.what), []) if key.phase in OF_PARAMETERS and key.phase != START and not claimed else []
+        known = self._lies.get((key.path, key.what)) if key.phase in OF_PARAMETERS and key.phase != START and not claimed else None
         dims = range(want.dim())
         plain: list[Placement] = [Replicate(), *map(Shard, dims)]
         sums: list[Placement] = [Partial("sum"), Partial("avg")]
-        factors = FLAT if key.is_op else FUSED if key.phase == START else ()
+        factors = FLAT if key.is_op else FUSED if key.phase == START or (key.phase in OF_PARAMETERS and known is None) else ()
         fused = [StridedShard(dim, factor) for dim in dims for factor in factors]
-        may_wait = want.is_floating_point() and (key.phase not in OF_PARAMETERS or (key.phase == "gradients" and self._waits))
+        may_wait = want.is_floating_point() and (key.phase not in OF_PARAMETERS or (key.phase == GRADIENTS and self._waits))
         free = [dim for dim in range(self._mesh.ndim) if dim not in claimed]
         seen: set[Placements] = set()
         for extra in ([], fused, sums if may_wait else []):
             options: list[Iterable[Placement]] = [[claimed[dim]] if dim in claimed else [*plain, *extra] for dim in range(self._mesh.ndim)]
-            if key.phase in OF_PARAMETERS and key.phase != START and not claimed:
-                layouts = [one for old in known for one in self._with(old, extra)]
-            else:
-                layouts = list(itertools.product(*options))
-            for placements in layouts:
-                if placements not in seen:
+            before = [one for old in known or [] for one in self._with(old, extra)]
+            for placements in itertools.product(*options) if known is None else before:
+                if placements not in seen and (not free or self._may_fit(want, pieces, placements)):
                     seen.add(placements)
-                    for scale in self._scales(key, placements, free):
+                    for scale in self._scales(key, placements, free, len(pieces)):
                         yield placements, scale
+
+    def _may_fit(self, want: torch.Tensor, pieces: Mapping[int, Piece], placements: Placements) -> bool:
+        """Whether the first rank's shape may be that of a layout: a quick look at many of them."""
+        first = pieces.get(self._mesh.ranks[0])
+        if first is None:
+            return True
+        shape = list(want.shape)
+        for size, placement in zip(self._mesh.shape, placements, strict=True):
+            dim = shard_dim(placement)
+            if dim is None or not -len(shape) <= dim < len(shape):
+                continue
+            if isinstance(placement, StridedShard) and shape[dim] % (size * placement.split_factor):
+                return False  # nobody joins matrices of which a rank would get unequal parts
+            shape[dim] = -(-shape[dim] // size)
+        return tuple(shape) == tuple(first.local.shape)
 
     def _with(self, old: Placements, extra: Sequence[Placement]) -> Iterator[Placements]:
         """The layout of a parameter, with sums that are pending where it is whole."""
@@ -139,24 +157,30 @@ class Aligner:
         dims = axes(piece.mesh, self._mesh, rank) if piece.mesh and piece.placements != "?" else None
         return tuple(sorted(zip(dims, parse_placements(piece.placements), strict=True), key=lambda one: one[0])) if dims else ()
 
-    def _scales(self, key: Key, placements: Placements, free: Sequence[int]) -> list[float]:
+    def _scales(self, key: Key, placements: Placements, free: Sequence[int], ranks: int) -> list[float]:
+        """How many times larger than the whole model's a gradient may be; what ``before_step`` divides may be anything of the kind."""
+        if key.phase == GRADIENTS and self._waits:
+            return sorted({self._product(dims) for dims in self._subsets})
         if key.phase != BACKWARD:
             return [1.0]
-        cut = [dim for dim in free if self._mesh.shape[dim] > 1 and shard_dim(placements[dim]) is not None]
-        fixed = math.prod(self._mesh.shape[dim] for dim in cut if self._scaled.get(dim))
-        open_ = [dim for dim in cut if dim not in self._scaled]
-        other = [dim for dim in free if dim not in cut and self._scaled.get(dim)]  # the tokens of an expert come from everywhere
-        factors = {math.prod(self._mesh.shape[dim] for dim in some) for n in range(3) for some in itertools.combinations(open_ + other, n)}
-        return [float(fixed * factor) for factor in sorted(factors)]
+        return sorted({scale for dims in self._scaled for scale in self._factors(placements, free, dims, ranks)})
+
+    def _factors(self, placements: Placements, free: Sequence[int], scaled: frozenset[int], ranks: int) -> set[float]:
+        """The factors where gradients are scaled by these mesh dims: by those that cut the tensor; the tokens of an expert, which
+        not all ranks have, come from all ranks of a dim that does not cut it."""
+        fixed = frozenset(dim for dim in free if dim in scaled and shard_dim(placements[dim]) is not None)
+        rest = [dim for dim in free if dim in scaled and dim not in fixed and ranks < self._mesh.size]
+        return {self._product({*fixed, *some}) for n in range(len(rest) + 1) for some in itertools.combinations(rest, n)}
+
+    def _product(self, dims: Iterable[int]) -> float:
+        return float(math.prod(self._mesh.shape[dim] for dim in dims))
 
     def _settle(self, key: Key, pieces: Mapping[int, Piece], placements: Placements, scale: float) -> None:
-        """Remember whether gradients are larger by the size of a mesh dim."""
-        if key.phase != BACKWARD or not any(piece.local.count_nonzero() for piece in pieces.values()):
-            return
-        claimed = self._claimed(pieces) or {}
-        for dim, placement in enumerate(placements):
-            if dim not in claimed and shard_dim(placement) is not None and self._mesh.shape[dim] > 1:
-                self._scaled.setdefault(dim, scale % self._mesh.shape[dim] == 0 and scale > 1)
+        """Keep the mesh dims under which gradients are so many times larger."""
+        if key.phase == BACKWARD and any(piece.local.count_nonzero() for piece in pieces.values()):
+            claimed = self._claimed(pieces) or {}
+            free = [dim for dim in range(self._mesh.ndim) if dim not in claimed]
+            self._scaled = [dims for dims in self._scaled if scale in self._factors(placements, free, dims, len(pieces))]
 
     # Values
 
@@ -169,6 +193,7 @@ class Aligner:
         except LayoutError:
             return None
         pending = layout.has_partial()
+        claimed = self._claimed(pieces) or {}
         if any(tuple(one.local.shape) != layout.local_shape(self._coords[rank]) for rank, one in pieces.items()):
             return None
         if pending and (len(pieces) < self._mesh.size or self._alike(pieces, placements)):
@@ -193,21 +218,21 @@ class Aligner:
             if far > worst:
                 worst, best = far, (rank, got, must, owned, apart)
         assert best is not None
+        waits = any(is_reduction(placement) for dim, placement in enumerate(placements) if dim not in claimed)
         if not worst > bound * scale:
-            return Judged(key, worst / scale, bound, name, pending)
+            return Judged(key, worst / scale, bound, name, waits)
         rank, got, must, owned, apart = best
-        return Judged(key, worst / scale, bound, name, pending, "", rank, _elements(got, must, owned, apart), int((apart > bound).sum()))
+        return Judged(key, worst / scale, bound, name, waits, "", rank, _elements(got, must, owned, apart), int((apart > bound).sum()))
 
     def _alike(self, pieces: Mapping[int, Piece], placements: Placements) -> bool:
-        """Whether what ranks hold of a plain tensor is no contribution to a sum, but the same on all of them."""
+        """Whether what ranks hold of a plain tensor is, along a mesh dim, no contribution to a sum, but the same on all of them."""
+        pending = [dim for dim, placement in enumerate(placements) if is_reduction(placement) and self._mesh.shape[dim] > 1]
         if any(piece.mesh for piece in pieces.values()):
             return False
-        first: dict[tuple[int, ...], torch.Tensor] = {}
-        for rank, one in pieces.items():
-            place = tuple(0 if is_reduction(placement) else at for at, placement in zip(self._coords[rank], placements, strict=True))
-            if not same(first.setdefault(place, one.local), one.local):
-                return False
-        return True
+        return any(
+            all(same(pieces[rank].local, pieces[self._mesh.group(dim, at)[0]].local) for rank, at in self._coords.items())
+            for dim in pending
+        )
 
     def _replicas(self, judged: Judged, key: Key, pieces: Mapping[int, Piece]) -> Judged:
         """Replicas of a parameter are alike bit by bit."""

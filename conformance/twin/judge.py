@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from shardlaw.conformance.twin.align import Aligner, Judged
-from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, OF_PARAMETERS, START, STEP, Key, Piece
+from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, PHASES, START, STEP, Key, Piece
 from shardlaw.conformance.twin.spec import Plan
 from shardlaw.conformance.twin.steps import Part, Whole
 
@@ -55,8 +55,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class Compared:
-    """All that one run said. ``silent`` are submodules of the whole model of which the sharded one gave nothing;
-    ``ops`` the ops of the submodule that is looked at, to which the sharded model has none that gives the same."""
+    """All that one run said. ``silent`` are submodules of the whole model of which the sharded one gave nothing."""
 
     plan: Plan
     judged: tuple[Judged, ...] = ()
@@ -64,7 +63,6 @@ class Compared:
     classes: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     failed: str = ""
-    ops: tuple[Judged, ...] = ()
 
     @property
     def departs(self) -> bool:
@@ -87,22 +85,19 @@ def compared(plan: Plan, whole: Whole, parts: Sequence[Part]) -> Compared:
     for key, rank, piece in _gained(whole, parts):
         word = f"there is a gradient on rank {rank}, of which the whole model has none"
         judged.append(Judged(key, float(piece.local.abs().max()), 0.0, "none", word=word, rank=rank))
+    judged.sort(key=lambda one: (one.key.step, PHASES.index(one.key.phase)))
     met = {one.key.path for one in judged}
     silent = tuple(path for path in dict.fromkeys(key.path for key in whole.tensors) if path not in met)
     found = next((at for at, one in enumerate(judged) if one.departs), None)
-    return Compared(
-        plan,
-        tuple(judged),
-        None if found is None else _departure(plan, judged, found),
-        whole.classes,
-        silent,
-        ops=_ops(whole, parts, aligner),
-    )
+    if found is None:
+        return Compared(plan, tuple(judged), None, whole.classes, silent)
+    op = _first_op(whole, parts, aligner, judged[found].key) if plan.ops is not None else None
+    return Compared(plan, tuple(judged), replace(_departure(plan, judged, found), op=op), whole.classes, silent)
 
 
-def _ops(whole: Whole, parts: Sequence[Part], aligner: Aligner) -> tuple[Judged, ...]:
-    """The ops of the whole model in order for which the sharded one has none of this name, behind those met so far, that gives the same: it
-    may run others in between, but must come to the same results."""
+def _first_op(whole: Whole, parts: Sequence[Part], aligner: Aligner, within: Key) -> Judged | None:
+    """The first op of the whole model in this step and phase to which the sharded one has none of this name, behind those met so far, that
+    gives the same: it may run others in between, but must come to the same results."""
     given: dict[Key, dict[int, Piece]] = {}
     for rank, part in enumerate(parts):
         for key in filter(lambda key: key.is_op, part.pieces):
@@ -110,18 +105,18 @@ def _ops(whole: Whole, parts: Sequence[Part], aligner: Aligner) -> tuple[Judged,
     rows: dict[Key, list[Key]] = {}
     for key in given:
         rows.setdefault(_op(key), []).append(key)
-    wrong, met = [], dict.fromkeys(rows, 0)
+    met = dict.fromkeys(rows, 0)
     for key, want in whole.tensors.items():
         row = _op(key)
-        if not key.is_op or row not in rows:
+        if not key.is_op or row not in rows or (key.step, key.phase) != (within.step, within.phase):
             continue
         tries = [aligner.judge(key, want, whole.bounds[key], given[other]) for other in rows[row][met[row] : met[row] + MOST_TRIES]]
         same = next((at for at, one in enumerate(tries) if not one.departs), None)
         if same is not None:
             met[row] += same + 1
         elif tries := [one for one in tries if not one.word]:
-            wrong.append(min(tries, key=lambda one: one.seen))
-    return tuple(wrong)
+            return min(tries, key=lambda one: one.seen)
+    return None
 
 
 def _op(key: Key) -> Key:
@@ -134,6 +129,8 @@ def _lost(key: Key, want: torch.Tensor, bound: float, parts: Sequence[Part]) -> 
     if key.phase not in (BACKWARD, GRADIENTS, BEFORE_STEP) or not bool(want.count_nonzero()):
         return None
     owner = replace(key, phase=FORWARD) if key.phase == BACKWARD else replace(key, step=-1, phase=START)
+    if key.phase == BACKWARD and any(key in part.pieces for part in parts):
+        return None  # a rank that only waits for the result of others has no gradient of it
     for rank, part in enumerate(parts):
         if key not in part.pieces and owner in part.pieces and part.pieces[owner].local.numel():
             return Judged(key, torch.inf, bound, "none", word=f"{LOST} {rank}", rank=rank)
@@ -163,10 +160,11 @@ def _departure(plan: Plan, judged: Sequence[Judged], at: int) -> Departure:
         path = f"(before_step) {path}"
     elif phase == STEP:
         path = f"(optimizer) {path}"
-    waiting = at
-    while waiting and judged[waiting - 1].pending and judged[waiting - 1].key.phase == phase and phase not in OF_PARAMETERS:
-        waiting -= 1
-    if waiting == at:
+    around = BACKWARD if phase in (GRADIENTS, BEFORE_STEP) else phase
+    before = [one for one in judged[:at] if (one.key.step, one.key.phase) == (first.key.step, around)]
+    pending = None
+    while before and before[-1].pending:
+        pending = before.pop()
+    if pending is None or phase in (START, STEP):
         return Departure(plan, path, first)
-    pending = judged[waiting]
     return Departure(plan, pending.key.path, first, f"{pending.key} is whole only as a sum over ranks ({pending.layout})")

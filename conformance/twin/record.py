@@ -6,8 +6,9 @@ through a view, so that their gradient is the one that this submodule gives, wha
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -208,15 +209,8 @@ def told(tensor: torch.Tensor) -> str:
     return f"{shape}:{','.join(map(str, tensor.placements))}" if isinstance(tensor, DTensor) else shape
 
 
-def in_order(keys: Iterable[Key]) -> list[Key]:
-    """Keys by step and phase, otherwise as they came."""
-    return sorted(keys, key=lambda key: (key.step, PHASES.index(key.phase)))
-
-
 def axes(mesh: str, names: Mesh, rank: int) -> tuple[int, ...] | None:
     """Which dims of the twin's mesh a DTensor's mesh is, as this rank sees it; nothing where it is none of its slices."""
-    import itertools
-
     coord, theirs = names.coord(rank), Mesh.parse(mesh)
     if coord is None:
         return None

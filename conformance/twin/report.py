@@ -103,17 +103,18 @@ def text(result: Result) -> Iterator[str]:
     plan = result.compared[0].plan
     yield f"{result.name}: {str(plan).replace(f'; {plan.values}', '')}"
     for one in result.compared:
+        label = one.plan.values + (f", resumed on {' '.join(f'{dim}={n}' for dim, n in one.plan.mesh.items())}" if one.plan.load else "")
         if one.failed:
-            yield f"  {one.plan.values}: the sharded model does not run"
+            yield f"  {label}: the sharded model does not run"
             yield from (f"    {line}" for line in one.failed.splitlines())
             continue
         zero, free = (sum(judged.bound == bound for judged in one.judged) for bound in (0.0, math.inf))
         count = f"{len(one.judged)} tensors, {zero} of them with bound zero" + (f", {free} that rounding decides" if free else "")
         if one.departure is None:
             worst = max(one.judged, key=lambda judged: judged.ratio, default=None)
-            yield f"  {one.plan.values}: held, {count}" + (f"; nearest to its bound, {worst.ratio:.2f} of it: {worst.key}" if worst else "")
+            yield f"  {label}: held, {count}" + (f"; nearest to its bound, {worst.ratio:.2f} of it: {worst.key}" if worst else "")
         else:
-            yield f"  {one.plan.values}: departs, {count}"
+            yield f"  {label}: departs, {count}"
             yield from (f"    {line}" for line in one.departure.lines())
         if one.silent:
             yield f"    not compared, since the sharded model has none of them: {', '.join(one.silent)}"
@@ -148,7 +149,7 @@ def data(result: Result) -> dict[str, Any]:
 def _planned(one: Compared | Departure) -> dict[str, Any]:
     plan = one.plan
     sizes = {"mesh": dict(plan.mesh), "sizes": dict(plan.sizes), "options": dict(plan.options)}
-    return {**sizes, "values": plan.values, "steps": plan.steps, "seed": plan.seed}
+    return {**sizes, "values": plan.values, "steps": plan.steps, "seed": plan.seed, "resumed": plan.load}
 
 
 def _departed(departure: Departure | None) -> dict[str, Any] | None:
@@ -170,7 +171,33 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def page(result: Result, script: str = "") -> str:
+def script(result: Result) -> str:
+    """The smallest that shows it, to run by itself: it exits 1 while the fault is there."""
+    least = result.smallest
+    if least is None:
+        return ""
+    plan = least.plan
+    name = plan.make.file or plan.make.module
+    told = "".join(f"# {line}\n" for line in least.lines())
+    return f"""{told}import sys
+
+from shardlaw import twin
+
+found = twin(
+    {f"{name}:{plan.make.name}"!r},
+    options={dict(plan.options)!r},
+    sizes={ {**plan.mesh, **plan.sizes}!r},
+    values={(plan.values,)!r},
+    steps={plan.steps},
+    seed={plan.seed},
+    shrink=False,
+)
+print(*(found.departure.lines() if found.departure else ["it holds"]), sep="\\n")
+sys.exit(found.departs)
+"""
+
+
+def page(result: Result) -> str:
     """One file of HTML that fetches nothing."""
     return rendered(
         "twin.html.j2",
@@ -179,5 +206,5 @@ def page(result: Result, script: str = "") -> str:
         runs=[(one, tree(one)) for one in result.compared],
         lines=[one.lines() if one is not None else [] for one in (result.departure, result.smallest)],
         torch=str(torch.__version__),
-        script=script,
+        script=script(result),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -62,18 +63,34 @@ class Session:
         parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
         return compared(plan, whole, parts)
 
-    def ask(self, plan: Plan, kinds: tuple[str, ...], shrink: bool = True, name: str = "") -> Result:
-        """Try each kind of values until one departs; look for the op behind it, and for the smallest plan that shows it. Raises
-        :class:`UsageError`."""
+    def resumed(self, plan: Plan, mesh: Mapping[str, int]) -> Compared:
+        """Run the first half of the steps, save, and go on from there with a new model on ``mesh``, as if nothing had been."""
+        half = max(1, plan.steps // 2)
+        with tempfile.TemporaryDirectory(prefix="shardlaw-twin-") as folder:
+            first = replace(plan, save=half, folder=folder)
+            outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", first, sys.path)
+            if outcome.verdict.status != "held":
+                return Compared(first, failed=explain(outcome.verdict))
+            return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
+
+    def ask(
+        self, plan: Plan, kinds: tuple[str, ...], shrink: bool = True, name: str = "", resume: Mapping[str, int] | None = None
+    ) -> Result:
+        """Try each kind of values until one departs; look for the op behind it, and for the smallest plan that shows it. ``resume``: also
+        save in the middle and go on, on this mesh. Raises :class:`UsageError`."""
+        if resume is not None and plan.steps < 2:
+            raise UsageError(f"{plan.steps} steps: want 2 or more to resume in the middle")
         started = time.monotonic()
         seen: list[Compared] = []
         for values in kinds:
             seen.append(self.run(replace(plan, values=values)))
+            if resume is not None and not seen[-1].departs:
+                seen.append(self.resumed(replace(plan, values=values), resume))
             if seen[-1].departs:
                 break
         last = seen[-1]
         smallest = None
-        if last.departure is not None:
+        if last.departure is not None and not last.plan.load:
             seen[-1] = replace(last, departure=self._looked_into(last.departure))
             if shrink:
                 smallest = self._shrunk(last.departure)
@@ -103,12 +120,8 @@ class Session:
         if outcome.verdict.status != "held":
             return departure
         parts = [outcome.returned[rank] for rank in range(plan.ranks)]
-        wrong = [
-            one
-            for one in compared(plan, whole, parts).ops
-            if (one.key.step, one.key.phase) == (departure.judged.key.step, departure.judged.key.phase)
-        ]
-        return replace(departure, op=wrong[0] if wrong else None, trail=parts[0].trail)
+        found = compared(plan, whole, parts).departure
+        return replace(departure, op=found.op if found else None, trail=parts[0].trail)
 
     def _shrunk(self, departure: Departure) -> Departure:
         """The smallest steps, sizes and mesh that show it: each in turn as small as may be, until none can be smaller."""
@@ -166,6 +179,17 @@ def planned(
     return Plan(function, dict(options or {}), mesh, own, **rest), twin
 
 
+def resumed_on(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[str, int] | None:
+    """The mesh to go on with: the plan's with other sizes. Raises :class:`UsageError`."""
+    if mesh is None:
+        return None
+    for name, size in mesh.items():
+        if name not in plan.mesh:
+            raise UsageError(f"resume {name}={size}: the twin has no such mesh dim ({one_of(name, plan.mesh)})")
+    replace(own, mesh={**plan.mesh, **mesh}).check()
+    return {**plan.mesh, **mesh}
+
+
 def twin(
     make: str | Callable[..., Twin],
     *,
@@ -175,13 +199,15 @@ def twin(
     steps: int = 2,
     seed: int = 0,
     shrink: bool = True,
+    resume: Mapping[str, int] | None = None,
     target: str = "gloo",
 ) -> Result:
     """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``; ``options`` are given to it,
-    ``sizes`` replace its own, those of the mesh among them. Raises :class:`UsageError`."""
+    ``sizes`` replace its own, those of the mesh among them. ``resume``: sizes of a mesh on which it goes
+    on from a checkpoint in the middle. Raises :class:`UsageError`."""
     plan, own = planned(make, options, sizes, steps=steps, seed=seed)
     for value in values:
         if value not in VALUES:
             raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
     with Session(target) as session:
-        return session.ask(plan, values or own.values, shrink, make if isinstance(make, str) else "")
+        return session.ask(plan, values or own.values, shrink, make if isinstance(make, str) else "", resumed_on(own, plan, resume))

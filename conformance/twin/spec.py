@@ -37,6 +37,8 @@ class Twin:
     - ``optimizer(model)``: SGD with a learning rate of 1/8 where there is none.
     - ``before_step(model, mesh)``: called between backward and the optimizer's step; the mesh is None on the whole model.
     - ``name(path, mesh)``: the path that a submodule of the sharded model has in the whole one, where that is another.
+    - ``save(model, optimizer, folder)`` and ``load(model, optimizer, folder)``: a checkpoint, for ``--resume``; that of
+      ``torch.distributed.checkpoint`` where there are none, which knows how DTensors lie and nothing of tensors that were cut by hand.
     - ``values``: which values to try: ``exact``, ``float32``, ``bfloat16``.
     """
 
@@ -51,6 +53,8 @@ class Twin:
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     before_step: Callable[[Any, DeviceMesh | None], object] | None = None
     name: Callable[[str, DeviceMesh], str] | None = None
+    save: Callable[[Any, Any, str], object] | None = None
+    load: Callable[[Any, Any, str], object] | None = None
     values: tuple[str, ...] = VALUES
 
     def check(self) -> None:
@@ -90,7 +94,7 @@ class Plan:
     values: str = "float32"
     steps: int = 2
     seed: int = 0
-    draws: int = 4
+    draws: int = 8
     ops: str | None = None
     save: int = 0
     load: int = 0
@@ -113,7 +117,8 @@ class Plan:
         def said(sizes: Mapping[str, int]) -> str:
             return " ".join(f"{name}={size}" for name, size in sizes.items())
 
-        return f"mesh {said(self.mesh)}; sizes {said(self.sizes) or 'none'}; {self.values}; {self.steps} steps; seed {self.seed}"
+        loaded = f", those after the first {self.load} from a checkpoint" if self.load else ""
+        return f"mesh {said(self.mesh)}; sizes {said(self.sizes) or 'none'}; {self.values}; {self.steps} steps{loaded}; seed {self.seed}"
 
 
 def made(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:

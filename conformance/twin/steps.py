@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.errors import UsageError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 SAFETY = 4.0
+Shake = Callable[[torch.nn.Module, int, str], None]
 EXACT = "exact"
 
 
@@ -60,7 +63,8 @@ def whole(here: RankContext, plan: Plan, path: list[str]) -> Whole:
         if key not in other.events or not same(value, other.events[key].local):
             raise UsageError(f"the whole model gives another value when it runs again, first at {key}: dropout or noise must be off")
     double = _alone(plan, build.doubled)
-    moved = [_alone(plan, build.moved(torch.Generator().manual_seed(draw))) for draw in range(plan.draws)]
+    noise = {key: _rounded(value, double.events[key].local) for key, value in known.items() if key in double.events}
+    moved = [_moved(plan, noise, torch.Generator().manual_seed(draw)) for draw in range(plan.draws)]
     return Whole(known, {key: _bound(key, value, plan, double, moved) for key, value in known.items()}, first.classes)
 
 
@@ -69,7 +73,8 @@ def sharded(here: RankContext, plan: Plan, path: list[str]) -> Part:
     sys.path[:] = path
     twin = plan.twin()
     mesh = here.mesh(plan.table(), names=tuple(plan.mesh))
-    model = build.model(twin, plan, build.kept)
+    junk = replace(plan, seed=plan.seed + 1) if plan.load else plan  # all that matters must come from the checkpoint
+    model = build.model(twin, junk, build.kept)
     model = twin.shard(model, mesh) or model
     rename = twin.name
     recorder = Recorder(model, (lambda path: rename(path, mesh)) if rename else lambda path: path, plan.ops)
@@ -96,11 +101,33 @@ def largest(value: torch.Tensor) -> float:
     return float(value.max()) if value.numel() else 0.0
 
 
-def _alone(plan: Plan, change: build.Move, noise: bool = False) -> Recorder:
+def _rounded(value: torch.Tensor, double: torch.Tensor) -> float:
+    """How far a tensor is from the one in float64, and at least one unit in the last place of its largest element."""
+    if value.shape != double.shape or not value.is_floating_point():
+        return 0.0
+    return max(largest(distance(value, double)), torch.finfo(value.dtype).eps * largest(value.abs()))
+
+
+def _moved(plan: Plan, noise: Mapping[Key, float], generator: torch.Generator) -> Recorder:
+    """A run with everything moved, also what the optimizer is given: gradients by as much as those of two models may differ. Of one
+    that is nearly zero it may make quite another step."""
+
+    def shake(model: torch.nn.Module, step: int, phase: str) -> None:
+        for name, parameter in model.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            far = 2 * noise.get(Key(step, phase, owner, leaf), 0.0)
+            if parameter.grad is not None and far:
+                sign = 2 * torch.randint(0, 2, parameter.grad.shape, generator=generator) - 1
+                parameter.grad += torch.where(parameter.grad == 0, 0.0, far * sign).to(parameter.grad.dtype)
+
+    return _alone(plan, build.moved(generator), shake=shake)
+
+
+def _alone(plan: Plan, change: build.Move, noise: bool = False, shake: Shake | None = None) -> Recorder:
     twin = plan.twin()
     model = build.model(twin, plan, change)
     recorder = Recorder(model, lambda path: path, plan.ops)
-    _steps(twin, plan, model, None, recorder, change, noise)
+    _steps(twin, plan, model, None, recorder, change, noise, shake)
     return recorder
 
 
@@ -116,12 +143,22 @@ def _bound(key: Key, value: torch.Tensor, plan: Plan, double: Recorder, moved: l
 
 
 def _steps(
-    twin: Twin, plan: Plan, model: Any, mesh: DeviceMesh | None, recorder: Recorder, change: build.Move, noise: bool = False
+    twin: Twin,
+    plan: Plan,
+    model: Any,
+    mesh: DeviceMesh | None,
+    recorder: Recorder,
+    change: build.Move,
+    noise: bool = False,
+    shake: Shake | None = None,
 ) -> None:
     """Train for as many steps as the plan says, and note everything."""
-    recorder.parameters(START)
     optimizer = twin.optimizer(model) if twin.optimizer else torch.optim.SGD(model.parameters(), lr=0.125)
-    for step in range(plan.steps):
+    if plan.load:
+        (twin.load or load)(model, optimizer, plan.folder)
+    else:
+        recorder.parameters(START)
+    for step in range(plan.load, plan.save or plan.steps):
         batch = build.batch(twin, plan, step, change)
         if noise:
             torch.manual_seed(step)
@@ -138,9 +175,27 @@ def _steps(
         if twin.before_step:
             twin.before_step(model, mesh)
             recorder.parameters(BEFORE_STEP)
+        if shake is not None:
+            shake(model, step, BEFORE_STEP if twin.before_step else GRADIENTS)
         optimizer.step()
         optimizer.zero_grad()
         recorder.parameters(STEP)
+    if plan.save and mesh is not None:
+        (twin.save or save)(model, optimizer, plan.folder)
+
+
+def save(model: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """A checkpoint of a model and its optimizer, as torch's documents say."""
+    weights, moments = get_state_dict(model, optimizer)
+    checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+
+
+def load(model: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """What :func:`save` saved, into a model that may be sharded otherwise."""
+    weights, moments = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": moments}
+    checkpoint.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def forward(twin: Twin, model: Callable[..., Any], batch: Any) -> Any:
