@@ -148,7 +148,7 @@ def choose(folders: Iterable[Path]) -> None:
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):
         if law.chapter not in TRIED_WHOLE and law.profile == "smoke" and (law.sweeps or law.draws):
-            count = -(-len(drawn[law_id]) // DRAWN_ANEW)
+            count = len(drawn[law_id]) / DRAWN_ANEW
             if not places[law_id] and not drawn[law_id]:
                 places[law_id], count = ({0}, count) if law.sweeps else (set(), LEAST)
             print(written(law_id, places[law_id], min(count, law.draws), sorted(drawn[law_id])))

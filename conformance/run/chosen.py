@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,17 +30,17 @@ CHOSEN = Path(__file__).parents[1] / "profiles" / "smoke.txt"
 @dataclass(frozen=True)
 class Share:
     """What a run tries of a law: of the first ``sweeps`` cases that its enumerator gives those at ``places`` (``None``: all), the ``cases``
-    of these texts, and ``draws`` drawn ones."""
+    of these texts, and ``draws`` drawn ones; of a fraction of one the seed decides."""
 
     sweeps: int
-    draws: int
+    draws: float
     places: frozenset[int] | None = None
     cases: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
         """How many cases these are at most."""
-        return self.draws + len(self.cases) + (self.sweeps if self.places is None else len(self.places))
+        return ceil(self.draws) + len(self.cases) + (self.sweeps if self.places is None else len(self.places))
 
     def fitting(self, limits: Limits) -> Iterator[Case]:
         """The :attr:`cases` but for those with a dtype that the target does not have."""
@@ -76,10 +77,10 @@ def read(block: str) -> tuple[str, Share]:
     for part in places.split(",") if places != "-" else ():
         start, _, last = part.partition("-")
         found.update(range(int(start), int(last or start) + 1))
-    return law, Share(max(found, default=-1) + 1, int(draws), frozenset(found), tuple(f"{law} {case.strip()}" for case in cases))
+    return law, Share(max(found, default=-1) + 1, float(draws), frozenset(found), tuple(f"{law} {case.strip()}" for case in cases))
 
 
-def written(law: str, places: Collection[int], draws: int, cases: Sequence[str] = ()) -> str:
+def written(law: str, places: Collection[int], draws: float, cases: Sequence[str] = ()) -> str:
     """The share of a law as :func:`chosen` reads it; ``cases`` are texts."""
     runs: list[list[int]] = []
     for place in sorted(places):
@@ -88,4 +89,4 @@ def written(law: str, places: Collection[int], draws: int, cases: Sequence[str] 
         else:
             runs.append([place, place])
     told = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or "-"
-    return "\n ".join([f"{law} {told} {draws}", *(text.partition(" ")[2] for text in cases)])
+    return "\n ".join([f"{law} {told} {draws:.3g}", *(text.partition(" ")[2] for text in cases)])

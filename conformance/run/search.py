@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -126,7 +127,7 @@ class Plan:
         self.number = 0
         self.rounds.clear()
         seen: set[Case] = set()
-        left, places = self.share.draws, self.share.places
+        left, places = int(self.share.draws + random.Random(self.seed).random()), self.share.places
 
         def offer(case: Case, drawn: bool) -> None:
             self.number += 1
