@@ -16,7 +16,6 @@ from shardlaw.reference.layout import Layout, LayoutError
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError, Shape, format_shape
 from shardlaw.reference.placement import format_placements, parse_placements
-from shardlaw.reference.tensors import TensorSpec
 
 # told apart by people who see few colours, and light enough for dark letters
 COLOURS = ("#8ec7ff", "#ffc27a", "#a5e0a0", "#f5a8c8", "#d3b8f5", "#f4e37a", "#8fe0dc", "#d8c3a5")
@@ -65,6 +64,8 @@ class LayoutPicture:
 
 def layouts_of(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
     """The layouts of a case in JSON: of its tensors, and of the first of them where it goes ``to``."""
+    from shardlaw.reference.tensors import TensorSpec  # loads torch, and colours need none
+
     fields = case.get("fields")
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()) or "mesh" not in fields:
         return ()
