@@ -5,8 +5,8 @@
 
 ``measure`` runs every case of profile smoke, while ranks note what each enters of torch's source and what it costs
 (:mod:`benchmarks.case_notes`); the report and the notes stay in FOLDER. ``choose`` looks, chapter by chapter, for few cheap cases that
-together show what all show: each block of torch's source under each feature of a case; each function or law under each kinds of
-placements of its operands and its targets; each kind of deviation of each law. Greedily: the case that adds most for its cost comes
+together show what all show: each block of torch's source under each feature of a case; each call or law, whatever its numbers, under
+each placements of its operands and its targets; each kind of deviation of each law. Greedily: the case that adds most for its cost comes
 first. Every law keeps a case. Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -43,7 +43,7 @@ OVERHEAD = 0.008  # CPU-seconds of a case beside what its ranks do: drawing, mes
 OPERAND = re.compile(r"\S+?=[0-9x()]+:(\S+?)(?::\S*)?(?= |$)")
 PLACED = re.compile(r"\w+=((?:R|_?S\(|P\()\S*)")
 MESH = re.compile(r"mesh=([0-9x]+)")
-FUNCTION = re.compile(r"(\w+)\(")
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass
@@ -59,11 +59,10 @@ class Tried:
 
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
-        kinds = tuple(re.sub(r"\d", "", layout) for layout in (*OPERAND.findall(self.text), *PLACED.findall(self.text)))
+        kinds = (*OPERAND.findall(self.text), *PLACED.findall(self.text))
         mesh = MESH.search(self.text)
         kinds = (re.sub("[2-9]", "n", mesh[1]), *kinds) if mesh else kinds
-        for function in FUNCTION.findall(self.text.partition("steps=")[2]) or [self.law]:
-            yield function, kinds
+        yield NUMBER.sub("#", self.text.partition("steps=")[2]) or self.law, kinds
         if self.word != "held":
             yield self.law, self.word
 
