@@ -35,7 +35,7 @@ from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
-TRIED_WHOLE = {"collective", "crash", "engine", "plan", "sharded_tensor"}  # chapters that cost little
+TRIED_WHOLE = {"collective", "crash", "engine", "op", "plan", "sharded_tensor"}  # that cost little, or of which few could go
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
 SAMPLE = re.compile(r"\bsample=")  # of a number, which each torch gives to another one
