@@ -78,7 +78,7 @@ def searching(target: Target, *, storage: bool = False, hung: bool = False) -> P
     if hung:
         return Patience(min(0.5, target.timeout), min(0.5, target.timeout), target.timeout / 4)
     quiet = max(1.5, 0.15 * target.timeout) * (2 if storage else 1)
-    return Patience(min(0.25, target.timeout), min(quiet, target.timeout), target.timeout)
+    return Patience(min(0.5, target.timeout), min(quiet, target.timeout), target.timeout)
 
 
 @dataclass
