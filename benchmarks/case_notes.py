@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import pickle
 import sys

@@ -38,7 +38,6 @@ HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "op", "plan", "sharded_tensor"}  # that cost little, or of which few could go
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
-SAMPLE = re.compile(r"\bsample=")  # of a number, which each torch gives to another one
 OVERHEAD = 0.008  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
 OPERAND = re.compile(r"\S+?=[0-9x()]+:(\S+?)(?::\S*)?(?= |$)")
 PLACED = re.compile(r"\w+=((?:R|_?S\(|P\()\S*)")
@@ -137,7 +136,7 @@ def choose(folders: Iterable[Path]) -> None:
             after[chapter] += sum(OVERHEAD + case.seconds for case in taken)
             for case in taken:
                 texts[case.law].add(case.text)
-                if case.drawn and case.text not in drawn[case.law] and not SAMPLE.search(case.text):
+                if case.drawn and case.text not in drawn[case.law]:
                     drawn[case.law].append(case.text)
         for law_id, law in catalogue().items():
             if law.sweep is not None and texts[law_id]:

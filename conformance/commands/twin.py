@@ -33,13 +33,9 @@ def twin(
     for value in values:
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
-    given = {name: _size(name, text) for name, text in _pairs("--size", sizes).items()}
+    given = _sizes("--size", sizes)
     plan, own = planned(make, _pairs("--option", options), given, steps=steps, seed=seed)
-    on = (
-        {name: _size(name, text) for name, text in _pairs("--resume", [text for text in resume if text != "same"]).items()}
-        if resume
-        else None
-    )
+    on = _sizes("--resume", [text for text in resume if text != "same"]) if resume else None
     again = resumed_on(own, plan, on)
     with Session(target) as session:
         result = session.ask(plan, tuple(values) or own.values, shrink, make, again)
@@ -66,7 +62,9 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _size(name: str, text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
-        raise UsageError(f"--size {name}={text}: want a whole number of 1 or more")
-    return int(text)
+def _sizes(option: str, texts: Sequence[str]) -> dict[str, int]:
+    given = _pairs(option, texts)
+    for name, text in given.items():
+        if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
+            raise UsageError(f"{option} {name}={text}: want a whole number of 1 or more")
+    return {name: int(text) for name, text in given.items()}

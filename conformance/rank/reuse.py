@@ -22,6 +22,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance import compat_plans as plans
 
 METADATA, PLANS = "metadata", "plans"
+REMEMBERED = 4096  # of each rank
 CHECKED = 16
 LARGEST_FILE = 8 << 20  # bytes
 KEY_BYTES = 16
@@ -37,7 +38,7 @@ class RememberedMetadata:
         self._undo: Callable[[], None] | None = None
         self._file: int | None = None
         self._written: dict[bytes, bytes] = {}
-        self._found: dict[bytes, Any] = {}
+        self._found: dict[Any, Any] = {}
         self._unread = b""
 
     def begin(self, *, wanted: bool) -> None:
@@ -51,16 +52,20 @@ class RememberedMetadata:
     def _find(self, true: Callable[[Any], Any], schema: Any) -> Any:
         try:
             told = str(schema.op), _told(schema.args_schema), _told(schema.kwargs_schema), torch.get_default_dtype()
+            if told in self._found:
+                return self._found[told]
         except TypeError:  # something that has a state or an identity, or a symbolic size
             return true(schema)
+        if len(self._found) >= REMEMBERED:
+            self._found.clear()
         key = hashlib.blake2b(repr(told).encode(), digest_size=KEY_BYTES).digest()
-        if key not in self._found:
-            if key[0] % CHECKED and self._looked_up(key):
-                self._found[key] = pickle.loads(self._written.pop(key))
-            else:
-                self._found[key] = true(schema)
-                self._publish(key, self._found[key])
-        return self._found[key]
+        if key[0] % CHECKED and self._looked_up(key):
+            found = pickle.loads(self._written[key])
+        else:
+            found = true(schema)
+            self._publish(key, found)
+        self._found[told] = found
+        return found
 
     def _looked_up(self, key: bytes) -> bool:
         """Whether some rank has written down what it found."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
+from shardlaw.conformance.run.chosen import chosen as chosen_laws
 from shardlaw.conformance.run.expectation_file import Entry
 from shardlaw.conformance.run.expectations import Expectations
 
@@ -21,7 +22,7 @@ def expectations_of(
     """The expectations, ``groups`` of whose lines are of one each, with what was counted of all; their lines; and what is to be said of
     those that match too much. ``laws`` are those of the whole, which tried ``chosen`` cases or all."""
     entries = [_entry(lines) for lines in groups]
-    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen)
+    known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen_laws() if chosen else ())
     too_wide = {found.entry: str(found) for found in known.too_wide()}
     told = [_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
     return known, told, list(too_wide.values())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.run.chosen import share_of
+from shardlaw.conformance.run.chosen import chosen, share_of
 from shardlaw.conformance.run.request import PROFILES, RunRequest
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
@@ -77,7 +77,7 @@ class Run(RunState):
             laws = [find(law_id) for law_id in listed.laws]
             files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
-        expected.chosen = request.of_chosen
+        expected.chosen = frozenset(chosen() if request.of_chosen else ())
         if listed is not None:  # what one backend is known to do wrong excuses nobody
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})

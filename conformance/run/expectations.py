@@ -5,7 +5,7 @@ target's own, the user's. Where several entries match, the last layer's counts.
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match cases which
 hold, and these are more than 20 % of a law's, hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says
-``wide = true``; a run of chosen cases cannot tell. A run tries the case of every entry (of chosen cases that of one entry of each cause),
+``wide = true``; chosen cases of a law cannot tell. A run tries the case of every entry (of chosen cases that of one entry of each cause),
 before anything that it draws: an entry whose case holds, and that happened in no other, is stale. Of what it draws it passes over three
 in four of those cases that entries cover (:mod:`shardlaw.conformance.run.search`), and counts none of these.
 """
@@ -49,12 +49,12 @@ class TooWide:
 
 
 class Expectations:
-    """The entries that hold for this torch and this target, and what a run counts of them. ``judged`` counts by law the cases so far, all
-    of them or ``chosen`` ones, which say nothing of how much an entry would match."""
+    """The entries that hold for this torch and this target, and what a run counts of them. ``judged`` counts by law the cases so far; of
+    ``chosen`` laws these are chosen ones, which say nothing of how much an entry would match."""
 
-    def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None, chosen: bool = False) -> None:
+    def __init__(self, entries: Iterable[Entry] = (), judged: Mapping[str, int] | None = None, chosen: Iterable[str] = ()) -> None:
         self.entries = tuple(entries)
-        self.chosen = chosen
+        self.chosen = frozenset(chosen)
         self._of_law: dict[str, list[Entry]] = {}
         self._of_case: dict[Case, list[Entry]] = {}
         self._cases: dict[str, list[Case]] = {}
@@ -127,11 +127,11 @@ class Expectations:
     def too_wide(self) -> list[TooWide]:
         """The entries to refuse, each with the law of which it matches most that holds. Laws with fewer than 20 cases say nothing."""
         found = []
-        for entry in self.entries if not self.chosen else ():
+        for entry in self.entries:
             shares = {
                 law_id: (count - entry.happened[law_id]) / self._judged[law_id]
                 for law_id, count in entry.cases.items()
-                if self._judged[law_id] >= REACHED_TO_JUDGE
+                if self._judged[law_id] >= REACHED_TO_JUDGE and law_id not in self.chosen
             }
             law_id = max(shares, key=shares.__getitem__, default="")
             if law_id and not entry.wide and shares[law_id] > WIDEST_SHARE:
