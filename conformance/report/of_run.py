@@ -41,7 +41,9 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
-    findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in run.findings]
+    place = {law: index for index, law in enumerate(run.results)}
+    by_law = sorted(run.findings, key=lambda found: place[found.law])  # laws run side by side: as they were met is another order each time
+    findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
     return RunReport(
         seed=request.seed,
         profile=request.profile,

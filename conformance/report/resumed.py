@@ -38,7 +38,9 @@ class Earlier:
         """One report of both runs, with the laws in the order of the first request."""
         old, lines = self.report, {law.id: law for law in after.laws}
         laws = [lines.get(law.id, law) for law in old.laws]
-        findings = [*(found for found in old.findings if found.law in self.done), *after.findings]
+        place = {law.id: index for index, law in enumerate(laws)}
+        both = [*(found for found in old.findings if found.law in self.done), *after.findings]
+        findings = sorted(both, key=lambda found: place[found.law])
         unconfirmed = [*(line for line in old.unconfirmed if line.law in self.done), *after.unconfirmed]
         features = sum((Counter(law.features) for law in laws), Counter())
         kept = [line.split(" ", 2) for line in self.cases]

@@ -136,7 +136,7 @@ def test_a_finding_is_written_with_what_every_rank_said(run: FakeRun) -> None:
 def test_a_finding_without_a_script_says_why(run: FakeRun) -> None:
     run.take(finding("op.forward[sum]"))
     run.take(finding(status="expected", note="known", id="0badcafe"))
-    without, expected = run.update(1).findings
+    expected, without = run.update(1).findings  # in the order of the laws, not as they were met
     assert without.reproducer is None
     assert without.note == "no reproducer: op.forward[sum] has no reproducer"
     assert (expected.status, expected.reproducer, expected.note) == ("expected", None, "known")
