@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -22,6 +23,9 @@ from shardlaw.conformance.law.target import CAPABILITIES
 from shardlaw.conformance.law.verdict import KINDS
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.certificate import FILE, certificate
+from shardlaw.conformance.report.html import html
+from shardlaw.conformance.report.junit import junit
+from shardlaw.conformance.report.markdown import markdown
 from shardlaw.conformance.report.run_report import Certificate, RunReport, read_report
 from shardlaw.conformance.run import expectations
 from shardlaw.conformance.run.finding_file import read_finding
@@ -29,6 +33,7 @@ from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, RANKS, UN
 
 WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
 NOT_JUDGED = {MISSING, ABSENT, UNSAID}
+ANYWHERE = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for the name of a report's folder, which no page tells otherwise
 
 
 def verify(folder: Path, rerun: int = 0) -> int:
@@ -81,6 +86,7 @@ def problems(folder: Path, report: RunReport, told: Certificate) -> Iterator[str
     yield from _of_findings(folder, report, said)
     yield from _of_expected(report, listed, said)
     yield from _of_cases(folder, report, listed, said)
+    yield from _of_pages(folder, report)
 
 
 def _of_request(report: RunReport, told: Certificate) -> Iterator[str]:
@@ -243,6 +249,23 @@ def _of_cases(folder: Path, report: RunReport, listed: FrozenList, said: dict[st
             yield f"{case.text}: {_some(came)} in cases.txt"
         elif kind not in came and not (case.law in unsure and set(came) & {*KINDS}):
             yield f"{case.text}: {kind} in {FILE}, {_some(came or ['not judged'])} in cases.txt"
+
+
+def _of_pages(folder: Path, report: RunReport) -> Iterator[str]:
+    """Whether what people read is what this report gives, whatever its folder was called when it was written."""
+    pages = {
+        "report.html": html(report, folder, called=ANYWHERE),
+        "report.md": markdown(report, Path(ANYWHERE)),
+        "junit.xml": junit(report),
+    }
+    for name, page in pages.items():
+        first, *others = map(re.escape, page.split(ANYWHERE))
+        written = "".join(f"(?P=folder){part}" if at else f"(?P<folder>[^<>\n]+){part}" for at, part in enumerate(others))
+        try:
+            if not re.fullmatch(first + written, (folder / name).read_text("utf-8")):
+                yield f"{name} is not the page of this report.json"
+        except (OSError, UnicodeDecodeError):
+            yield f"{name} cannot be read"
 
 
 def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int) -> tuple[list[str], int]:

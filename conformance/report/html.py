@@ -106,10 +106,11 @@ class MapRow:
     cells: tuple[tuple[str, int, int, int], ...]
 
 
-def html(report: RunReport, folder: Path, since: Comparison | None = None) -> str:
-    """The page; ``folder`` is where the report lies, whose findings it shows. ``since``: the comparison with an earlier report."""
+def html(report: RunReport, folder: Path, since: Comparison | None = None, called: str = "") -> str:
+    """The page; ``folder`` is where the report lies, whose findings it shows, ``called`` so in what it offers to be run (as ``folder``,
+    unless it is given). ``since``: the comparison with an earlier report."""
     clauses = {law.id: (law.clause, law.source) for law in report.laws}
-    shown = [_shown(found, clauses, folder) for found in report.findings]
+    shown = [_shown(found, clauses, folder, called or str(folder)) for found in report.findings]
     by_id = {one.id: one for one in shown}
     causes = _with_scripts(
         [
@@ -168,7 +169,7 @@ def html(report: RunReport, folder: Path, since: Comparison | None = None) -> st
     )
 
 
-def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path) -> Shown:
+def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path, called: str) -> Shown:
     # a page of somebody else's report must not lead to, or hold, any other file
     script = found.reproducer or ""
     script = script if re.fullmatch(r"findings/[0-9a-f]{8}\.py", script) else ""
@@ -192,7 +193,7 @@ def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: P
         waits=tuple(found.waits),
         layouts=layouts_of(found.case) if found.status == "new" else (),
         source=clauses.get(found.law, ("", ""))[1],
-        replay=f"shardlaw replay {folder}/findings/{found.id}.json" if named else "",
+        replay=f"shardlaw replay {called}/findings/{found.id}.json" if named else "",
     )
 
 

@@ -14,6 +14,8 @@ import pytest
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
+from shardlaw.conformance.report.run_report import read_report
+from shardlaw.conformance.report.writer import write_report
 from shardlaw.conformance.run import frozen
 
 LIST = """# tiny-2026.1: what this test is about
@@ -99,6 +101,12 @@ def edit(path: Path, old: str, new: str) -> None:
 def seal(folder: Path, data: dict[str, Any]) -> None:
     """Name the verdicts as they stand now, as whoever changes them would."""
     data["certificate"]["verdicts"] = hashlib.sha256((folder / "verdicts.txt").read_bytes()).hexdigest()
+
+
+def rewrite(folder: Path, data: dict[str, Any]) -> None:
+    """Write the report and its pages with what was changed, as whoever changes them would."""
+    (folder / "report.json").write_text(json.dumps(data))
+    write_report(folder, read_report(folder))
 
 
 def law_left_out(folder: Path, data: dict[str, Any]) -> None:
@@ -320,9 +328,24 @@ CHANGES = [
 def test_a_submission_that_was_tampered_with_does_not_stand(submission: Path, change: Change, capsys: pytest.CaptureFixture[str]) -> None:
     data = report(submission)
     change(submission, data)
-    (submission / "report.json").write_text(json.dumps(data))
+    rewrite(submission, data)
     assert cli.main(["verify", str(submission)]) == 1
     assert "not verified" in capsys.readouterr().out
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("page", "old", "new"), [("report.html", "7", "70"), ("report.md", "7", "70"), ("junit.xml", 'tests="', 'tests="7')]
+)
+def test_pages_that_say_what_the_report_does_not(
+    submission: Path, page: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(submission / page, old, new)
+    assert cli.main(["verify", str(submission)]) == 1
+    assert f"{page} is not the page of this report.json" in capsys.readouterr().out
+    (submission / page).unlink()
+    assert cli.main(["verify", str(submission)]) == 1
+    assert f"{page} cannot be read" in capsys.readouterr().out
 
 
 @pytest.mark.ranks
@@ -330,7 +353,7 @@ def test_what_was_changed_everywhere_alike_is_seen_when_it_is_tried_again(submis
     data = report(submission)
     refusals_not_told(submission, data)
     next(law for law in data["laws"] if law["id"] == "mesh.coordinates")["refused"] = data["totals"]["refused"] = 2
-    (submission / "report.json").write_text(json.dumps(data))
+    rewrite(submission, data)
     assert cli.main(["verify", str(submission)]) == 0
     assert cli.main(["verify", str(submission), "--rerun", "7"]) == 1
     assert "mesh.coordinates mesh=2x2: refused in the submission, held here" in capsys.readouterr().out
