@@ -134,8 +134,8 @@ def private_names(tree: ast.Module) -> Iterator[str]:
                 yield from (word for word in words if is_private(word) and word not in own | {*NOT_OF_TORCH})
             case ast.keyword(arg=str(name)) if is_private(name):
                 yield f"{name}="
-            case ast.Constant(value=str(text)) if id(node) not in notes and not is_cited(text):
-                yield from private_in_text(text)
+            case ast.Constant(value=str(text)) if id(node) not in notes:
+                yield from (name for name in private_in_text(text) if not is_cited(text))
 
 
 def is_private(name: str) -> bool:
