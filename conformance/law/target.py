@@ -65,3 +65,8 @@ class Target:
     reader_options: tuple[tuple[str, Any], ...] = ()
     init_options: tuple[tuple[str, Any], ...] = ()
     expect: tuple[str, ...] = ()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its collectives are done by a back end that torch does not bring."""
+        return not any(name in self.backend for name in ("gloo", "nccl", "mpi", "ucc", "xccl"))

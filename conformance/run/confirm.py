@@ -75,6 +75,8 @@ class Confirmer:
         first = departing(verdict)
         if first is None:
             return found
+        if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
+            return replace(found, where=f"the back end {self.pool.target.backend}", trace=first.trace)
         places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 

@@ -26,10 +26,8 @@ def test_every_cause_has_an_id_of_its_own_a_place_and_a_release() -> None:
     assert len(unknown) <= 4, unknown
 
 
-def test_an_entry_has_a_case_unless_it_is_rare() -> None:
-    without = [entry.where for _, entries in EVERY for entry in entries if not entry.case]
-    assert without == [entry.where for _, entries in EVERY for entry in entries if entry.rare]
-    assert len(without) <= 2
+def test_every_entry_has_a_case() -> None:
+    assert [entry.where for _, entries in EVERY for entry in entries if not entry.case] == []
 
 
 def test_no_feature_is_there_for_one_entry_alone() -> None:

@@ -142,6 +142,8 @@ def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, 
     done = user.shardlaw("run", "--target", "pypost", finds, holds, "--budget", "20s", PYPOST_FAULT=fault)
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {finds: "deviates", holds: "held"}
+    found = user.report()["findings"]
+    assert {one["where"] for one in found if one["kind"] not in ("hang", "crash")} <= {"the back end pypost"}, found
 
 
 def test_the_group_that_does_nothing_is_told_to_do_nothing(user: User) -> None:
