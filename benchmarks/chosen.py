@@ -7,7 +7,8 @@
 (:mod:`benchmarks.case_notes`); the report and the notes stay in FOLDER. ``choose`` looks, chapter by chapter, for few cheap cases that
 together show what all show: each block of torch's source under each feature of a case; each call or law, whatever its numbers, under
 each placements of its operands and its targets; each kind of deviation of each law. Greedily: the case that adds most for its cost comes
-first. Every law keeps a case. Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
+first. Every law keeps a case; one whose cases cost little together, or must all be refused, keeps them all. Drawn cases that are chosen are
+listed by their texts, and a third as many are drawn anew by each run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from shardlaw.conformance.target.config import find_target
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "op", "plan", "sharded_tensor"}  # that cost little, or of which few could go
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
+CHEAP = 0.3  # CPU-seconds of a law, as measured, below which all its cases are tried
+REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
 OVERHEAD = 0.008  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
 OPERAND = re.compile(r"\S+?=[0-9x()]+:(\S+?)(?::\S*)?(?= |$)")
@@ -118,15 +121,31 @@ def cover(cases: list[Tried]) -> list[Tried]:
     return taken
 
 
+def tried_whole(cases: Iterable[Tried]) -> set[str]:
+    """The laws of which no case is left out: they cost little, or all their cases must be refused."""
+    by_law: defaultdict[str, list[Tried]] = defaultdict(list)
+    for case in cases:
+        by_law[case.law].append(case)
+    return {
+        law_id
+        for law_id, its in by_law.items()
+        if sum(OVERHEAD + case.seconds for case in its) < CHEAP
+        or all(REFUSED in features_of(Case.parse(case.text), find(law_id)) for case in its)
+    }
+
+
 def choose(folders: Iterable[Path]) -> None:
     """Print the shares of all laws."""
     places: defaultdict[str, set[int]] = defaultdict(set)
     drawn: defaultdict[str, list[str]] = defaultdict(list)
     before, after = Counter[str](), Counter[str]()
     limits = _limits()
+    whole = set(catalogue())
     for folder in folders:
         chapters: defaultdict[str, list[Tried]] = defaultdict(list)
-        for case in tried(folder):
+        cases = tried(folder)
+        whole &= tried_whole(cases)
+        for case in cases:
             if case.law in catalogue() and case.law.partition(".")[0] not in TRIED_WHOLE:
                 chapters[case.law.partition(".")[0]].append(case)
         texts: defaultdict[str, set[str]] = defaultdict(set)
@@ -145,7 +164,7 @@ def choose(folders: Iterable[Path]) -> None:
     print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):
-        if law.chapter not in TRIED_WHOLE and law.profile == "smoke" and (law.sweeps or law.draws):
+        if law_id not in whole and law.chapter not in TRIED_WHOLE and law.profile == "smoke" and (law.sweeps or law.draws):
             count = len(drawn[law_id]) / DRAWN_ANEW
             if not places[law_id] and not drawn[law_id]:
                 places[law_id], count = ({0}, count) if law.sweeps else (set(), LEAST)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,24 +21,19 @@ from shardlaw.conformance import compat
 from shardlaw.conformance import compat_plans as plans
 
 METADATA, PLANS = "metadata", "plans"
-REMEMBERED = 4096  # of each rank
+REMEMBERED = 4096  # of each rank, and as many at most that it leaves for others
 CHECKED = 16
-LARGEST_FILE = 8 << 20  # bytes
-KEY_BYTES = 16
-HEAD = struct.Struct(f"={KEY_BYTES}sI")  # of a record: its key, and how many bytes follow
 ATOMS = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 class RememberedMetadata:
-    """The metadata of results that the ranks of a pool have found: the file at ``path`` takes what is new, one record after the other."""
+    """The metadata of results that the ranks of a pool have found: the folder at ``path`` takes what is new, a file each."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._undo: Callable[[], None] | None = None
-        self._file: int | None = None
-        self._written: dict[bytes, bytes] = {}
         self._found: dict[Any, Any] = {}
-        self._unread = b""
+        self._left = REMEMBERED
 
     def begin(self, *, wanted: bool) -> None:
         """Take from here on what was found, or leave torch as it was."""
@@ -58,43 +52,34 @@ class RememberedMetadata:
             return true(schema)
         if len(self._found) >= REMEMBERED:
             self._found.clear()
-        key = hashlib.blake2b(repr(told).encode(), digest_size=KEY_BYTES).digest()
-        if key[0] % CHECKED and self._looked_up(key):
-            found = pickle.loads(self._written[key])
-        else:
+        key = hashlib.blake2b(repr(told).encode(), digest_size=16)
+        found = self._looked_up(key.hexdigest()) if key.digest()[0] % CHECKED else None
+        if found is None:
             found = true(schema)
-            self._publish(key, found)
+            self._publish(key.hexdigest(), found)
         self._found[told] = found
         return found
 
-    def _looked_up(self, key: bytes) -> bool:
-        """Whether some rank has written down what it found."""
-        if key not in self._written:
-            with suppress(OSError):
-                self._read()
-        return key in self._written
+    def _looked_up(self, key: str) -> Any:
+        """What some rank has found, and written down; ``None`` for nothing."""
+        try:
+            with open(os.path.join(self._path, key), "rb") as file:
+                return pickle.load(file)
+        except OSError:
+            return None
 
-    def _read(self) -> None:
-        if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        while more := os.read(self._file, 1 << 20):
-            self._unread += more
-        at = 0
-        while at + HEAD.size <= len(self._unread):
-            key, length = HEAD.unpack_from(self._unread, at)
-            end = at + HEAD.size + length
-            if end > len(self._unread):
-                break
-            self._written[key] = self._unread[at + HEAD.size : end]
-            at = end
-        self._unread = self._unread[at:]
-
-    def _publish(self, key: bytes, found: Any) -> None:
+    def _publish(self, key: str, found: Any) -> None:
+        """Write down what was found, whole or not at all: a rank may be killed at any moment."""
+        name = os.path.join(self._path, key)
+        if not self._left or os.path.exists(name):
+            return
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
             data = pickle.dumps(found)
-            self._looked_up(key)
-            if self._file is not None and key not in self._written and os.fstat(self._file).st_size < LARGEST_FILE:
-                os.write(self._file, HEAD.pack(key, len(data)) + data)
+            os.makedirs(self._path, exist_ok=True)
+            with open(f"{name}.{os.getpid()}", "wb") as file:
+                file.write(data)
+            os.rename(file.name, name)
+            self._left -= 1
 
 
 def _told(value: Any) -> Any:

@@ -230,6 +230,27 @@ def test_metadata_that_one_rank_found_the_others_take(lonely: DeviceMesh, tmp_pa
     assert [str(schema) for schema in asked[1]] == [str(schema) for schema in asked[2]]
 
 
+def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lonely: DeviceMesh, tmp_path: Path) -> None:
+    folder = tmp_path / "metadata"
+    for part in (1, 2):
+        asked: list[Any] = []
+        own = RememberedMetadata(str(folder))._find
+        compat.name("op_plans")()
+        undo = compat_plans.find_metadata_by(
+            lambda true, schema, own=own, asked=asked: own(lambda its: asked.append(its) or true(its), schema)
+        )
+        for rows in range(1, 17):
+            assert (DTensor.from_local(torch.ones(rows), lonely, [Replicate(), Replicate()]) + 1).shape == (rows,)
+        undo()
+        for at, file in enumerate([*folder.iterdir()] if part == 1 else []):
+            if at % 2:
+                data = file.read_bytes()
+                file.unlink()
+                (folder / f"{file.name}.7").write_bytes(data[: len(data) // 2])
+    compat.name("op_plans")()
+    assert 8 <= len(asked) < 16
+
+
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_plans.lacking() == ""
     monkeypatch.setattr(compat_plans, "PLANS_AN_OP", "nothing_of_the_kind")
