@@ -36,7 +36,7 @@ from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
-TRIED_WHOLE = {"collective", "crash", "engine", "op", "plan", "sharded_tensor"}  # that cost little, or of which few could go
+TRIED_WHOLE = {"collective", "crash", "engine", "op", "plan", "random", "sharded_tensor"}  # that cost little, or of which few could go
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
 CHEAP = 0.3  # CPU-seconds of a law, as measured, below which all its cases are tried
 REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
@@ -45,6 +45,7 @@ OVERHEAD = 0.008  # CPU-seconds of a case beside what its ranks do: drawing, mes
 OPERAND = re.compile(r"\S+?=[0-9x()]+:(\S+?)(?::\S*)?(?= |$)")
 PLACED = re.compile(r"\w+=((?:R|_?S\(|P\()\S*)")
 MESH = re.compile(r"mesh=([0-9x]+)")
+WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
 NUMBER = re.compile(r"\d+")
 
 
@@ -65,6 +66,8 @@ class Tried:
         mesh = MESH.search(self.text)
         kinds = (re.sub("[2-9]", "n", mesh[1]), *kinds) if mesh else kinds
         yield NUMBER.sub("#", self.text.partition("steps=")[2]) or self.law, kinds
+        for name, value in WORD.findall(self.text.partition("steps=")[0]):
+            yield self.law, name, value, kinds[1:] if mesh else kinds
         if self.word != "held":
             yield self.law, self.word
 
