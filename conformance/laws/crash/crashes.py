@@ -2,20 +2,24 @@
 
 Each has a folder ``run``, in which ranks save, and a folder ``rest``, into which what a crash leaves of it is put.
 Laws try states that the reference counts (:class:`RecordedCrash`, :class:`RecordedOverlap`); a script takes the steps
-of one state again (:class:`Crash`, :class:`Overlap`).
+of one state again (:class:`Crash`, :class:`LossyCrash`, :class:`Overlap`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
-from shardlaw.conformance.laws.crash.recorder import plant, recorded, tree
+from shardlaw.conformance.laws.crash.recorder import listening, plant, recorded, tree
 from shardlaw.reference.crash import Disk, Step, effects_of, in_notation, in_order, state_at, states
 from shardlaw.reference.crash_jobs import overlapped, overlaps
 
@@ -50,59 +54,84 @@ def again(root: str, step: Step) -> None:
             (os.rmdir if os.path.isdir(path) else os.remove)(path)
 
 
-def lasts(place: Place, steps: Mapping[Place, Step], base: Any) -> bool:
-    """Whether what a step did was synced later: the file that was written or emptied, or the folder that holds a
-    name."""
-    first, *later = [*steps.values()][[*steps].index(place) :]
-    of_file = first.kind in ("write", "cut") or (first.kind == "open" and first.path in base)
-    path = first.path if of_file else os.path.dirname(first.other or first.path)
-    for step in later:
-        if step.kind == "sync" and (step.path == path or step.other == "all"):
-            return True
-        if step.kind == "move" and f"{path}/".startswith(f"{step.path}/"):
-            path = step.other + path[len(step.path) :]
-    return False
-
-
 class Crash:
-    """What a crash leaves after each rank has ``done`` so many steps, of which some are ``lost`` and of one the second
-    ``half`` is, each by its rank and its number there. ``returned``: after all steps, which ``done`` need not tell."""
+    """What a crash leaves after each rank has ``done`` so many steps; ``returned``: after all, which need not be told.
 
-    def __init__(
-        self,
-        folder: str,
-        done: Sequence[int] = (),
-        lost: Sequence[Place] = (),
-        half: Place | None = None,
-        returned: bool = False,
-    ) -> None:
-        self.run, self.rest = f"{folder}/run", f"{folder}/left"
-        self.done, self.lost, self.half, self.returned = done, lost, half, returned
+    It happens in ``run`` itself: what a rank does afterwards is not done.
+    """
+
+    def __init__(self, folder: str, done: Sequence[int] = (), returned: bool = False) -> None:
+        self.run = self.rest = f"{folder}/run"
+        self.done, self.returned = done, returned
+        self.taken: list[Any] = []
+
+    def share(self, *step: str) -> float | None:
+        """How much of a step is done; ``None``: all."""
+        self.taken.append(step)
+        return 0 if self.done and len(self.taken) > self.done[dist.get_rank()] else None
 
     def left(self, before: Callable[[], object], go: Callable[[], object]) -> Any:
-        """What all ranks do ``before`` lasts; then they ``go``, and crash. What is left is put into ``rest`` by rank 0.
-        Every rank gets a text where there is no such state."""
-        base, steps = begin(self.run, before), in_order(recorded(self.run, go))
-        counts = [max([0, *(number for own, number in steps if own == rank)]) for rank in range(dist.get_world_size())]
-        done = self.done or counts
-        if any(map(int.__gt__, done, counts)) or (self.returned and [*done] != counts):
-            return f"the ranks take {counts} steps"
-        steps = {place: step for place, step in steps.items() if place[1] <= done[place[0]]}
-        if any(place not in steps or lasts(place, steps, base) for place in self.lost):
-            return "what must be lost lasts"
-        if dist.get_rank():
-            return None
-        plant(self.rest, base)
-        gone = set()  # files that were not emptied: what was written to them then is lost too
-        for place, step in steps.items():
-            if place in self.lost and step.kind == "open" and os.path.exists(f"{self.rest}/{step.path}"):
-                gone.add(step.path)
-            elif place not in self.lost and not (step.kind == "write" and step.path in gone):
-                again(self.rest, step.halved() if place == self.half else step)
-        return self
+        """What all ranks do ``before`` lasts; then they ``go``, and crash. Raises ``LookupError`` where they do not
+        take so many steps."""
+        os.makedirs(self.run, exist_ok=True)
+        before()
+        dist.barrier()
+        with suppress(OSError, CheckpointException), listening(self.run, lambda *step: None, self.share):
+            go()
+        logs: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(logs, self.taken)
+        counts = [*map(len, logs)]
+        self.done = self.done or counts
+        if any(map(int.__gt__, self.done, counts)) or (self.returned and [*self.done] != counts):
+            raise LookupError(f"the ranks take {counts} steps")
+        return self.without(logs)
 
-    def __repr__(self) -> str:
-        return f"after {self.done or 'all'} steps of the ranks, lost: {self.lost}"
+    def without(self, logs: list[Any]) -> Any:
+        """What is left, for rank 0; ``None`` for others, and for all a text where there is no such state."""
+        return None if dist.get_rank() else self.done
+
+
+class LossyCrash(Crash):
+    """The same, where some steps are ``lost`` and of one the second ``half`` is, each by its rank and its number
+    there."""
+
+    def __init__(
+        self, folder: str, done: Sequence[int] = (), returned: bool = False, lost: Any = (), half: Any = None
+    ) -> None:
+        super().__init__(folder, done, returned)
+        self.lost, self.half = lost, half
+
+    def share(self, kind: str, path: str, other: str) -> float | None:  # type: ignore[override]
+        place = dist.get_rank(), len(self.taken) + 1
+        there = kind != "open" or os.path.exists(f"{self.run}/{path}")
+        done = super().share(kind, path, other)
+        self.taken[-1] = (time.monotonic_ns(), place, kind, path, other, there)
+        if place in self.lost and kind != "make":  # a folder goes at the end
+            return 0
+        return 0.5 if place == self.half else done
+
+    def without(self, logs: list[Any]) -> Any:
+        steps = sorted(step for log in logs for step in log if step[1][1] <= self.done[step[1][0]])
+        lost = [at for at, step in enumerate(steps) if step[1] in self.lost]
+        if any(self.lasts(steps[at:]) for at in lost):
+            return "what must be lost lasts"
+        for at in lost if dist.get_rank() == 0 else ():
+            if steps[at][2] == "make":
+                shutil.rmtree(f"{self.run}/{steps[at][3]}", ignore_errors=True)  # it may have got another name
+        return super().without(logs)
+
+    def lasts(self, steps: Sequence[Any]) -> bool:
+        """Whether what the first of some steps did was synced later: the file that was written or emptied, or the
+        folder of a name."""
+        kind, path, other, there = steps[0][2:]
+        of_file = kind in ("write", "cut") or (kind == "open" and there)
+        synced = path if of_file else os.path.dirname(other or path)
+        for *_, does, to, into, _ in steps:
+            if does == "sync" and (to == synced or into == "all"):
+                return True
+            if does == "move" and f"{synced}/".startswith(f"{to}/"):
+                synced = into + synced[len(to) :]
+        return False
 
 
 class Overlap:
@@ -148,6 +177,21 @@ def two_jobs(
     return base, found
 
 
+def save(state: dict[str, Any], writer: Any) -> None:
+    dcp.save(state, storage_writer=writer)
+
+
+def load(state: dict[str, Any], reader: Any) -> dict[str, Any]:
+    """A state, once one rank alone has loaded into it."""
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+def finish(pending: Any) -> None:
+    """Wait for a save in the background."""
+    (pending if isinstance(pending, Future) else pending.upload_completion).result()
+
+
 def seen(left: Any, load: Callable[[], Any]) -> Any:
     """What rank 0 loads of what a crash left, or the error that it gets, and which state that was. ``None`` on other
     ranks; a text where there is no such state."""
@@ -155,7 +199,7 @@ def seen(left: Any, load: Callable[[], Any]) -> Any:
         return left
     try:
         return load(), left
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         return error, left
 
 

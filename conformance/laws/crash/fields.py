@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
@@ -19,8 +20,9 @@ from shardlaw.conformance.law.due import Due, Refused
 from shardlaw.conformance.law.fields import Field, Printed
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed
 from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
-from shardlaw.conformance.laws.crash.crashes import Crash, Overlap, RecordedCrash, RecordedOverlap
+from shardlaw.conformance.laws.crash.crashes import Crash, LossyCrash, Overlap, RecordedCrash, RecordedOverlap
 from shardlaw.conformance.laws.crash.objects import ObjectCrash, RecordedObjects
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 from shardlaw.conformance.rank import storage
@@ -89,7 +91,7 @@ class CrashField(Field):
             state["done"] = [] if self.returned else [0] * world
         if "done" in state:
             given = {key: state[key] for key in ("done", "lost", "half", "returned") if state.get(key)}
-            return self.call(self.again, "folder", given)
+            return self.call(LossyCrash if "lost" in given or "half" in given else self.again, "folder", given)
         return self.call(self.recorded, "folder, {}", {**state, "index": index})
 
     @staticmethod
@@ -166,6 +168,7 @@ class Untorn(Due):
         if got is None and here.rank:
             return
         loaded, state = got
+        loaded = CheckpointFailed(loaded) if isinstance(loaded, CheckpointException) else loaded
         here.reached(f"storage:{here.target.storage}")
         for kind in getattr(state, "kinds", ()):
             here.reached(f"lost:{kind}")
@@ -192,7 +195,9 @@ class Untorn(Due):
     def for_script(self, rank: int) -> Any:
         if rank:
             return ...
-        wanted = [state.for_script(rank) for state in self.states.values()] + ([Exception] if self.refusable else [])
+        wanted = [state.for_script(rank) for state in self.states.values()] + (
+            [BaseException] if self.refusable else []
+        )
         return {"either": [str, ({"either": wanted}, ...)]}  # a text: there is no such state any more
 
     def compares(self) -> Iterable[str]:

@@ -7,11 +7,11 @@ import shutil
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.laws.checkpoint.calls import finish, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader
-from shardlaw.conformance.laws.crash.crashes import seen
+from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     Newer,
@@ -75,9 +75,9 @@ def newest_that_loads(root: Any, whole: Any, reader: Any) -> Any:
     """The latest checkpoint of a root that loads. Raises what the oldest one raises where none does."""
     for step in steps(root):
         try:
-            return load(whole, reader(f"{root}/{step}"), no_dist=True)
-        except Exception as error:
-            last: Exception = error
+            return load(whole, reader(f"{root}/{step}"))
+        except (Exception, CheckpointException) as error:
+            last: BaseException = error
     raise last
 
 
@@ -98,7 +98,7 @@ def pointer(
             point(crash.run, step, True)
 
     found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}"), no_dist=True))}
+    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}")))}
 
 
 pointer.due(last_or_before)
@@ -118,7 +118,7 @@ def settled(
             point(crash.run, step, True)
 
     found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}"), no_dist=True))}
+    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}")))}
 
 
 settled.due(last_or_before)
@@ -178,7 +178,7 @@ def renamed(
             os.rename(f"{crash.run}/{step}.new", f"{crash.run}/{step}")
 
     found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{steps(crash.rest)[0]}"), no_dist=True))}
+    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{steps(crash.rest)[0]}")))}
 
 
 renamed.due(last_or_before)

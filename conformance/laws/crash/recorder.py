@@ -40,7 +40,6 @@ CALLS = {
     "link": "link",
     "mkdir": "make",
 }
-CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def below(root: str, path: Any, folder: int | None = None) -> str | None:
@@ -57,10 +56,14 @@ def below(root: str, path: Any, folder: int | None = None) -> str | None:
 
 @contextmanager
 def listening(
-    root: Any, note: Callable[..., None], before: Callable[[str, str], None] = lambda kind, path: None
+    root: Any, note: Callable[..., object], before: Callable[[str, str, str], float | None] = lambda *step: None
 ) -> Iterator[None]:
     """Calls ``note`` with what a :class:`Step` says after each step of this process on files below ``root``, and
-    ``before`` with its kind and path before it."""
+    ``before`` with its kind, its path and its other path before it.
+
+    Where ``before`` gives a number the step is lost: of a write that share is done, other steps are not. A file that is
+    not opened has the suffix ``.lost`` until it is renamed.
+    """
     root, opens = os.path.realpath(root), io.open
 
     def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
@@ -70,22 +73,30 @@ def listening(
     def faked(true: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def call(*given: Any, **options: Any) -> Any:
             path = below(root, given[0], options.get("dir_fd", options.get("src_dir_fd"))) if given else ""
-            if path is None or (kind == "open" and not given[1] & CHANGES):
+            if path is None or (kind == "open" and not given[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
                 return true(*given, **options)
-            before(kind, path)
             other: str | None = "" if given else "all"
             at, data = 0, b""
             if kind in ("move", "link"):
                 other = below(root, given[1], options.get("dst_dir_fd"))
+                given = (given[0] if os.path.exists(given[0]) else f"{given[0]}.lost", *given[1:])
             elif kind == "write":
                 at, data = given[2] if len(given) > 2 else os.lseek(given[0], 0, os.SEEK_CUR), bytes(given[1])
             elif kind in ("cut", "open"):
                 at = given[1] if kind == "cut" else int(bool(given[1] & os.O_TRUNC))
+            share = before(kind, path, other or "")
+            if share is not None and kind == "write":
+                true(given[0], data[: int(len(data) * share)], *given[2:])
+                os.lseek(given[0], at + len(data), os.SEEK_SET)
+                return len(data)
+            if share is not None:
+                return (
+                    true(f"{given[0]}.lost", given[1] | os.O_CREAT, *given[2:], **options) if kind == "open" else None
+                )
             try:  # the order is what is looked at; the machine at hand does not go down
                 result = None if kind == "sync" else true(*given, **options)
             except FileExistsError:  # another rank may have made it
-                if kind == "make":
-                    note(kind, path)
+                _ = kind == "make" and note(kind, path)
                 raise
             note("remove" if other is None else kind, path, other or "", at, data[:result])
             return result

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import Annotated, Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.calls import failure, finish, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader
-from shardlaw.conformance.laws.crash.crashes import seen
+from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     CrashingLater,
@@ -75,13 +76,13 @@ def new(newest: NewWhole, rank: Rank):
 def over(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
     """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
     found = crash.left(lambda: save(state, writer(crash.run)), lambda: save(newer, writer(crash.run)))
-    return {"left": seen(found, lambda: load(whole, reader(crash.rest), no_dist=True))}
+    return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
 
 
 def into_new(newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
     """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all."""
     found = crash.left(lambda: None, lambda: save(newer, writer(f"{crash.run}/new")))
-    return {"left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new"), no_dist=True))}
+    return {"left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new")))}
 
 
 @crash_law("fresh", **OF_SAVES, smoke=12)
@@ -92,8 +93,8 @@ def fresh(
     it is whole."""
     found = crash.left(lambda: save(state, writer(f"{crash.run}/old")), lambda: save(newer, writer(f"{crash.run}/new")))
     return {
-        "beside": seen(found, lambda: load(beside, reader(f"{crash.rest}/old"), no_dist=True)),
-        "left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new"), no_dist=True)),
+        "beside": seen(found, lambda: load(beside, reader(f"{crash.rest}/old"))),
+        "left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new"))),
     }
 
 
@@ -148,7 +149,7 @@ def in_background(state: Saved, newer: Newer, whole: Whole, writer: SyncingWrite
         lambda: save(state, writer(crash.run)),
         lambda: finish(dcp.async_save(newer, storage_writer=writer(crash.run))),
     )
-    return {"left": seen(found, lambda: load(whole, reader(crash.rest), no_dist=True))}
+    return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
 
 
 in_background.due(old_new_or_nothing)
@@ -174,7 +175,7 @@ def overlap(
     at all."""
     saves = [lambda: save(newer, writer(jobs.run)), lambda: save(newest, writer(jobs.run))]
     found = jobs.left(lambda: save(state, writer(jobs.run)), saves)
-    return {"left": seen(found, lambda: load(whole, reader(jobs.rest), no_dist=True))}
+    return {"left": seen(found, lambda: load(whole, reader(jobs.rest)))}
 
 
 @overlap.due
@@ -218,21 +219,19 @@ def full(
     run, taken = f"{folder}/run", 0
     save(state, writer(run))
 
-    def needs_space(kind, path):
+    def needs_space(kind, path, other):
         nonlocal taken
         taken += 1
         if str(rank) in ranks.split(",") and taken >= at and kind != "remove":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    with listening(run, lambda *step: None, needs_space):
-        failure(lambda: save(newer, writer(run)))
+    with suppress(CheckpointException), listening(run, lambda *step: None, needs_space):
+        save(newer, writer(run))
     counts: list[Any] = [0] * dist.get_world_size()
     dist.all_gather_object(counts, taken)
     if any(counts[int(one)] < at for one in ranks.split(",")):
         return {"left": f"the ranks take {counts} steps"}
-    return {
-        "left": None if rank else seen(OSError("the disk was full"), lambda: load(whole, reader(run), no_dist=True))
-    }
+    return {"left": None if rank else seen(OSError("the disk was full"), lambda: load(whole, reader(run)))}
 
 
 full.due(old_new_or_nothing)
