@@ -70,7 +70,7 @@ def serve(rank: int, world: int, root: Path, value: float, options: dict[str, An
     warnings.simplefilter("ignore")
     taken = 0
 
-    def before(kind: str, path: str) -> None:
+    def before(*step: str) -> None:
         nonlocal taken
         taken += 1
         if (rank, taken) == kill:

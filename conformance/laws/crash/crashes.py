@@ -207,10 +207,10 @@ class Recorded:
     """The states of a scenario, which is recorded once: ``kept`` holds what was, and what of it cannot be seen. One of
     them is asked for: by its number ``index``, or otherwise."""
 
-    scheme, index = "", 0
+    index = 0
 
-    def __init__(self, folder: str, kept: dict[str, Any], **asked: Any) -> None:
-        self.run, self.rest, self.kept = f"{self.scheme}{folder}/run", f"{self.scheme}{folder}/left", kept
+    def __init__(self, folder: str, kept: dict[str, Any], scheme: str = "", **asked: Any) -> None:
+        self.run, self.rest, self.kept = f"{scheme}{folder}/run", f"{scheme}{folder}/left", kept
         vars(self).update(asked)
 
     def left(self, before: Callable[[], object], go: Any) -> Any:

@@ -90,7 +90,7 @@ class CrashField(Field):
         if "done" not in state and index == 0:
             state["done"] = [] if self.returned else [0] * world
         if "done" in state:
-            given = {key: state[key] for key in ("done", "lost", "half", "returned") if state.get(key)}
+            given = {key: state[key] for key in ("done", "lost", "half", "returned", "scheme") if state.get(key)}
             return self.call(LossyCrash if "lost" in given or "half" in given else self.again, "folder", given)
         return self.call(self.recorded, "folder, {}", {**state, "index": index})
 
@@ -103,9 +103,12 @@ class CrashField(Field):
 class ObjectCrashField(CrashField):
     """The same of an object store."""
 
-    takes = "crash=NUMBER, or how many puts and removals each rank has done: done=3,1"
-    taken = ("crash", "done")
+    takes = "crash=NUMBER, or how many puts and removals each rank has done: done=3,1; store=s3://bucket"
+    taken = ("crash", "done", "store")
     recorded, again = RecordedObjects, ObjectCrash
+
+    def asked(self, case: Case) -> dict[str, Any]:
+        return {**super().asked(case), "scheme": case.get("store", "memory://")}
 
 
 class OverlapField(CrashField):

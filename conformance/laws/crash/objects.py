@@ -84,8 +84,10 @@ class ObjectCrash:
     """What a crash leaves of an object store after each rank has ``done`` so many puts and removals; ``returned``:
     after all of them, which ``done`` need not tell. Each rank may have a store of its own."""
 
-    def __init__(self, folder: str, done: Sequence[int] = (), returned: bool = False) -> None:
-        self.run, self.rest = f"memory://{folder}/run", f"memory://{folder}/left"
+    def __init__(
+        self, folder: str, done: Sequence[int] = (), returned: bool = False, scheme: str = "memory://"
+    ) -> None:
+        self.run, self.rest = f"{scheme}{folder}/run", f"{scheme}{folder}/left"
         self.done, self.returned = done, returned
 
     def left(self, before: Callable[[], object], go: Callable[[], object]) -> Any:
@@ -114,8 +116,6 @@ class ObjectCrash:
 
 class RecordedObjects(RecordedCrash):
     """What a crash leaves of an object store."""
-
-    scheme = "memory://"
 
     def record(self, before: Callable[[], object], go: Any) -> None:
         before()
