@@ -54,10 +54,6 @@ class Step:
     data: bytes = b""
     when: int = 0
 
-    def halved(self) -> Step:
-        """The same, of the bytes that it writes without the second half."""
-        return replace(self, data=self.data[: len(self.data) // 2])
-
     def __str__(self) -> str:
         text = {"move": f"{self.path} to {self.other}", "write": f"{len(self.data)} bytes at {self.at} of {self.path}"}
         return f"{self.kind} {text.get(self.kind, self.path)}"
