@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardlaw.conformance.laws.crash.recorder import Recorder, plant, tree
+from shardlaw.conformance.laws.crash.recorder import listening, meeting, plant, tree
 from shardlaw.reference.crash import Step, cuts
 from shardlaw.reference.crash import left as what_is_left
 
@@ -69,7 +70,7 @@ def serve(rank: int, world: int, root: Path, value: float, options: dict[str, An
     warnings.simplefilter("ignore")
     taken = 0
 
-    def before(kind: str, path: str) -> None:
+    def before(*step: str) -> None:
         nonlocal taken
         taken += 1
         if (rank, taken) == kill:
@@ -82,11 +83,15 @@ def serve(rank: int, world: int, root: Path, value: float, options: dict[str, An
         "x": DTensor.from_local(torch.full((2,), value + rank), mesh, [Shard(0)]),
         "a": DTensor.from_local(torch.full((3,), value), mesh, [Replicate()]),
     }
-    recorder = Recorder(root, before)
-    with end_at_once(), recorder.listening(), mock.patch.object(uuid, "uuid4", side_effect=ids):
+    steps: list[Step] = []
+
+    def note(kind: str, path: str, other: str = "", at: int = 0, data: bytes = b"") -> None:
+        steps.append(Step(kind, path, other, at, data, time.monotonic_ns()))
+
+    with end_at_once(), listening(root, note, before), meeting(note), mock.patch.object(uuid, "uuid4", side_effect=ids):
         dcp.save(state, storage_writer=dcp.FileSystemWriter(root, **options))
     if log is not None:
-        log.with_name(f"{log.name}.{rank}").write_bytes(pickle.dumps(recorder.steps))
+        log.with_name(f"{log.name}.{rank}").write_bytes(pickle.dumps(steps))
     dist.barrier()
     os._exit(0)
 

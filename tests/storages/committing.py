@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 Id = str | os.PathLike[str]
-LATE_SECONDS = 0.3
+LATE_SECONDS = 1.0
 
 FAULTS = {
     "pointer-before-data": "the pointer names the new folder as soon as there is one",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
 from shardlaw.conformance.laws.crash.objects import Store, watched
+from shardlaw.conformance.world import Pool
 
 missing = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(bool(missing), reason="needs s3fs and moto[server]")]
 
+ROOT = Path(__file__).parents[2]
 PARTS = """
 import sys, fsspec
 fs, path = fsspec.core.url_to_fs(sys.argv[1])
@@ -106,6 +112,18 @@ def test_of_a_put_that_is_killed_between_its_parts_nothing_is_there(bucket: str,
     client.send_signal(signal.SIGKILL)
     assert client.wait() == -signal.SIGKILL
     assert Store(url).objects() == {"other": b"whole"}
+
+
+def test_the_laws_of_objects_say_on_s3_what_they_say_in_memory(bucket: str) -> None:
+    """Ranks share this store; in memory each has one of its own."""
+    with Pool(Target(env=(("PYTHONPATH", str(ROOT)),), setup="examples.s3.started:waiting_thread", timeout=60)) as pool:
+        for law, wanted in (("fresh", "held"), ("overwrite", "deviates"), ("returned", "held")):
+            name = f"crash.object[{law}]"
+            done = "" if law == "returned" else " done=1,0"
+            cases = [Case.parse(f"{name} mesh=2 x=2:S(0) store={store}{done}") for store in (bucket, "memory://")]
+            verdicts = pool.judge(find(name), cases)
+            assert [verdict.status for verdict in verdicts] == [wanted] * 2, [verdict.message for verdict in verdicts]
+            assert verdicts[0].message == verdicts[1].message
 
 
 def test_of_a_put_whose_parts_are_complete_all_is_there(bucket: str) -> None:

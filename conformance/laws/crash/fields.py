@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
@@ -18,9 +20,10 @@ from shardlaw.conformance.law.due import Due, Refused
 from shardlaw.conformance.law.fields import Field, Printed
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed
 from shardlaw.conformance.laws.checkpoint.fields import StateField, WriterField
-from shardlaw.conformance.laws.crash.crashes import CountedCrash, Crash, Overlap
-from shardlaw.conformance.laws.crash.objects import CountedObjectCrash, ObjectCrash
+from shardlaw.conformance.laws.crash.crashes import Crash, LossyCrash, Overlap, RecordedCrash, RecordedOverlap
+from shardlaw.conformance.laws.crash.objects import ObjectCrash, RecordedObjects
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 from shardlaw.conformance.rank import storage
 from shardlaw.reference.notation import NotationError
@@ -35,117 +38,96 @@ STRIDE = 0.6180339887  # of the indices that are tried first: they lie far apart
 
 @dataclass(frozen=True)
 class Asked:
-    """What a case asks of a crash: a state by its number ``index`` on a ``disk``, or after each rank has ``done`` so
-    many steps.
-
-    ``scenario`` is the case but for that.
-    """
+    """Which state a case asks for, and its ``scenario``: the case but for that."""
 
     scenario: str
-    disk: str
-    threads: int
-    index: int | None
-    done: list[int]
-    lost: list[tuple[int, int]]
-    half: tuple[int, int] | None
+    state: Mapping[str, Any]
 
 
 class CrashField(Field):
-    """The state that the case names, of what the act records once for all states of a scenario."""
+    """The state that the case names, of what the act records once for all states of a scenario. ``taken``: the fields
+    that say which. ``recorded`` tries it, ``again`` stands in scripts: where the case counts the state, the first
+    one, in which nothing is done (or all is, once the save has ``returned``); any other is counted there too."""
 
     always = True
     takes = "crash=NUMBER, or how many steps each rank has done and which are lost: done=3,1 lost=0.2,1.1 half=0.3"
+    taken: tuple[str, ...] = ("disk", "crash", "done", "lost", "half", "threads")
+    recorded: type[RecordedCrash | RecordedOverlap] = RecordedCrash
+    again: type = Crash
 
     def __init__(self, *, returned: bool = False) -> None:
         self.returned = returned
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return "disk", "crash", "done", "lost", "half", "threads"
+        return self.taken
 
     def read(self, case: Case, name: str) -> Asked:
-        disk = case.get("disk", "posix")
-        if disk not in DISKS:
-            raise NotationError(f"case {case.text!r}: disk={disk}: want {' or '.join(DISKS)}")
         scenario = replace(case, fields=tuple(field for field in case.fields if field[0] not in WHICH))
-        threads = case.integer("threads", 1)
-        if "done" not in case:
-            return Asked(scenario.text, disk, threads, case.integer("crash", 0), [], [], None)
-        done = [int(count) for count in case.get("done").split(",")]
-        lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
-        half = place_of(case.get("half")) if "half" in case else None
-        if len(done) != case.world or any(not 0 <= rank < case.world for rank, _ in [*lost, *filter(None, [half])]):
-            raise NotationError(f"case {case.text!r}: want counts of steps, and steps, of {case.world} ranks")
-        return Asked(scenario.text, disk, threads, None, done, lost, half)
+        return Asked(scenario.text, {**self.asked(case), "index": case.integer("crash", 0)})
 
-    def build(self, value: Asked, here: RankContext) -> Crash:
-        kept = here.kept(("crash", value.scenario), dict)
-        if value.index is None:
-            return Crash(value.done, value.lost, value.half, self.returned, kept)
-        return CountedCrash((), (), None, self.returned, kept, value.disk, value.index, value.threads)
+    def asked(self, case: Case) -> dict[str, Any]:
+        """Which state it is, but for its number."""
+        found: dict[str, Any] = {"returned": self.returned}
+        if "disk" in self.taken:
+            found |= {"disk": case.get("disk", "posix"), "threads": case.integer("threads", 1)}
+            if found["disk"] not in DISKS:
+                raise NotationError(f"case {case.text!r}: disk={found['disk']}: want {' or '.join(DISKS)}")
+        if "done" in case:
+            lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
+            half = place_of(case.get("half")) if "half" in case else None
+            found |= {"done": [int(count) for count in case.get("done").split(",")], "lost": lost, "half": half}
+            ranks = {rank for rank, _ in [*lost, *filter(None, [half])]}
+            if len(found["done"]) != case.world or not ranks <= {*range(case.world)}:
+                raise NotationError(f"case {case.text!r}: want counts of steps, and steps, of {case.world} ranks")
+        return found
+
+    def build(self, value: Asked, here: RankContext) -> Any:
+        return self.recorded(here.folder(), here.kept(("crash", value.scenario), dict), **value.state)
 
     def printed(self, value: Asked, name: str, world: int) -> Printed:
-        if value.index is None:
-            return Printed(f"Crash({value.done}, {value.lost}, {value.half}, {self.returned})", uses=(Crash,))
-        own = f"disk={value.disk!r}, index={value.index}, threads={value.threads}, returned={self.returned}"
-        return Printed(f"CountedCrash({own})", uses=(CountedCrash,))
+        state = dict(value.state)
+        index = state.pop("index")
+        if "done" not in state and index == 0:
+            state["done"] = [] if self.returned else [0] * world
+        if "done" in state:
+            given = {key: state[key] for key in ("done", "lost", "half", "returned", "scheme") if state.get(key)}
+            return self.call(LossyCrash if "lost" in given or "half" in given else self.again, "folder", given)
+        return self.call(self.recorded, "folder, {}", {**state, "index": index})
+
+    @staticmethod
+    def call(made: type, first: str, given: Mapping[str, Any]) -> Printed:
+        more = "".join(f", {key}={value!r}" for key, value in given.items())
+        return Printed(f"{made.__name__}({first}{more})", uses=(made,))
 
 
-class ObjectCrashField(Field):
-    """The state of an object store that the case names, of what the act records once for all states of a scenario."""
+class ObjectCrashField(CrashField):
+    """The same of an object store."""
 
-    always = True
-    takes = "crash=NUMBER, or how many puts and removals each rank has done: done=3,1"
+    takes = "crash=NUMBER, or how many puts and removals each rank has done: done=3,1; store=s3://bucket"
+    taken = ("crash", "done", "store")
+    recorded, again = RecordedObjects, ObjectCrash
 
-    def __init__(self, *, returned: bool = False) -> None:
-        self.returned = returned
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return "crash", "done"
-
-    def read(self, case: Case, name: str) -> tuple[str, list[int] | None, int]:
-        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] not in WHICH))
-        done = [int(count) for count in case.get("done").split(",")] if "done" in case else None
-        if done is not None and len(done) != case.world:
-            raise NotationError(f"case {case.text!r}: want counts of steps of {case.world} ranks")
-        return scenario.text, done, case.integer("crash", 0)
-
-    def build(self, value: tuple[str, list[int] | None, int], here: RankContext) -> ObjectCrash | CountedObjectCrash:
-        scenario, done, index = value
-        if done is not None:
-            return ObjectCrash(done, self.returned)
-        return CountedObjectCrash(index, self.returned, here.kept(("objects", scenario), dict))
-
-    def printed(self, value: tuple[str, list[int] | None, int], name: str, world: int) -> Printed:
-        _, done, index = value
-        if done is not None:
-            return Printed(f"ObjectCrash({done}, {self.returned})", uses=(ObjectCrash,))
-        return Printed(f"CountedObjectCrash({index}, {self.returned})", uses=(CountedObjectCrash,))
+    def asked(self, case: Case) -> dict[str, Any]:
+        return {**super().asked(case), "scheme": case.get("store", "memory://")}
 
 
-class OverlapField(Field):
-    """The state that the case names, of what two jobs leave that are recorded once for all states of a scenario."""
+class OverlapField(CrashField):
+    """The same of what two jobs leave."""
 
-    always = True
     takes = "crash=NUMBER, or turns=5,9,2: how many steps the first job takes, then the second, then the first again"
+    taken = ("crash", "turns")
+    recorded, again = RecordedOverlap, Overlap
 
-    def fields(self, name: str) -> tuple[str, ...]:
-        return "crash", "turns"
-
-    def read(self, case: Case, name: str) -> tuple[str, tuple[int, int, int] | None, int]:
-        scenario = replace(case, fields=tuple(field for field in case.fields if field[0] not in WHICH))
-        if "turns" not in case:
-            return scenario.text, None, case.integer("crash", 0)
-        turns = [int(word) for word in case.get("turns").split(",") if word.isdigit()]
+    def asked(self, case: Case) -> dict[str, Any]:
+        turns = [int(word) for word in case.get("turns", "0,0,0").split(",") if word.isdigit()]
         if len(turns) != 3:
             raise NotationError(f"case {case.text!r}: turns={case.get('turns')}: want three counts of steps")
-        return scenario.text, (turns[0], turns[1], turns[2]), 0
+        return {"turns": tuple(turns)} if "turns" in case else {}
 
-    def build(self, value: tuple[str, tuple[int, int, int] | None, int], here: RankContext) -> Overlap:
-        scenario, turns, index = value
-        return Overlap(turns, index, here.kept(("overlap", scenario), dict))
-
-    def printed(self, value: tuple[str, tuple[int, int, int] | None, int], name: str, world: int) -> Printed:
-        return Printed(f"Overlap({value[1]}, {value[2]})", uses=(Overlap,))
+    def printed(self, value: Asked, name: str, world: int) -> Printed:
+        if "turns" in value.state:
+            return self.call(self.again, "folder", {"turns": value.state["turns"]})
+        return self.call(self.recorded, "folder, {}", value.state)
 
 
 def place_of(text: str) -> tuple[int, int]:
@@ -189,8 +171,9 @@ class Untorn(Due):
         if got is None and here.rank:
             return
         loaded, state = got
+        loaded = CheckpointFailed(loaded) if isinstance(loaded, CheckpointException) else loaded
         here.reached(f"storage:{here.target.storage}")
-        for kind in state.kinds:
+        for kind in getattr(state, "kinds", ()):
             here.reached(f"lost:{kind}")
         if isinstance(loaded, BaseException):
             here.reached("left:refused")
@@ -215,12 +198,14 @@ class Untorn(Due):
     def for_script(self, rank: int) -> Any:
         if rank:
             return ...
-        wanted = [state.for_script(rank) for state in self.states.values()] + ([Exception] if self.refusable else [])
-        return ({"either": wanted}, ...)
+        wanted = [state.for_script(rank) for state in self.states.values()] + (
+            [BaseException] if self.refusable else []
+        )
+        return {"either": [str, ({"either": wanted}, ...)]}  # a text: there is no such state any more
 
     def compares(self) -> Iterable[str]:
         found = {part for state in self.states.values() for part in state.compares()}
-        return sorted(found | {"either", "list"} | ({"error"} if self.refusable else set()))
+        return sorted(found - {"dtensor"} | {"either", "list", "error"})
 
 
 def mixture_or_garbage(states: Sequence[Mapping[str, torch.Tensor]], loaded: Mapping[str, Any]) -> str:
@@ -301,11 +286,17 @@ def of_crash(case: Case) -> set[str]:
 
 
 def crash_law(
-    name: str, *, control: str, scenarios: Sequence[tuple[str, int]], smoke: int, **record: Any
+    name: str,
+    *,
+    control: str,
+    scenarios: Sequence[tuple[str, int]],
+    smoke: int,
+    takes: Mapping[str, Any] | None = None,
+    **record: Any,
 ) -> Callable[[Callable[..., Any]], Law]:
     """Make the law ``crash.NAME`` of the function below. ``scenarios``: the fields of cases but for the state, with how
     many states of each are tried where the chapter is asked for by itself; ``smoke`` is how many a smoke run tries of
-    all."""
+    all. ``takes``: what the function takes, where it is not what its annotations say."""
     usual: dict[str, Any] = {
         "sweep": counted(*scenarios),
         "sweeps": smoke,
@@ -316,7 +307,15 @@ def crash_law(
         "smallest": 1,
         "features": of_crash,
     }
-    return law(f"crash.{name}", control=control, **{**usual, **record})
+    made = law(f"crash.{name}", control=control, **{**usual, **record})
+
+    def of(function: Callable[..., Any]) -> Law:
+        act = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+        act.__doc__, act.__module__ = function.__doc__, function.__module__
+        act.__annotations__ = {**function.__annotations__, **(takes or {})}
+        return made(act)
+
+    return of
 
 
 Saved = Annotated[dict[str, Any], StateField("save")]
@@ -325,9 +324,9 @@ Whole = Annotated[dict[str, Any], StateField("load", blank="poison", plain=True)
 NewWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=1)]
 Newest = Annotated[dict[str, Any], StateField("save", newer=2)]
 NewestWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=2)]
-Overlapping = Annotated[Overlap, OverlapField()]
-Crashing = Annotated[Crash, CrashField()]
-CrashingLater = Annotated[Crash, CrashField(returned=True)]
+Overlapping = Annotated[Any, OverlapField()]
+Crashing = Annotated[Any, CrashField()]
+CrashingLater = Annotated[Any, CrashField(returned=True)]
+CrashingObjects = Annotated[Any, ObjectCrashField()]
+CrashingObjectsLater = Annotated[Any, ObjectCrashField(returned=True)]
 SyncingWriter = Annotated[Callable[..., Any], SyncingWriterField()]
-CrashingObjects = Annotated[ObjectCrash | CountedObjectCrash, ObjectCrashField()]
-CrashingObjectsLater = Annotated[ObjectCrash | CountedObjectCrash, ObjectCrashField(returned=True)]

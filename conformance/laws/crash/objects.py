@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.laws.crash.recorder import meetings
+from shardlaw.conformance.laws.crash.crashes import RecordedCrash
+from shardlaw.conformance.laws.crash.recorder import meeting
 from shardlaw.reference.crash import Step
 from shardlaw.reference.crash_objects import object_states, objects_after
 
@@ -80,87 +80,54 @@ def watched(store: Store, done: Callable[[str, str], object]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, repr=False)
-class Left:
-    """What a crash left, in words; nothing that was done is lost."""
-
-    told: str
-    kinds: frozenset[str] = frozenset()
-
-    def __repr__(self) -> str:
-        return self.told
-
-
-@dataclass
 class ObjectCrash:
-    """What a crash leaves of stores that each rank has for itself, after each rank has ``done`` so many puts and
-    removals. ``returned``: after all of them alone."""
+    """What a crash leaves of an object store after each rank has ``done`` so many puts and removals; ``returned``:
+    after all of them, which ``done`` need not tell. Each rank may have a store of its own."""
 
-    done: Sequence[int] = ()
-    returned: bool = False
+    def __init__(
+        self, folder: str, done: Sequence[int] = (), returned: bool = False, scheme: str = "memory://"
+    ) -> None:
+        self.run, self.rest = f"{scheme}{folder}/run", f"{scheme}{folder}/left"
+        self.done, self.returned = done, returned
 
-    def left(self, url: str, other: str, before: Callable[[], object], go: Callable[[], object]) -> Any:
-        """What all ranks do ``before`` is there; then they ``go``, and crash. What is left below ``url`` is put below
-        ``other`` by rank 0, which gets the state. Every rank gets a text where there is no such state, or where steps
-        cannot be seen."""
+    def left(self, before: Callable[[], object], go: Callable[[], object]) -> Any:
+        """What all ranks do ``before`` is there; then they ``go``, and crash. What is left below ``run`` is put below
+        ``rest`` by rank 0. Every rank gets a text where there is no such state."""
         before()
-        store, last, mine = Store(url), list[str](), self.done[dist.get_rank()]
-        at_last = store.objects()
-
-        def noted(kind: str, name: str) -> None:
-            nonlocal at_last
-            last.append(f"{kind} {name}")
-            at_last = store.objects() if len(last) == mine else at_last
-
-        with watched(store, noted):
+        store, steps = Store(self.run), list[tuple[str, bytes | None]]()
+        base = merged(store.objects())
+        with watched(store, lambda kind, name: steps.append((name, store.objects().get(name)))):
             go()
-        ends: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ends, (len(last), at_last, last[mine - 1] if 0 < mine <= len(last) else ""))
-        counts = [count for count, _, _ in ends]
-        if any(own > count or (self.returned and own != count) for own, count in zip(self.done, counts, strict=True)):
+        logs: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(logs, steps)
+        counts = [*map(len, logs)]
+        done = self.done or counts
+        if any(map(int.__gt__, done, counts)) or (self.returned and [*done] != counts):
             return f"the ranks take {counts} steps"
         if dist.get_rank():
             return None
-        Store(other).plant({name: data for _, own, _ in ends for name, data in own.items()})
-        behind = "".join(f"; rank {rank} is behind: {what}" for rank, (_, _, what) in enumerate(ends) if what)
-        return Left(f"done={','.join(map(str, self.done))}{behind}")
+        found = {**base, **{name: data for log, most in zip(logs, done, strict=True) for name, data in log[:most]}}
+        Store(self.rest).plant({name: data for name, data in found.items() if data is not None})
+        return self
+
+    def __repr__(self) -> str:
+        return f"after {self.done or 'all'} steps of the ranks"
 
 
-@dataclass
-class CountedObjectCrash:
-    """The state number ``index`` of all that a crash leaves of an object store. ``kept``: what was recorded, once for
-    all states of a scenario."""
+class RecordedObjects(RecordedCrash):
+    """What a crash leaves of an object store."""
 
-    index: int = 0
-    returned: bool = False
-    kept: dict[str, Any] = field(default_factory=dict)
-
-    def left(self, url: str, other: str, before: Callable[[], object], go: Callable[[], object]) -> Any:
-        """As that of :class:`ObjectCrash`."""
-        if not self.kept:
-            self.record(Store(url), before, go)
-        states = object_states(self.kept["base"], self.kept["logs"], self.returned)
-        if self.kept["unseen"] or self.index >= len(states):
-            return self.kept["unseen"] or f"there are {len(states)} states"
-        if dist.get_rank():
-            return None
-        Store(other).plant(states[self.index].tree)
-        return states[self.index]
-
-    def record(self, store: Store, before: Callable[[], object], go: Callable[[], object]) -> None:
-        """Keep what the store held before, the steps of all ranks, and what of these cannot be seen."""
+    def record(self, before: Callable[[], object], go: Any) -> None:
         before()
         dist.barrier()
+        store = Store(self.run)
         base, steps = merged(store.objects()), list[Step]()
 
         def note(kind: str, name: str, other: str = "", at: int = 0) -> None:
             data = store.fs.cat_file(f"{store.root}/{name}") if kind == "put" else b""
             steps.append(Step(kind, name, other, at, data, time.monotonic_ns()))
 
-        with ExitStack() as stack:
-            for where, name, fake in meetings(note):
-                stack.enter_context(mock.patch.object(where, name, fake))
-            stack.enter_context(watched(store, note))
+        with meeting(note), watched(store, note):
             go()
         logs: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(logs, steps)
@@ -170,6 +137,15 @@ class CountedObjectCrash:
         odd = sorted(name for name in {*after} | {*due} if after.get(name) != due.get(name) and name not in base)
         unseen = f"how {odd[0]} is put cannot be seen" if odd else "" if any(counts) else "it puts nothing there"
         self.kept.update(base=base, logs=logs, unseen=unseen)
+
+    def every(self) -> Any:
+        return object_states(self.kept["base"], self.kept["logs"], self.returned)
+
+    def named(self) -> Any:
+        return objects_after(self.kept["base"], self.kept["logs"], self.done)
+
+    def plant(self, root: str, content: Any) -> None:
+        Store(root).plant(content)
 
 
 def merged(own: dict[str, bytes]) -> dict[str, bytes]:

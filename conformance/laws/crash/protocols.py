@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
-from shardlaw.conformance.law.fields import Folder, Rank
-from shardlaw.conformance.laws.checkpoint.calls import finish, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Place, Reader
-from shardlaw.conformance.laws.crash.crashes import seen
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.laws.checkpoint.fields import Reader
+from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     Newer,
@@ -72,23 +71,14 @@ def steps(root: Any) -> list[str]:
     return sorted((name for name in os.listdir(root) if name.isdigit()), key=int, reverse=True)
 
 
-def newest_that_loads(root: Any, load_step: Callable[[str], Any]) -> Any:
+def newest_that_loads(root: Any, whole: Any, reader: Any) -> Any:
     """The latest checkpoint of a root that loads. Raises what the oldest one raises where none does."""
     for step in steps(root):
         try:
-            return load_step(step)
-        except Exception as error:
-            last: Exception = error
+            return load(whole, reader(f"{root}/{step}"))
+        except (Exception, CheckpointException) as error:
+            last: BaseException = error
     raise last
-
-
-def resumed(found: Any, left: Any, whole: Any, reader: Any, place: Any) -> dict[str, Any]:
-    """What a job resumes from that takes the newest folder that loads, of what a crash ``left``."""
-
-    def resume():
-        return newest_that_loads(place(left), lambda step: load(whole, reader(f"{left}/{step}"), no_dist=True))
-
-    return {"resumed": seen(found, resume)}
 
 
 def last_or_before(whole: Whole, saved_last: NewWhole, rank: Rank):
@@ -98,26 +88,17 @@ def last_or_before(whole: Whole, saved_last: NewWhole, rank: Rank):
 
 @crash_law("pointer", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def pointer(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    rank: Rank,
-    crash: Crashing,
+    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
 ):
     """Each save goes into a folder of its own, then a file names it: what the file names always loads."""
-    run, left = f"{folder}/run", f"{folder}/left"
 
-    def save_step(step: int, given: dict[str, Any]) -> None:
-        save(given, writer(f"{run}/{step}"))
+    def save_step(step, given):
+        save(given, writer(f"{crash.run}/{step}"))
         if rank == 0:
-            point(place(run), step, True)
+            point(crash.run, step, True)
 
-    found = crash.left(place(run), place(left), lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{left}/{pointed(place(left))}"), no_dist=True))}
+    found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
+    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}")))}
 
 
 pointer.due(last_or_before)
@@ -125,50 +106,29 @@ pointer.due(last_or_before)
 
 @crash_law("settled", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
 def settled(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    rank: Rank,
-    crash: Crashing,
+    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
 ):
     """Each save goes into a folder of its own, all of which is then synced, then a file names it: what the file names
     always loads."""
-    run, left = f"{folder}/run", f"{folder}/left"
 
-    def save_step(step: int, given: dict[str, Any]) -> None:
-        save(given, writer(f"{run}/{step}"))
+    def save_step(step, given):
+        save(given, writer(f"{crash.run}/{step}"))
         if rank == 0:
-            settle(place(f"{run}/{step}"))
-            point(place(run), step, True)
+            settle(f"{crash.run}/{step}")
+            point(crash.run, step, True)
 
-    found = crash.left(place(run), place(left), lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{left}/{pointed(place(left))}"), no_dist=True))}
+    found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
+    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}")))}
 
 
 settled.due(last_or_before)
 
 
 @crash_law("newest", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
-def newest(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: Crashing,
-):
+def newest(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
     """Each save goes into a folder of its own: the newest folder that loads holds the last save or the one before."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    found = crash.left(
-        place(run), place(left), lambda: save(state, writer(f"{run}/0")), lambda: save(newer, writer(f"{run}/1"))
-    )
-    return resumed(found, left, whole, reader, place)
+    found = crash.left(lambda: save(state, writer(f"{crash.run}/0")), lambda: save(newer, writer(f"{crash.run}/1")))
+    return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
 
 
 newest.due(last_or_before)
@@ -182,26 +142,23 @@ def kept(
     whole: Whole,
     writer: SyncingWriter,
     reader: Reader,
-    place: Place,
-    folder: Folder,
     rank: Rank,
     crash: Crashing,
 ):
     """Two checkpoints are kept, and the older one is removed once the next is saved: the newest folder that loads holds
     the last save or the one before it."""
-    run, left = f"{folder}/run", f"{folder}/left"
 
     def before():
-        save(state, writer(f"{run}/0"))
-        save(newer, writer(f"{run}/1"))
+        save(state, writer(f"{crash.run}/0"))
+        save(newer, writer(f"{crash.run}/1"))
 
     def go():
-        save(newest, writer(f"{run}/2"))
+        save(newest, writer(f"{crash.run}/2"))
         if rank == 0:
-            shutil.rmtree(place(f"{run}/0"))
+            shutil.rmtree(f"{crash.run}/0")
 
-    found = crash.left(place(run), place(left), before, go)
-    return resumed(found, left, whole, reader, place)
+    found = crash.left(before, go)
+    return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
 
 
 @kept.due
@@ -211,26 +168,17 @@ def _(newer_one: NewWhole, newest_one: NewestWhole, rank: Rank):
 
 @crash_law("renamed", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def renamed(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    rank: Rank,
-    crash: Crashing,
+    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
 ):
     """Each save goes into a folder that is renamed when it is done: the newest folder that bears its name loads."""
-    run, left = f"{folder}/run", f"{folder}/left"
 
-    def save_step(step: int, given: dict[str, Any]) -> None:
-        save(given, writer(f"{run}/{step}.new"))
+    def save_step(step, given):
+        save(given, writer(f"{crash.run}/{step}.new"))
         if rank == 0:
-            os.rename(place(f"{run}/{step}.new"), place(f"{run}/{step}"))
+            os.rename(f"{crash.run}/{step}.new", f"{crash.run}/{step}")
 
-    found = crash.left(place(run), place(left), lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{left}/{steps(place(left))[0]}"), no_dist=True))}
+    found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
+    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{steps(crash.rest)[0]}")))}
 
 
 renamed.due(last_or_before)
@@ -244,27 +192,17 @@ renamed.due(last_or_before)
     smoke=2,
 )
 def waiting(
-    state: Saved,
-    newer: Newer,
-    newest: Newest,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: Crashing,
+    state: Saved, newer: Newer, newest: Newest, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
 ):
     """Each save in the background waits for the one before it, into folders of their own: the newest folder that loads
     holds one of the last two that were begun, or the last that was done."""
-    run, left = f"{folder}/run", f"{folder}/left"
 
     def go():
-        first = dcp.async_save(newer, storage_writer=writer(f"{run}/1"))
-        finish(first)
-        finish(dcp.async_save(newest, storage_writer=writer(f"{run}/2")))
+        finish(dcp.async_save(newer, storage_writer=writer(f"{crash.run}/1")))
+        finish(dcp.async_save(newest, storage_writer=writer(f"{crash.run}/2")))
 
-    found = crash.left(place(run), place(left), lambda: save(state, writer(f"{run}/0")), go)
-    return resumed(found, left, whole, reader, place)
+    found = crash.left(lambda: save(state, writer(f"{crash.run}/0")), go)
+    return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
 
 
 @waiting.due

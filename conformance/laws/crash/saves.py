@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import Annotated, Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.calls import failure, finish, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Place, Reader
-from shardlaw.conformance.laws.crash.crashes import FullDisk, seen
+from shardlaw.conformance.laws.checkpoint.fields import Reader
+from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     CrashingLater,
@@ -28,7 +29,7 @@ from shardlaw.conformance.laws.crash.fields import (
     Whole,
     crash_law,
 )
-from shardlaw.conformance.laws.crash.recorder import Recorder
+from shardlaw.conformance.laws.crash.recorder import listening
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -54,6 +55,12 @@ SAVES = (
     (f"{ONE} disk=posix", 40),
     (f"{FOUR} disk=kill", 120),
 )
+OF_SAVES: dict[str, Any] = {"source": FINISH, "control": f"{TWO} disk=posix crash=0", "scenarios": SAVES}
+
+
+def new_or_nothing(newest: NewWhole, rank: Rank):
+    """What may load after a crash in a save into a new folder."""
+    return {"left": Untorn({"new": newest}, rank)}
 
 
 def old_new_or_nothing(whole: Whole, newest: NewWhole, rank: Rank):
@@ -61,83 +68,55 @@ def old_new_or_nothing(whole: Whole, newest: NewWhole, rank: Rank):
     return {"left": Untorn({"old": whole, "new": newest}, rank)}
 
 
-@crash_law("fresh", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=12)
+def new(newest: NewWhole, rank: Rank):
+    """What must load after a crash once a save has returned."""
+    return {"left": Untorn({"new": newest}, rank, refusable=False)}
+
+
+def over(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+    """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
+    found = crash.left(lambda: save(state, writer(crash.run)), lambda: save(newer, writer(crash.run)))
+    return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
+
+
+def into_new(newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+    """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all."""
+    found = crash.left(lambda: None, lambda: save(newer, writer(f"{crash.run}/new")))
+    return {"left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new")))}
+
+
+@crash_law("fresh", **OF_SAVES, smoke=12)
 def fresh(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    beside: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: Crashing,
+    state: Saved, newer: Newer, whole: Whole, beside: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
 ):
     """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all; the checkpoint beside
     it is whole."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    found = crash.left(
-        place(run),
-        place(left),
-        lambda: save(state, writer(f"{run}/old")),
-        lambda: save(newer, writer(f"{run}/new")),
-    )
+    found = crash.left(lambda: save(state, writer(f"{crash.run}/old")), lambda: save(newer, writer(f"{crash.run}/new")))
     return {
-        "beside": seen(found, lambda: load(beside, reader(f"{left}/old"), no_dist=True)),
-        "left": seen(found, lambda: load(whole, reader(f"{left}/new"), no_dist=True)),
+        "beside": seen(found, lambda: load(beside, reader(f"{crash.rest}/old"))),
+        "left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new"))),
     }
 
 
 @fresh.due
 def _(whole, newest: NewWhole, rank: Rank):
-    return {
-        "beside": Untorn({"old": whole}, rank, refusable=False),
-        "left": Untorn({"new": newest}, rank),
-    }
+    return {"beside": Untorn({"old": whole}, rank, refusable=False), **new_or_nothing(newest, rank)}
 
 
-@crash_law("overwrite", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=16)
-def overwritten(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: Crashing,
-):
-    """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
-    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
-
-
+overwritten = crash_law("overwrite", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=16)(
+    over
+)
 overwritten.due(old_new_or_nothing)
 
-
-@crash_law(
+replaced = crash_law(
     "replaced",
+    clause="Whatever a crash leaves of a save over a checkpoint loads, as the old one or as the new one.",
     source="issue trackers of trainers: the last checkpoint must outlive the save of the next; no document promises it",
     control=f"{TWO} disk=kill crash=0",
     scenarios=((f"{TWO} disk=posix", 100), (f"{TWO} files=item disk=kill", 100), (f"{THREE} disk=kill", 100)),
     smoke=2,
     tier="advisory",
-)
-def replaced(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: Crashing,
-):
-    """Whatever a crash leaves of a save over a checkpoint loads, as the old one or as the new one."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
-    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+)(over)
 
 
 @replaced.due
@@ -145,34 +124,9 @@ def _(whole, newest: NewWhole, rank: Rank):
     return {"left": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
 
 
-@crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
-def in_background(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: Crashing,
-):
-    """Whatever a crash leaves of a save in the background, over a checkpoint, loads as the old checkpoint, as the new
-    one, or not at all."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    found = crash.left(
-        place(run),
-        place(left),
-        lambda: save(state, writer(run)),
-        lambda: finish(dcp.async_save(newer, storage_writer=writer(run))),
-    )
-    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
-
-
-in_background.due(old_new_or_nothing)
-
-
-@crash_law(
+returned = crash_law(
     "returned",
+    clause="A save that has returned on every rank loads after a crash.",
     source=SYNC,
     control=f"{TWO} disk=kill crash=0",
     scenarios=(
@@ -182,26 +136,23 @@ in_background.due(old_new_or_nothing)
         (f"{THREE} disk=posix", 30),
     ),
     smoke=4,
-)
-def returned(
-    state: Saved,
-    newer: Newer,
-    whole: Whole,
-    writer: SyncingWriter,
-    reader: Reader,
-    place: Place,
-    folder: Folder,
-    crash: CrashingLater,
-):
-    """A save that has returned on every rank loads after a crash."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    found = crash.left(place(run), place(left), lambda: save(state, writer(run)), lambda: save(newer, writer(run)))
-    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+    takes={"crash": CrashingLater},
+)(over)
+returned.due(new)
 
 
-@returned.due
-def _(newest: NewWhole, rank: Rank):
-    return {"left": Untorn({"new": newest}, rank, refusable=False)}
+@crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
+def in_background(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+    """Whatever a crash leaves of a save in the background, over a checkpoint, loads as the old checkpoint, as the new
+    one, or not at all."""
+    found = crash.left(
+        lambda: save(state, writer(crash.run)),
+        lambda: finish(dcp.async_save(newer, storage_writer=writer(crash.run))),
+    )
+    return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
+
+
+in_background.due(old_new_or_nothing)
 
 
 @crash_law(
@@ -218,16 +169,13 @@ def overlap(
     whole: Whole,
     writer: SyncingWriter,
     reader: Reader,
-    place: Place,
-    folder: Folder,
     jobs: Overlapping,
 ):
     """Whatever two jobs leave that save over one checkpoint at once loads as the old one, as that of either job, or not
     at all."""
-    run, left = f"{folder}/run", f"{folder}/left"
-    saves = [lambda: save(newer, writer(run)), lambda: save(newest, writer(run))]
-    found = jobs.left(place(run), place(left), lambda: save(state, writer(run)), saves)
-    return {"left": seen(found, lambda: load(whole, reader(left), no_dist=True))}
+    saves = [lambda: save(newer, writer(jobs.run)), lambda: save(newest, writer(jobs.run))]
+    found = jobs.left(lambda: save(state, writer(jobs.run)), saves)
+    return {"left": seen(found, lambda: load(whole, reader(jobs.rest)))}
 
 
 @overlap.due
@@ -261,7 +209,6 @@ def full(
     whole: Whole,
     writer: SyncingWriter,
     reader: Reader,
-    place: Place,
     folder: Folder,
     rank: Rank,
     ranks: Word,
@@ -272,19 +219,19 @@ def full(
     run, taken = f"{folder}/run", 0
     save(state, writer(run))
 
-    def needs_space(kind, path):
+    def needs_space(kind, path, other):
         nonlocal taken
         taken += 1
         if str(rank) in ranks.split(",") and taken >= at and kind != "remove":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    with Recorder(place(run), needs_space).listening():
-        failure(lambda: save(newer, writer(run)))
+    with suppress(CheckpointException), listening(run, lambda *step: None, needs_space):
+        save(newer, writer(run))
     counts: list[Any] = [0] * dist.get_world_size()
     dist.all_gather_object(counts, taken)
     if any(counts[int(one)] < at for one in ranks.split(",")):
         return {"left": f"the ranks take {counts} steps"}
-    return {"left": None if rank else seen(FullDisk(), lambda: load(whole, reader(run), no_dist=True))}
+    return {"left": None if rank else seen(OSError("the disk was full"), lambda: load(whole, reader(run)))}
 
 
 full.due(old_new_or_nothing)
