@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.twin.spec import Plan, Twin
 
 DTYPES = {"exact": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -94,6 +96,25 @@ def doubled(value: torch.Tensor) -> torch.Tensor:
 def widened(value: torch.Tensor, change: Move) -> torch.Tensor:
     """Buffers are constants: they become float64 with everything else, and are never moved."""
     return value.double() if change is doubled else value
+
+
+@contextmanager
+def widely(change: Move) -> Iterator[None]:
+    """Where all is to be float64: so is what the model itself casts to a narrower type, such as the inside of a norm. Else its rounding
+    would look like none."""
+    if change is not doubled:
+        yield
+        return
+
+    class Wide(compat.name("TorchDispatchMode")):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if kwargs.get("dtype") in BITS and tensors(args):
+                kwargs = {**kwargs, "dtype": torch.float64}
+            return func(*args, **kwargs)
+
+    with Wide():
+        yield
 
 
 def moved(generator: torch.Generator) -> Move:

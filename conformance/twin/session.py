@@ -11,6 +11,7 @@ from typing import Any
 
 from shardlaw.conformance.api import Worlds, explain
 from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.rank.spmd import Function
 from shardlaw.conformance.twin.judge import Compared, Departure, compared
 from shardlaw.conformance.twin.spec import VALUES, Plan, Twin, found, made
@@ -44,7 +45,7 @@ class Result:
 class Session:
     """Live ranks for the twins of one process. A context manager."""
 
-    def __init__(self, target: str = "gloo", seconds: float = SECONDS) -> None:
+    def __init__(self, target: str | Target = "gloo", seconds: float = SECONDS) -> None:
         self._worlds = Worlds(target, timeout=seconds)
         self._known: dict[str, Whole] = {}
 
@@ -72,6 +73,25 @@ class Session:
             if outcome.verdict.status != "held":
                 return Compared(first, failed=explain(outcome.verdict))
             return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
+
+    def twin(
+        self,
+        make: str | Callable[..., Twin],
+        *,
+        options: Mapping[str, str] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        values: tuple[str, ...] = (),
+        steps: int = 2,
+        seed: int = 0,
+        shrink: bool = True,
+        resume: Mapping[str, int] | None = None,
+    ) -> Result:
+        """As :func:`twin`, on these ranks."""
+        plan, own = planned(make, options, sizes, steps=steps, seed=seed)
+        for value in values:
+            if value not in VALUES:
+                raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+        return self.ask(plan, values or own.values, shrink, make if isinstance(make, str) else "", resumed_on(own, plan, resume))
 
     def ask(
         self, plan: Plan, kinds: tuple[str, ...], shrink: bool = True, name: str = "", resume: Mapping[str, int] | None = None
@@ -190,24 +210,10 @@ def resumed_on(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[st
     return {**plan.mesh, **mesh}
 
 
-def twin(
-    make: str | Callable[..., Twin],
-    *,
-    options: Mapping[str, str] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    values: tuple[str, ...] = (),
-    steps: int = 2,
-    seed: int = 0,
-    shrink: bool = True,
-    resume: Mapping[str, int] | None = None,
-    target: str = "gloo",
-) -> Result:
-    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``; ``options`` are given to it,
-    ``sizes`` replace its own, those of the mesh among them. ``resume``: sizes of a mesh on which it goes
-    on from a checkpoint in the middle. Raises :class:`UsageError`."""
-    plan, own = planned(make, options, sizes, steps=steps, seed=seed)
-    for value in values:
-        if value not in VALUES:
-            raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+def twin(make: str | Callable[..., Twin], *, target: str = "gloo", **asked: Any) -> Result:
+    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``. ``asked``: ``options``,
+    which are given to it; ``sizes`` instead of its own, those of the mesh among them; ``values``, ``steps``, ``seed``; ``shrink``:
+    whether to look for the smallest; ``resume``: sizes of a mesh on which it goes on from a checkpoint in the middle. Raises
+    :class:`UsageError`."""
     with Session(target) as session:
-        return session.ask(plan, values or own.values, shrink, make if isinstance(make, str) else "", resumed_on(own, plan, resume))
+        return session.twin(make, **asked)

@@ -165,7 +165,7 @@ def _steps(
         if mesh is not None and twin.part:
             batch = twin.part(batch, mesh)
         recorder.begin(step, FORWARD)
-        with recorder.listening():
+        with recorder.listening(), build.widely(change):
             output = forward(twin, model, batch)
             loss = total(twin, output, batch)
             recorder.loss(loss)
