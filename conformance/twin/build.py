@@ -38,10 +38,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def model(twin: Twin, plan: Plan, change: Move) -> torch.nn.Module:
-    """The whole module, without dropout, its parameters filled as the plan says, then changed; the seed is the plan's."""
+    """The whole module, its parameters filled as the plan says, then changed; the seed is the plan's. Without dropout, unless the plan
+    wants it."""
     torch.manual_seed(plan.seed)
     module = twin.model(**plan.sizes)
-    calm(module)
+    calm(module, plan.dropout)
     generator = torch.Generator().manual_seed(plan.seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -53,10 +54,13 @@ def model(twin: Twin, plan: Plan, change: Move) -> torch.nn.Module:
     return module
 
 
-def calm(module: torch.nn.Module) -> None:
-    """Switch dropout off: ``p`` of torch's dropout modules, and what other modules call ``dropout`` and is a number."""
+def calm(module: torch.nn.Module, dropout: bool = False) -> None:
+    """Switch dropout off: ``p`` of torch's dropout modules, and what other modules call ``dropout`` and is a number. ``dropout``: but for
+    that of ``torch.nn.Dropout``."""
     for part in module.modules():
-        if type(part).__module__ == torch.nn.Dropout.__module__:
+        if dropout and isinstance(part, torch.nn.Dropout):
+            continue
+        if type(part).__module__ == torch.nn.Dropout.__module__ or isinstance(part, torch.nn.Dropout):
             part.p = 0.0  # type: ignore[assignment]
         if isinstance(getattr(part, "dropout", None), float):
             part.dropout = 0.0  # type: ignore[assignment]
