@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shardlaw.conformance.api import Worlds
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.run.engine import Run
+    from shardlaw.conformance.twin.session import Result
+    from shardlaw.conformance.twin.spec import Twin
 
 MARKER = "shardlaw(world=N, needs=[...]): of the ranks that the fixture 'world' runs, how many, and what their target must be able to do"
 PROFILES = ("smoke", "ci", "nightly")
@@ -35,7 +37,8 @@ LAWS_FOLDER = Path(__file__).parent / "laws"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("shardlaw", "sharded tensors on live ranks")
     group.addoption("--shardlaw", metavar="PROFILE", choices=PROFILES, help="try the laws too: smoke, ci or nightly; -k selects")
-    group.addoption("--shardlaw-target", metavar="NAME", help="what tests that use the fixture 'world' run on; see 'shardlaw targets'")
+    on = "what tests that use the fixtures 'world' and 'twin' run on; see 'shardlaw targets'"
+    group.addoption("--shardlaw-target", metavar="NAME", help=on)
     parser.addini("shardlaw_target", "as --shardlaw-target", default="gloo")
 
 
@@ -91,6 +94,28 @@ def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     """
     with worlds_of(request.config) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
+    """``twin("my_package.twin:make")``, or ``twin(make)`` of a function at the top of a module: the test fails where the sharded model is
+    not the whole one. Takes what :func:`shardlaw.twin` takes, and returns what that returns.
+    """
+    from shardlaw.conformance.api import find_target
+    from shardlaw.conformance.twin.report import text
+    from shardlaw.conformance.twin.session import Session
+
+    def same(make: str | Callable[..., Twin], **asked: Any) -> Result:
+        __tracebackhide__ = True
+        result = session.twin(make, **asked)
+        if result.departs:
+            raise AssertionError("\n".join(text(result)))
+        return result
+
+    with refusing():
+        target = find_target(target_name(request.config), config_folders(request.config))
+    with Session(target) as session:
+        yield same
 
 
 WORLDS: pytest.StashKey[Worlds] = pytest.StashKey()

@@ -314,6 +314,9 @@ def twin(
             metavar="DIM=N|same", help="Also save in the middle and go on, on a mesh with another size of this dim; may be repeated."
         ),
     ] = None,
+    dropout: Annotated[
+        bool, typer.Option("--dropout", help="Also a step with dropout: replicas drop the same, shards by themselves.")
+    ] = False,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not look for the smallest that shows it.")] = False,
 ) -> int:
     """Is a sharded model the whole one? Exit 1 where it is not; the first tensor that departs is named.
@@ -323,7 +326,7 @@ def twin(
     """
     from shardlaw.conformance.commands.twin import twin as run_twin
 
-    return run_twin(make, options or (), sizes or (), values or (), steps, seed, target, report, not no_shrink, resume)
+    return run_twin(make, options or (), sizes or (), values or (), steps, seed, target, report, not no_shrink, resume, dropout)
 
 
 @app.command()

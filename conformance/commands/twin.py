@@ -22,6 +22,7 @@ def twin(
     report: Path,
     shrink: bool,
     resume: Sequence[str] | None = None,
+    dropout: bool = False,
 ) -> int:
     """Run it, print what it says, and leave a page; returns the exit code: 1 where the model departs. Raises :class:`UsageError`."""
     from shardlaw.conformance.twin.report import data, page, script, text
@@ -38,7 +39,7 @@ def twin(
     on = _sizes("--resume", [text for text in resume if text != "same"]) if resume else None
     again = resumed_on(own, plan, on)
     with Session(target) as session:
-        result = session.ask(plan, tuple(values) or own.values, shrink, make, again)
+        result = session.ask(plan, tuple(values) or own.values, shrink, make, again, dropout)
     print(*text(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from shardlaw.conformance.twin.record import BACKWARD, GRADIENTS, OF_PARAMETERS, START, STEP, Key, Piece, axes
-from shardlaw.conformance.twin.steps import distance, largest, same
+from shardlaw.conformance.twin.steps import SAFETY, distance, largest, same
 from shardlaw.reference import simulate
 from shardlaw.reference.layout import Indices, Layout, LayoutError
 from shardlaw.reference.mesh import Mesh
@@ -54,6 +54,8 @@ class Judged:
     rank: int = -1
     elements: tuple[tuple[tuple[int, ...], float, float], ...] = ()
     wrong: int = 0
+    placements: Placements = ()
+    scale: float = 1.0
 
     @property
     def ratio(self) -> float:
@@ -87,10 +89,9 @@ class Aligner:
                 continue
             if not found.departs and key.phase == START:
                 fits.append(placements)
-            if best is None or (best.departs and not found.departs) or (found.seen < best.seen and not found.pending):
+            if best is None or _nearer(found, best):
                 best = found
-            if not best.departs and key.phase != START:
-                self._settle(key, pieces, placements, scale)
+            if best.ratio * SAFETY <= 1 and key.phase != START:  # as near as rounding makes it
                 break
         held = {rank: piece for rank, piece in pieces.items() if piece.local.numel()}
         if best is None and 0 < len(held) < len(pieces):  # a table that others have no row of
@@ -102,6 +103,8 @@ class Aligner:
             return Judged(key, math.inf, bound, "none", word=word)
         if key.phase == START:
             self._lies[key.path, key.what] = fits
+        if key.phase == BACKWARD and 2 * self._mesh.size * bound < largest(want.abs()):  # else another scale would do as well
+            self._settle(best, pieces)
         return self._replicas(best, key, pieces) if key.phase == STEP and not best.departs else best
 
     # Layouts
@@ -175,12 +178,12 @@ class Aligner:
     def _product(self, dims: Iterable[int]) -> float:
         return float(math.prod(self._mesh.shape[dim] for dim in dims))
 
-    def _settle(self, key: Key, pieces: Mapping[int, Piece], placements: Placements, scale: float) -> None:
+    def _settle(self, judged: Judged, pieces: Mapping[int, Piece]) -> None:
         """Keep the mesh dims under which gradients are so many times larger."""
-        if key.phase == BACKWARD and any(piece.local.count_nonzero() for piece in pieces.values()):
+        if not judged.departs:
             claimed = self._claimed(pieces) or {}
             free = [dim for dim in range(self._mesh.ndim) if dim not in claimed]
-            self._scaled = [dims for dims in self._scaled if scale in self._factors(placements, free, dims, len(pieces))]
+            self._scaled = [dims for dims in self._scaled if judged.scale in self._factors(judged.placements, free, dims, len(pieces))]
 
     # Values
 
@@ -220,7 +223,7 @@ class Aligner:
         assert best is not None
         waits = any(is_reduction(placement) for dim, placement in enumerate(placements) if dim not in claimed)
         if not worst > bound * scale:
-            return Judged(key, worst / scale, bound, name, waits)
+            return Judged(key, worst / scale, bound, name, waits, placements=placements, scale=scale)
         rank, got, must, owned, apart = best
         return Judged(key, worst / scale, bound, name, waits, "", rank, _elements(got, must, owned, apart), int((apart > bound).sum()))
 
@@ -236,10 +239,11 @@ class Aligner:
 
     def _replicas(self, judged: Judged, key: Key, pieces: Mapping[int, Piece]) -> Judged:
         """Replicas of a parameter are alike bit by bit."""
-        placements = parse_placements(judged.layout.partition(": ")[2])
         first: dict[tuple[int, ...], tuple[int, torch.Tensor]] = {}
         for rank, one in sorted(pieces.items()):
-            place = tuple(at for at, placement in zip(self._coords[rank], placements, strict=True) if not isinstance(placement, Replicate))
+            place = tuple(
+                at for at, placement in zip(self._coords[rank], judged.placements, strict=True) if not isinstance(placement, Replicate)
+            )
             other, value = first.setdefault(place, (rank, one.local))
             if not same(value, one.local):
                 apart = distance(one.local, value)
@@ -247,6 +251,13 @@ class Aligner:
                 return Judged(key, judged.seen, judged.bound, judged.layout, False, word, rank, _elements(one.local, value, None, apart),
                               int((apart > 0).sum()))  # fmt: skip
         return judged
+
+
+def _nearer(one: Judged, best: Judged) -> bool:
+    """Whether a layout fits better than the best so far; among those that do not fit, no sum is looked for."""
+    if one.departs != best.departs:
+        return best.departs
+    return one.seen < best.seen and not (one.departs and one.pending)
 
 
 def _elements(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.twin.spec import Plan, Twin
 
 DTYPES = {"exact": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,10 +38,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def model(twin: Twin, plan: Plan, change: Move) -> torch.nn.Module:
-    """The whole module, without dropout, its parameters filled as the plan says, then changed; the seed is the plan's."""
+    """The whole module, its parameters filled as the plan says, then changed; the seed is the plan's. Without dropout, unless the plan
+    wants it."""
     torch.manual_seed(plan.seed)
     module = twin.model(**plan.sizes)
-    calm(module)
+    calm(module, plan.dropout)
     generator = torch.Generator().manual_seed(plan.seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -51,10 +54,13 @@ def model(twin: Twin, plan: Plan, change: Move) -> torch.nn.Module:
     return module
 
 
-def calm(module: torch.nn.Module) -> None:
-    """Switch dropout off: ``p`` of torch's dropout modules, and what other modules call ``dropout`` and is a number."""
+def calm(module: torch.nn.Module, dropout: bool = False) -> None:
+    """Switch dropout off: ``p`` of torch's dropout modules, and what other modules call ``dropout`` and is a number. ``dropout``: but for
+    that of ``torch.nn.Dropout``."""
     for part in module.modules():
-        if type(part).__module__ == torch.nn.Dropout.__module__:
+        if dropout and isinstance(part, torch.nn.Dropout):
+            continue
+        if type(part).__module__ == torch.nn.Dropout.__module__ or isinstance(part, torch.nn.Dropout):
             part.p = 0.0  # type: ignore[assignment]
         if isinstance(getattr(part, "dropout", None), float):
             part.dropout = 0.0  # type: ignore[assignment]
@@ -94,6 +100,25 @@ def doubled(value: torch.Tensor) -> torch.Tensor:
 def widened(value: torch.Tensor, change: Move) -> torch.Tensor:
     """Buffers are constants: they become float64 with everything else, and are never moved."""
     return value.double() if change is doubled else value
+
+
+@contextmanager
+def widely(change: Move) -> Iterator[None]:
+    """Where all is to be float64: so is what the model itself casts to a narrower type, such as the inside of a norm. Else its rounding
+    would look like none."""
+    if change is not doubled:
+        yield
+        return
+
+    class Wide(compat.name("TorchDispatchMode")):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if kwargs.get("dtype") in BITS and tensors(args):
+                kwargs = {**kwargs, "dtype": torch.float64}
+            return func(*args, **kwargs)
+
+    with Wide():
+        yield
 
 
 def moved(generator: torch.Generator) -> Move:

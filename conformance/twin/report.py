@@ -104,13 +104,16 @@ def text(result: Result) -> Iterator[str]:
     yield f"{result.name}: {str(plan).replace(f'; {plan.values}', '')}"
     for one in result.compared:
         label = one.plan.values + (f", resumed on {' '.join(f'{dim}={n}' for dim, n in one.plan.mesh.items())}" if one.plan.load else "")
+        label += ", with dropout" if one.plan.dropout else ""
         if one.failed:
             yield f"  {label}: the sharded model does not run"
             yield from (f"    {line}" for line in one.failed.splitlines())
             continue
         zero, free = (sum(judged.bound == bound for judged in one.judged) for bound in (0.0, math.inf))
         count = f"{len(one.judged)} tensors, {zero} of them with bound zero" + (f", {free} that rounding decides" if free else "")
-        if one.departure is None:
+        if one.departure is None and one.plan.dropout:
+            yield f"  {label}: held, {len(one.judged)} calls of dropout"
+        elif one.departure is None:
             worst = max(one.judged, key=lambda judged: judged.ratio, default=None)
             yield f"  {label}: held, {count}" + (f"; nearest to its bound, {worst.ratio:.2f} of it: {worst.key}" if worst else "")
         else:

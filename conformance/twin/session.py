@@ -11,7 +11,9 @@ from typing import Any
 
 from shardlaw.conformance.api import Worlds, explain
 from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.rank.spmd import Function
+from shardlaw.conformance.twin.dropout import judged as dropout_judged
 from shardlaw.conformance.twin.judge import Compared, Departure, compared
 from shardlaw.conformance.twin.spec import VALUES, Plan, Twin, found, made
 from shardlaw.conformance.twin.steps import Part, Whole
@@ -44,7 +46,7 @@ class Result:
 class Session:
     """Live ranks for the twins of one process. A context manager."""
 
-    def __init__(self, target: str = "gloo", seconds: float = SECONDS) -> None:
+    def __init__(self, target: str | Target = "gloo", seconds: float = SECONDS) -> None:
         self._worlds = Worlds(target, timeout=seconds)
         self._known: dict[str, Whole] = {}
 
@@ -73,11 +75,49 @@ class Session:
                 return Compared(first, failed=explain(outcome.verdict))
             return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
 
+    def twin(
+        self,
+        make: str | Callable[..., Twin],
+        *,
+        options: Mapping[str, str] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        values: tuple[str, ...] = (),
+        steps: int = 2,
+        seed: int = 0,
+        shrink: bool = True,
+        resume: Mapping[str, int] | None = None,
+        dropout: bool = False,
+    ) -> Result:
+        """As :func:`twin`, on these ranks."""
+        plan, own = planned(make, options, sizes, steps=steps, seed=seed)
+        for value in values:
+            if value not in VALUES:
+                raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+        name, again = make if isinstance(make, str) else "", resumed_on(own, plan, resume)
+        return self.ask(plan, values or own.values, shrink, name, again, dropout)
+
+    def dropping(self, plan: Plan, calm: Compared) -> Compared:
+        """Run the first step with dropout, and see what ranks drop; ``calm`` is the run without. Raises :class:`UsageError`."""
+        plan = replace(plan, values=calm.plan.values, steps=1, dropout=True)
+        outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
+        if outcome.verdict.status != "held":
+            return Compared(plan, classes=calm.classes, failed=explain(outcome.verdict))
+        parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
+        if not any(part.chances for part in parts):
+            raise UsageError("dropout: the sharded model has no torch.nn.Dropout that drops anything; what functions drop cannot be seen")
+        return dropout_judged(plan, calm, parts)
+
     def ask(
-        self, plan: Plan, kinds: tuple[str, ...], shrink: bool = True, name: str = "", resume: Mapping[str, int] | None = None
+        self,
+        plan: Plan,
+        kinds: tuple[str, ...],
+        shrink: bool = True,
+        name: str = "",
+        resume: Mapping[str, int] | None = None,
+        dropout: bool = False,
     ) -> Result:
         """Try each kind of values until one departs; look for the op behind it, and for the smallest plan that shows it. ``resume``: also
-        save in the middle and go on, on this mesh. Raises :class:`UsageError`."""
+        save in the middle and go on, on this mesh; ``dropout``: also try what ranks drop. Raises :class:`UsageError`."""
         if resume is not None and plan.steps < 2:
             raise UsageError(f"{plan.steps} steps: want 2 or more to resume in the middle")
         started = time.monotonic()
@@ -88,9 +128,11 @@ class Session:
                 seen.append(self.resumed(replace(plan, values=values), resume))
             if seen[-1].departs:
                 break
+        if dropout and not seen[-1].departs:
+            seen.append(self.dropping(plan, seen[0]))
         last = seen[-1]
         smallest = None
-        if last.departure is not None and not last.plan.load:
+        if last.departure is not None and not last.plan.load and not last.plan.dropout:
             seen[-1] = replace(last, departure=self._looked_into(last.departure))
             if shrink:
                 smallest = self._shrunk(last.departure)
@@ -190,24 +232,10 @@ def resumed_on(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[st
     return {**plan.mesh, **mesh}
 
 
-def twin(
-    make: str | Callable[..., Twin],
-    *,
-    options: Mapping[str, str] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    values: tuple[str, ...] = (),
-    steps: int = 2,
-    seed: int = 0,
-    shrink: bool = True,
-    resume: Mapping[str, int] | None = None,
-    target: str = "gloo",
-) -> Result:
-    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``; ``options`` are given to it,
-    ``sizes`` replace its own, those of the mesh among them. ``resume``: sizes of a mesh on which it goes
-    on from a checkpoint in the middle. Raises :class:`UsageError`."""
-    plan, own = planned(make, options, sizes, steps=steps, seed=seed)
-    for value in values:
-        if value not in VALUES:
-            raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+def twin(make: str | Callable[..., Twin], *, target: str = "gloo", **asked: Any) -> Result:
+    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``. ``asked``: ``options``,
+    which are given to it; ``sizes`` instead of its own, those of the mesh among them; ``values``, ``steps``, ``seed``; ``shrink``:
+    whether to look for the smallest; ``resume``: sizes of a mesh on which it goes on from a checkpoint in the middle;
+    ``dropout``: whether to try what ranks drop. Raises :class:`UsageError`."""
     with Session(target) as session:
-        return session.ask(plan, values or own.values, shrink, make if isinstance(make, str) else "", resumed_on(own, plan, resume))
+        return session.twin(make, **asked)

@@ -39,6 +39,7 @@ class Twin:
     - ``name(path, mesh)``: the path that a submodule of the sharded model has in the whole one, where that is another.
     - ``save(model, optimizer, folder)`` and ``load(model, optimizer, folder)``: a checkpoint, for ``--resume``; that of
       ``torch.distributed.checkpoint`` where there are none, which knows how DTensors lie and nothing of tensors that were cut by hand.
+    - ``seed(mesh, step)``: seeds a rank before a step with dropout; ``torch.manual_seed(step)`` on every rank where there is none.
     - ``values``: which values to try: ``exact``, ``float32``, ``bfloat16``.
     """
 
@@ -55,6 +56,7 @@ class Twin:
     name: Callable[[str, DeviceMesh], str] | None = None
     save: Callable[[Any, Any, str], object] | None = None
     load: Callable[[Any, Any, str], object] | None = None
+    seed: Callable[[DeviceMesh, int], object] | None = None
     values: tuple[str, ...] = VALUES
 
     def check(self) -> None:
@@ -84,7 +86,7 @@ class Plan:
     """One run of a twin: how large, with which values, for how many steps. Travels to ranks.
 
     ``ops`` names the submodule of which every op is recorded. ``save``: after so many steps the sharded run is saved in ``folder`` and
-    ends; ``load``: it begins with the step of that number, from there.
+    ends; ``load``: it begins with the step of that number, from there. ``dropout``: it is on, and seeds are the same on all ranks.
     """
 
     make: Function
@@ -99,6 +101,7 @@ class Plan:
     save: int = 0
     load: int = 0
     folder: str = ""
+    dropout: bool = False
 
     def twin(self) -> Twin:
         """What ``make`` returns, in this process."""

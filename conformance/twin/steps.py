@@ -47,10 +47,12 @@ class Whole:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank saw of the sharded model; ``trail`` are the ops of the submodule that was looked at."""
+    """What one rank saw of the sharded model; ``trail`` are the ops of the submodule that was looked at; ``chances`` by path, how much
+    each dropout drops."""
 
     pieces: dict[Key, Piece]
     trail: tuple[str, ...]
+    chances: dict[str, float]
 
 
 def whole(here: RankContext, plan: Plan, path: list[str]) -> Whole:
@@ -79,7 +81,9 @@ def sharded(here: RankContext, plan: Plan, path: list[str]) -> Part:
     rename = twin.name
     recorder = Recorder(model, (lambda path: rename(path, mesh)) if rename else lambda path: path, plan.ops)
     _steps(twin, plan, model, mesh, recorder, build.kept)
-    return Part(recorder.events, tuple(recorder.trail))
+    drops = ((path, part) for path, part in model.named_modules() if isinstance(part, torch.nn.Dropout) and part.training)
+    chances = {rename(path, mesh) if rename else path: part.p for path, part in drops if 0 < part.p < 1}
+    return Part(recorder.events, tuple(recorder.trail), chances)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -162,10 +166,12 @@ def _steps(
         batch = build.batch(twin, plan, step, change)
         if noise:
             torch.manual_seed(step)
+        if plan.dropout and mesh is not None:
+            (twin.seed or (lambda mesh, step: torch.manual_seed(step)))(mesh, step)
         if mesh is not None and twin.part:
             batch = twin.part(batch, mesh)
         recorder.begin(step, FORWARD)
-        with recorder.listening():
+        with recorder.listening(), build.widely(change):
             output = forward(twin, model, batch)
             loss = total(twin, output, batch)
             recorder.loss(loss)

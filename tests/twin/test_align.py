@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardlaw.conformance.twin.align import Aligner, Judged
-from shardlaw.conformance.twin.build import exact, moved
+from shardlaw.conformance.twin.build import doubled, exact, kept, moved, widely
 from shardlaw.conformance.twin.record import Key, Piece
 from shardlaw.conformance.twin.steps import distance, same
 from shardlaw.reference.mesh import Mesh
@@ -125,3 +125,13 @@ def test_exact_values_are_quarters() -> None:
     filled = exact(torch.randn(64), generator)
     assert {*filled.tolist()} == {-0.5, -0.25, 0.0, 0.25, 0.5}
     assert {*exact(torch.ones(64), generator).tolist()} == {0.5, 1.0, 2.0}
+
+
+def test_in_float64_what_a_model_casts_is_float64_too() -> None:
+    x = torch.ones(3, dtype=torch.float64) / 3
+    with widely(kept):
+        assert x.float().dtype == torch.float32
+    with widely(doubled):
+        assert same(x.float(), x)
+        assert torch.softmax(x, 0, dtype=torch.float32).dtype == torch.float64
+        assert x.to(torch.int64).dtype == torch.int64
