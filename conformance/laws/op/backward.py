@@ -30,7 +30,7 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import format_placements, shard_dim
 from shardlaw.reference.tensors import dense
 from shardlaw.strategies.op_corners import corner_gradients
-from shardlaw.strategies.op_gradient_programs import gradient_programs
+from shardlaw.strategies.op_gradient_programs import gradient_programs, gradients_enumerated
 from shardlaw.strategies.op_gradients import DIFFERENTIABLE, Backward, GradientSweep, gradient_samples, plainest
 from shardlaw.strategies.ops import Op
 
@@ -249,8 +249,9 @@ def op_backward(op: Op) -> Law:
 
 
 def corners(limits: Limits) -> Listed[Backward]:
-    """The programs of a table, those that have ranks enough."""
-    return Listed([drawn for drawn in corner_gradients() if max(drawn.sample.mesh.ranks) < limits.world_size], case_of)
+    """The programs of a table, and one on each of many grounds, those that have ranks enough."""
+    found = [*corner_gradients(), *gradients_enumerated(limits.most)]
+    return Listed([drawn for drawn in found if max(drawn.sample.mesh.ranks) < limits.most], case_of)
 
 
 program_backward = gradient_law(
@@ -261,9 +262,9 @@ program_backward = gradient_law(
     source=SOURCE,
     control="mesh=2 a=4x2:S(0):float32:small b=4x2:S(1):float32:small steps=x=mul(a,b);sum(x,0) wrt=a,b",
     draw=lambda limits: cases_of(gradient_programs(world_size=limits.world_size)),
-    draws=60,
+    draws=30,
     sweep=corners,
-    sweeps=len(corner_gradients()),
+    sweeps=len(corner_gradients()) + 30,
     weight=5.0,
 )
 

@@ -57,7 +57,7 @@ def cases_of(samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
 
 def listed(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
     """The cases of those ``samples`` that have ranks enough."""
-    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.world_size], case_of)
+    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.most], case_of)
 
 
 def narrowed(op: Op, case: Case) -> SearchStrategy[Case]:
