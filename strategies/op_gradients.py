@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import overload
+from zlib import crc32
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -21,10 +22,13 @@ from shardlaw.reference.placement import Partial as Pending
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
 from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_draws import SHORTS, is_solid, memories, rarer
+from shardlaw.strategies.op_operands import numbered
 from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
 from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 FLOATS = ("float32", "float64")
+ALLOWED = ("float32", "float64", "bfloat16")
 SIZES = (2, 3, 4, 5, 1, 6, 7)
 MESHES = (*("2",) * 6, *("3",) * 2, *("2x2",) * 2, "2@1,2")
 BOARDS = (UNEVEN, SQUARE, SHORT, EVEN, UNEVEN, THREE, UNEVEN, SQUARE_EVEN, UNEVEN)
@@ -176,6 +180,24 @@ def arrivals(mesh: Mesh) -> list[Placements | None]:
 
 def meshes(world_size: int) -> list[Mesh]:
     return pool(MESHES, world_size)
+
+
+def odd_gradient(op: Op, world_size: int) -> list[Backward]:
+    """One sample of ``op`` in a dtype that no table names, or in a memory that is not contiguous."""
+    number = crc32(op.name.encode())
+    dtypes = [dtype for dtype in rarer(op, OPS[op.name].dtypes, ALLOWED) if dtype not in SHORTS] if number % 5 else []
+    dtype = dtypes[number // 5 % len(dtypes)] if dtypes else ""
+    kinds = memories(op.variants)
+    memory = "plain" if dtype else kinds[number // 5 % len(kinds)]
+    choose = numbered(number)
+    fits = [variant for variant in differentiable(op) if memory != "channels-last" or is_solid(variant)] or differentiable(op)
+    variant = choose(fits)
+    mesh = choose([mesh for mesh in meshes(world_size) if not (op.flat and mesh.ndim > 1)])
+    extents = variant.fits({name: choose(SIZES) for name in variant.symbols})
+    dtype = dtype or variant.dtypes[0]
+    placed = {arg.name: tuple(choose(_line(arg, dtype)) for _ in mesh.shape) for arg in variant.args}
+    found = Backward(variant.sample(mesh, extents, placed, dtype, memory), _leaves(op, variant), choose(arrivals(mesh)))
+    return [found] if has_result(op, found.sample) else []
 
 
 def gradient_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Backward]:
