@@ -20,14 +20,16 @@ fill            elements
 ``edges``       NaN, infinities, both zeros, denormals, the largest and the smallest of the dtype, in turn
 ==============  ===========================================================================================================
 
-==============  ===========================================================================================================
-memory          how the elements lie
-==============  ===========================================================================================================
-``plain``       contiguous
-``transposed``  the reverse order of dims in memory
-``sliced``      every second element of a larger buffer along the last dim, behind an offset
-``expanded``    the first dim has stride 0: all its rows are the first one
-==============  ===========================================================================================================
+=================  ========================================================================================================
+memory             how the elements lie
+=================  ========================================================================================================
+``plain``          contiguous
+``transposed``     the reverse order of dims in memory
+``sliced``         every second element of a larger buffer along the last dim, behind an offset
+``expanded``       the first dim has stride 0: all its rows are the first one
+``offset``         contiguous, behind others in their storage
+``channels-last``  the second of three or more dims lies innermost
+=================  ========================================================================================================
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from shardlaw.reference.notation import NotationError, Shape, format_shape, pars
 from shardlaw.reference.placement import Placements, format_placements, parse_placements
 
 FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros", "wide", "edges")
-MEMORIES = ("plain", "transposed", "sliced", "expanded")
+MEMORIES = ("plain", "transposed", "sliced", "expanded", "offset", "channels-last")
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -199,4 +201,8 @@ def lay_out(tensor: torch.Tensor, memory: str) -> torch.Tensor:
         return view
     if memory == "expanded" and tensor.ndim and tensor.shape[0]:
         return tensor[:1].clone().expand(tensor.shape)
+    if memory == "offset" and tensor.ndim:
+        return torch.cat([tensor.new_zeros(3), tensor.flatten()])[3:].view(tensor.shape)
+    if memory == "channels-last" and tensor.ndim > 2:
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
     return tensor

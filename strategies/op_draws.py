@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from functools import cache
+from zlib import crc32
 
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
@@ -14,7 +16,13 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placements, Replicate, Shard, StridedShard
 from shardlaw.strategies._arguments import check_count
 from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.ops import Arg, Op, Sample, single_placements
+from shardlaw.strategies.op_operands import Choose, numbered
+from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 SIZES = (2, 3, 4, 5, 1, 6, 7, 8, 0)
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
@@ -31,6 +39,40 @@ MESHES = (
 )
 
 
+# What no table names. Of an op that takes the dtype before the colon it is worth as much: floats in half precision, short integers.
+# And complex numbers, of what adds, multiplies and moves elements; each with the dtype without which a target is not asked for it.
+HALVES, SHORTS = {"float16": "bfloat16", "bfloat16": "bfloat16"}, {"int8": "int32", "int16": "int32"}
+COMPLEX = {"complex64": "float32", "complex128": "float64"}
+LINEAR = words(
+    """abs neg square add sub mul div addcmul where masked_fill sum mean cumsum mm bmm matmul addmm baddbmm nn.functional.linear mv dot
+    outer view reshape flatten unflatten permute transpose t movedim squeeze unsqueeze expand broadcast_to contiguous diagonal select
+    narrow getitem split chunk tensor_split unbind gather take_along_dim index_select scatter index_add index_fill index_put setitem
+    select_scatter slice_scatter cat stack hstack repeat tile flip roll tril triu diag diag_embed constant_pad_nd rot90 clone detach
+    zeros_like ones_like new_zeros add.in-place sub.in-place mul.in-place copy.in-place exp sin cos tanh reciprocal"""
+)
+WRITES = re.compile(r"_\(|setitem|out=|(batch|instance)_norm")
+
+
+def rarer(op: Op, named: Collection[str], allowed: Collection[str]) -> tuple[str, ...]:
+    """The dtypes that no table names and that the op takes, which has others ``named``; twice those that few ops have."""
+    halves = HALVES if "bfloat16" in named or op.name in LINEAR else {}
+    shorts = SHORTS if "int64" in named else {}
+    found = {**halves, **shorts, **(COMPLEX if op.name in LINEAR and "float32" in named else {})}
+    kept = tuple(dtype for dtype, base in found.items() if base in allowed)
+    return kept + tuple(dtype for dtype in kept if dtype in COMPLEX or dtype in SHORTS)
+
+
+def is_solid(variant: Variant) -> bool:
+    """Whether a tensor of it has three dims or more."""
+    return any(len(arg.dims) > 2 for arg in variant.args)
+
+
+def memories(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """How the tensors of an op may lie in memory, other than plainly; what is written into has no element twice."""
+    expanded = ("expanded",) * (not any(WRITES.search(variant.call) for variant in variants))
+    return ("sliced", "transposed", *expanded, "offset", *("channels-last",) * (3 * any(map(is_solid, variants))))
+
+
 def op_samples(op: Op, *, world_size: int = 4, dtypes: Sequence[str] | None = None) -> SearchStrategy[Sample]:
     """Any variant of ``op`` on tensors of any size up to 8, on meshes of one and two dims, in any placements.
 
@@ -39,28 +81,49 @@ def op_samples(op: Op, *, world_size: int = 4, dtypes: Sequence[str] | None = No
     Raises ``InvalidArgument`` where no mesh fits into ``world_size`` ranks.
     """
     check_count("world_size", world_size, 1)
-    meshes = [mesh for mesh in pool(MESHES, world_size) if not (op.flat and mesh.ndim > 1)]
+    meshes = fitting(op, world_size)
     if not meshes:
         raise InvalidArgument(f"world_size={world_size}: no mesh fits, want 2 or more")
-    sizes = [size for size in SIZES if size or op.zeros]
     allowed = None if dtypes is None else frozenset(dtypes)
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:
-        variant = draw(st.sampled_from(op.variants))
-        mesh = draw(st.sampled_from(meshes))
-        extents = variant.fits({name: draw(st.sampled_from(sizes)) for name in variant.symbols})
-        fitting = [dtype for dtype in variant.dtypes if allowed is None or dtype in allowed] or [variant.dtypes[0]]
-        dtype = draw(st.sampled_from((fitting[0],) * (2 * len(fitting) - 1) + tuple(fitting[1:])))
-        placed = {arg.name: draw(_placements(arg, dtype, mesh.ndim)) for arg in variant.args}
-        memory = draw(st.sampled_from(("plain",) * 9 + ("transposed",)))
-        return variant.sample(mesh, extents, placed, dtype, memory)
+        return sample(op, lambda options: draw(st.sampled_from(options)), meshes, allowed)
 
     return drawn()
 
 
+def fitting(op: Op, world_size: int) -> list[Mesh]:
+    """The meshes on which an op is tried, the plainest first, each as often as it is to be drawn."""
+    return [mesh for mesh in pool(MESHES, world_size) if not (op.flat and mesh.ndim > 1)]
+
+
+def sample(op: Op, choose: Choose, meshes: Sequence[Mesh], allowed: Collection[str] | None, dtype: str = "", memory: str = "") -> Sample:
+    """Any variant of ``op``, in a ``dtype`` and a ``memory`` or in any."""
+    fits = [variant for variant in op.variants if memory != "channels-last" or is_solid(variant)]
+    variant, mesh = choose(fits), choose(meshes)
+    sizes = [size for size in SIZES if size or (op.zeros and not memory)]
+    extents = variant.fits({name: choose(sizes) for name in variant.symbols})
+    known = [name for name in variant.dtypes if allowed is None or name in allowed] or [variant.dtypes[0]]
+    dtype = dtype or choose([known[0]] * (2 * len(known) - 1) + known[1:])
+    placed = {arg.name: choose(_placements(arg, dtype, mesh.ndim)) for arg in variant.args}
+    return variant.sample(mesh, extents, placed, dtype, memory or choose(("plain",) * 9 + ("transposed",)))
+
+
+def odd(op: Op, count: int, world_size: int, allowed: Collection[str]) -> list[Sample]:
+    """``count`` samples of ``op``, by turns in a dtype that no table names and in a memory that is not contiguous, where there is such."""
+    found = []
+    for at in range(count):
+        number = crc32(op.name.encode()) + at
+        dtypes = rarer(op, op.dtypes, allowed) if number % 2 else ()
+        dtype = dtypes[number // 2 % len(dtypes)] if dtypes else ""
+        memory = "plain" if dtype else memories(op.variants)[number // 2 % len(memories(op.variants))]
+        found.append(sample(op, numbered(number), fitting(op, world_size), allowed, dtype, memory))
+    return found
+
+
 @cache
-def _placements(arg: Arg, dtype: str, mesh_ndim: int) -> SearchStrategy[Placements]:
+def _placements(arg: Arg, dtype: str, mesh_ndim: int) -> list[Placements]:
     """Placements of one argument: shards most often; reductions of one kind; now and then a strided shard beside its shard."""
     singles = single_placements(arg, dtype, REDUCE_OPS)
     shards = [single for single in singles if isinstance(single, Shard)]
@@ -71,7 +134,7 @@ def _placements(arg: Arg, dtype: str, mesh_ndim: int) -> SearchStrategy[Placemen
     kept = [row for row in rows if len({p.op for p in row if isinstance(p, Partial)}) < 2]
     if mesh_ndim == 2:
         kept += [(StridedShard(shard.dim, 2), shard) for shard in shards]
-    return st.sampled_from(kept)
+    return kept
 
 
 def no_larger(op: Op, sample: Sample) -> SearchStrategy[Sample] | None:

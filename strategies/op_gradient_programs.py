@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.reference.mesh import Mesh
-from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.op_gradients import SIZES, Backward, arrivals, meshes
+from shardlaw.strategies.op_gradients import Backward, arrivals
+from shardlaw.strategies.op_operands import MANY, Choose, Ground, built, enumerated, numbered, placed, sized
 from shardlaw.strategies.op_programs import NAMES, Value, chained, links
 from shardlaw.strategies.ops import Sample
 
@@ -18,37 +17,45 @@ from shardlaw.strategies.ops import Sample
 APART = re.compile(r"^(sign|floor|to|abs|amax|amin|maximum|sqrt|linalg)\b|torch\.")
 
 
+def gradient_program(choose: Choose, ground: Ground) -> Backward:
+    """A chain of two to four calls on a tensor ``a``, some of which take a second leaf ``b`` of the same shape or of its last dim.
+
+    What lies as the ground says is ``a``; where it waits for a reduction that is no sum or average, of which nobody says what its gradient
+    is, it has none, and its value counts in that of ``b``.
+    """
+    mesh, sizes = ground.mesh, sized(choose, ground, ("m", "n"))
+    x, a, b = Value("a", ("m", "n")), Value("a", ("m", "n")), Value("b", choose((("m", "n"), ("n",))))
+    unsettled = bool({*ground.kinds} & {"max", "min", "product"})
+    calls: list[str] = []
+    for at in range(choose((2, 3, 4))):
+        options = []
+        other = b if unsettled and not at else choose((b, a))
+        for link in links(x, other, mesh.ndim):
+            without = APART.search(link.call) or (len(other.dims) < 2 and link.call.startswith("mm"))
+            if link.kind == "float" and not without and ("{a}" in link.call or at or not unsettled):
+                options.append(link)
+        link = choose(options)
+        calls.append(link.call.replace("{x}", x.name).replace("{a}", other.name))
+        x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
+    steps, specs = chained(calls), []
+    for value in (a, b):
+        shape = tuple(sizes[dim] for dim in value.dims)
+        lies = placed(choose, ground, shape, kinds=ground.kinds if value is a else ())
+        specs.append((value.name, TensorSpec(shape, lies, "float32", "small")))
+    used = tuple((name, spec) for name, spec in specs if re.search(rf"\b{name}\b", steps))
+    leaves = tuple(name for name, _ in used if name != "a" or not unsettled)
+    return Backward(Sample(mesh, used, steps), leaves, choose(arrivals(mesh)))
+
+
 def gradient_programs(*, world_size: int = 4) -> SearchStrategy[Backward]:
-    """Chains of two to four calls on a tensor ``a``, some of which take a second leaf ``b`` of the same shape or of its last dim.
+    """Chains of calls that have gradients.
 
     Shrinks to two calls on 2x2 tensors on the mesh ``2``.
     """
-    fitting = [mesh for mesh in meshes(world_size) if mesh.ranks == tuple(range(mesh.size))]
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Backward:
-        mesh = draw(st.sampled_from(fitting))
-        sizes = {"m": draw(st.sampled_from(SIZES)), "n": draw(st.sampled_from(SIZES))}
-        x, a, b = Value("a", ("m", "n")), Value("a", ("m", "n")), Value("b", draw(st.sampled_from([("m", "n"), ("n",)])))
-        calls = []
-        for at in range(draw(st.integers(2, 4))):
-            other = draw(st.sampled_from([b, a]))
-            options = [link for link in links(x, other, mesh.ndim) if link.kind == "float" and not APART.search(link.call)]
-            options = [link for link in options if len(other.dims) == 2 or not link.call.startswith("mm")]
-            link = draw(st.sampled_from(options))
-            calls.append(link.call.replace("{x}", x.name).replace("{a}", other.name))
-            x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
-        specs = [
-            (v.name, TensorSpec(tuple(sizes[dim] for dim in v.dims), draw(_placed(mesh, len(v.dims))), "float32", "small")) for v in (a, b)
-        ]
-        steps = chained(calls)
-        used = tuple((name, spec) for name, spec in specs if re.search(rf"\b{name}\b", steps))
-        return Backward(Sample(mesh, used, steps), tuple(name for name, _ in used), draw(arrivals(mesh)))
-
-    return drawn()
+    return built(gradient_program, world_size)
 
 
-def _placed(mesh: Mesh, ndim: int) -> SearchStrategy[Placements]:
-    shards = [Shard(dim) for dim in range(ndim)]
-    singles: list[Placement] = [Replicate(), *shards, *shards, Partial("sum")]
-    return st.tuples(*(st.sampled_from(singles) for _ in mesh.shape))
+@cache
+def gradients_enumerated(world_size: int) -> list[Backward]:
+    """A chain on each of many grounds."""
+    return [gradient_program(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]

@@ -5,11 +5,13 @@ Shards, replicas and pending sums alone: what other reductions mean for a gradie
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import overload
+from zlib import crc32
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -20,10 +22,13 @@ from shardlaw.reference.placement import Partial as Pending
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
 from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.op_catalogue import OPS
+from shardlaw.strategies.op_draws import SHORTS, is_solid, memories, rarer
+from shardlaw.strategies.op_operands import numbered
 from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
 from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 FLOATS = ("float32", "float64")
+ALLOWED = ("float32", "float64", "bfloat16")
 SIZES = (2, 3, 4, 5, 1, 6, 7)
 MESHES = (*("2",) * 6, *("3",) * 2, *("2x2",) * 2, "2@1,2")
 BOARDS = (UNEVEN, SQUARE, SHORT, EVEN, UNEVEN, THREE, UNEVEN, SQUARE_EVEN, UNEVEN)
@@ -165,14 +170,34 @@ def _arriving(mesh: Mesh, choice: int) -> Placements | None:
     return None if not choice else tuple(line[(choice - 1 + at) % len(line)] for at in range(mesh.ndim))
 
 
-def arrivals(mesh: Mesh) -> SearchStrategy[Placements | None]:
-    """Placements of an incoming gradient, or ``None`` for the result's own."""
+def arrivals(mesh: Mesh) -> list[Placements | None]:
+    """Placements of an incoming gradient; half of them are ``None``, the result's own."""
     singles: list[Placement] = [Replicate(), Shard(0), Shard(1), Pending("sum")]
-    return st.one_of(st.none(), st.tuples(*(st.sampled_from(singles) for _ in mesh.shape)))
+    rows = itertools.product(singles, repeat=mesh.ndim)
+    found = [row for row in rows if sum(isinstance(p, Pending) for p in row) < 3]
+    return [*[None] * len(found), *found]
 
 
 def meshes(world_size: int) -> list[Mesh]:
     return pool(MESHES, world_size)
+
+
+def odd_gradient(op: Op, world_size: int) -> list[Backward]:
+    """One sample of ``op`` in a dtype that no table names, or in a memory that is not contiguous."""
+    number = crc32(op.name.encode())
+    dtypes = [dtype for dtype in rarer(op, OPS[op.name].dtypes, ALLOWED) if dtype not in SHORTS] if number % 5 else []
+    dtype = dtypes[number // 5 % len(dtypes)] if dtypes else ""
+    kinds = memories(op.variants)
+    memory = "plain" if dtype else kinds[number // 5 % len(kinds)]
+    choose = numbered(number)
+    fits = [variant for variant in differentiable(op) if memory != "channels-last" or is_solid(variant)] or differentiable(op)
+    variant = choose(fits)
+    mesh = choose([mesh for mesh in meshes(world_size) if not (op.flat and mesh.ndim > 1)])
+    extents = variant.fits({name: choose(SIZES) for name in variant.symbols})
+    dtype = dtype or variant.dtypes[0]
+    placed = {arg.name: tuple(choose(_line(arg, dtype)) for _ in mesh.shape) for arg in variant.args}
+    found = Backward(variant.sample(mesh, extents, placed, dtype, memory), _leaves(op, variant), choose(arrivals(mesh)))
+    return [found] if has_result(op, found.sample) else []
 
 
 def gradient_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Backward]:
@@ -195,6 +220,6 @@ def gradient_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Backward]
             placed[arg.name] = tuple(draw(st.sampled_from([replica, *others])) for _ in mesh.shape)
         names = _leaves(op, variant)
         wrt = draw(st.sampled_from([names, names, *((name,) for name in names)]))
-        return Backward(variant.sample(mesh, extents, placed, dtype), wrt, draw(arrivals(mesh)))
+        return Backward(variant.sample(mesh, extents, placed, dtype), wrt, draw(st.sampled_from(arrivals(mesh))))
 
     return drawn().filter(lambda found: has_result(op, found.sample))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, partial
 
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.reference.mesh import Mesh
-from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
-from shardlaw.strategies.meshes import pool
+from shardlaw.reference.placement import Partial, Placements, StridedShard
+from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
 from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Op, Sample
 
-SIZES = (2, 3, 4, 5, 6, 7)
-MESHES = (*("2",) * 6, *("3",) * 2, *("2x2",) * 2)
+OUT_GROUNDS = 2  # of each op under smoke
+SCALE = 8  # times as many are enumerated
 
 # o is the tensor that takes the result in: of its shape and dtype, and with elements that are not the result's
 OUTS = read_ops("""
@@ -66,52 +65,56 @@ alias
 WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 
 
-def _meshes(world_size: int) -> list[Mesh]:
-    return pool(MESHES, world_size)
-
-
-def _placed(mesh: Mesh, ndim: int, *pending: Placement) -> SearchStrategy[Placements]:
-    shards = [Shard(dim) for dim in range(ndim)]
-    return st.tuples(*(st.sampled_from([Replicate(), *shards, *shards, *pending]) for _ in mesh.shape))
+def out(op: Op, choose: Choose, ground: Ground) -> Sample:
+    """A call of ``op`` with ``out=``: its first operand lies as the ground says, what takes the result in is replicated or sharded; one in
+    five once more with another such tensor ``p``."""
+    variant = choose([variant for variant in op.variants if not (ground.empty and variant.least)] or op.variants)
+    sizes = sized(choose, ground, variant.symbols, variant)
+    together = choose((False, True))
+    lies: dict[str, Placements] = {}
+    for arg in variant.args:
+        alike = lies.get("a", ()) if together and arg.dims == variant.args[0].dims else ()
+        if alike and not any(isinstance(p, Partial | StridedShard) for p in alike):
+            lies[arg.name] = alike
+            continue
+        kinds = ground.kinds if arg.name == "a" else ()
+        pending = () if arg.bound or arg.dtype else ("sum",)
+        lies[arg.name] = placed(choose, ground, () if arg.bound == "R" else arg.shape(sizes), kinds=kinds, pending=pending)
+    sample = variant.sample(ground.mesh, sizes, lies, "float32")
+    if choose((True, True, True, True, False)):
+        return sample
+    taking = dict(sample.tensors)["o"]
+    other = replace(taking, placements=placed(choose, ground, taking.shape, pending=()))
+    return Sample(ground.mesh, (*sample.tensors, ("p", other)), f"{sample.steps};{sample.steps.replace('out=o', 'out=p')}")
 
 
 def out_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Sample]:
-    """A call of ``op`` with ``out=``, its operands replicated, sharded or pending, what takes the result in replicated or sharded; one in
-    five once more with another such tensor ``p``."""
-    meshes = _meshes(world_size)
+    """Calls of ``op`` with ``out=``."""
+    return built(partial(out, op), world_size)
 
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        variant, mesh = draw(st.sampled_from(op.variants)), draw(st.sampled_from(meshes))
-        extents = variant.fits({name: draw(st.sampled_from(SIZES)) for name in variant.symbols})
-        placed: dict[str, Placements] = {}
-        together = draw(st.booleans())
-        for arg in variant.args:
-            alike = placed.get("a", ()) if together and arg.dims == variant.args[0].dims else ()
-            pending = [] if arg.bound or arg.dtype else [Partial("sum")]
-            free = _placed(mesh, 0 if arg.bound == "R" else len(arg.dims), *pending)
-            placed[arg.name] = draw(free) if not alike or any(isinstance(p, Partial) for p in alike) else alike
-        sample = variant.sample(mesh, extents, placed, "float32")
-        if draw(st.integers(0, 4)):
-            return sample
-        taking = dict(sample.tensors)["o"]
-        other = replace(taking, placements=draw(_placed(mesh, len(taking.shape))))
-        return Sample(mesh, (*sample.tensors, ("p", other)), f"{sample.steps};{sample.steps.replace('out=o', 'out=p')}")
 
-    return drawn()
+def outs_enumerated(op: Op, world_size: int) -> list[Sample]:
+    """Calls of ``op`` with ``out=`` on grounds of its own: those of all ops together go through every mesh and kind."""
+    grounds = enumerated(world_size, OUT_GROUNDS * SCALE, OUTS.index(op) * OUT_GROUNDS)
+    return [out(op, numbered(at), ground) for at, ground in enumerate(grounds)]
+
+
+def alias(choose: Choose, ground: Ground) -> Sample:
+    """A view ``v`` of ``a``, which lies as the ground says, and a write to either, whose result is the other one."""
+    variant = choose([variant for variant in VIEWS[0].variants if not (ground.empty and REGROUPED.search(variant.call))])
+    sizes = sized(choose, ground, variant.symbols)
+    lies = {arg.name: placed(choose, ground, arg.shape(sizes), kinds=ground.kinds, pending=()) for arg in variant.args}
+    sample = variant.sample(ground.mesh, sizes, lies, "float32")
+    written, seen = choose((("a", "v"), ("v", "a")))
+    return Sample(ground.mesh, sample.tensors, f"v={sample.steps};{written}.{choose(WRITES)};{seen}")
 
 
 def alias_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
-    """A view ``v`` of ``a``, and a write to either, whose result is the other one."""
-    meshes = _meshes(world_size)
+    """Views beside what they look at."""
+    return built(alias, world_size)
 
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        variant, mesh = draw(st.sampled_from(VIEWS[0].variants)), draw(st.sampled_from(meshes))
-        extents = {name: draw(st.sampled_from(SIZES)) for name in variant.symbols}
-        placed = {arg.name: draw(_placed(mesh, len(arg.dims))) for arg in variant.args}
-        sample = variant.sample(mesh, extents, placed, "float32")
-        written, seen = draw(st.sampled_from([("a", "v"), ("v", "a")]))
-        return Sample(mesh, sample.tensors, f"v={sample.steps};{written}.{draw(st.sampled_from(WRITES))};{seen}")
 
-    return drawn()
+@cache
+def aliases_enumerated(world_size: int) -> list[Sample]:
+    """A view and a write on each of many grounds."""
+    return [alias(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]

@@ -6,21 +6,20 @@ rounds is never followed by what jumps (a cast to integers, a comparison): a rou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.mesh import Mesh
-from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard
+from shardlaw.reference.placement import Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.op_draws import MESHES
+from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
 from shardlaw.strategies.op_table import read_ops
-from shardlaw.strategies.ops import Sample, reducible
+from shardlaw.strategies.ops import Sample
 
-SIZES = (2, 3, 4, 5, 1, 6, 7)
 NAMES = ("x", "y", "z")
 
 
@@ -118,53 +117,46 @@ def _joined(x: tuple[str, ...], a: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(q if p == "1" else p for p, q in zip(longer, padded, strict=True))
 
 
+STARTS = frozenset(
+    ("sum({a},0)", "sum({a},1)", "amax({a},0)", "linalg.vector_norm({a},2,0)", "mm({a},t({a}))", "mul({a},2)", "mean({a},-1)", "sum({a})")
+)
+# what no elements at all do not have
+OF_SOME = re.compile(r"^(amax|amin)\(|inf,")
+
+
+def program(choose: Choose, ground: Ground) -> Sample:
+    """A chain of two to four calls on a tensor ``a`` of two dims that lies as the ground says."""
+    mesh = ground.mesh
+    sizes = sized(choose, ground, ("m", "n"))
+    shape = (sizes["m"], sizes["n"])
+    spec = TensorSpec(shape, placed(choose, ground, shape, kinds=ground.kinds, pending=("sum", "max")), "float32", "small")
+    a = x = Value("a", ("m", "n"))
+    calls = []
+    for at in range(choose((2, 3, 4))):
+        options = [link for link in links(x, a, mesh.ndim) if not (ground.empty and OF_SOME.search(link.call))]
+        favoured = [link for link in options if link.call.replace("{x}", "{a}") in STARTS] if at == 0 else []
+        link = choose(favoured + options)
+        calls.append(link.call.replace("{x}", x.name).replace("{a}", "a"))
+        x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
+    return Sample(mesh, (("a", spec),), chained(calls))
+
+
 def op_programs(*, world_size: int = 4) -> SearchStrategy[Sample]:
     """Chains of two to four calls on a tensor ``a`` of two dims; later calls take what earlier ones left, un-reduced where it is.
 
     Shrinks to two calls on a 2x2 tensor on the mesh ``2``.
     """
-    meshes = _meshes(world_size)
-    starts = (
-        "sum({a},0)",
-        "sum({a},1)",
-        "amax({a},0)",
-        "linalg.vector_norm({a},2,0)",
-        "mm({a},t({a}))",
-        "mul({a},2)",
-        "mean({a},-1)",
-        "sum({a})",
-    )
+    return built(program, world_size)
 
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        mesh = draw(st.sampled_from(meshes))
-        extents = tuple(draw(st.sampled_from(SIZES)) for _ in range(2))
-        spec = TensorSpec(extents, draw(_placed(mesh, 2)), "float32", "small")
-        a = x = Value("a", ("m", "n"))
-        calls = []
-        for at in range(draw(st.integers(2, 4))):
-            options = list(links(x, a, mesh.ndim))
-            favoured = [link for link in options if link.call.replace("{x}", "{a}") in starts] if at == 0 else []
-            link = draw(st.sampled_from(favoured + options if at == 0 else options))
-            calls.append(link.call.replace("{x}", x.name).replace("{a}", "a"))
-            x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
-        return Sample(mesh, (("a", spec),), chained(calls))
 
-    return drawn()
+@cache
+def programs_enumerated(world_size: int) -> list[Sample]:
+    """A chain on each of many grounds."""
+    return [program(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]
 
 
 def chained(calls: list[str]) -> str:
     return ";".join(call if at == len(calls) - 1 else f"{NAMES[at]}={call}" for at, call in enumerate(calls))
-
-
-def _meshes(world_size: int) -> list[Mesh]:
-    return [mesh for mesh in pool(MESHES, world_size) if mesh.ranks == tuple(range(mesh.size))]
-
-
-def _placed(mesh: Mesh, ndim: int, dtype: str = "float32") -> SearchStrategy[Placements]:
-    singles: list[Placement] = [Replicate(), *map(Shard, range(ndim)), *(Partial(op) for op in ("sum", "max") if reducible(dtype, op))]
-    rows = st.tuples(*(st.sampled_from(singles) for _ in range(mesh.ndim)))
-    return rows.filter(lambda row: len({p.op for p in row if isinstance(p, Partial)}) < 2)
 
 
 # One op in several ways on the same tensors: what differs is all that a cache may confuse.
@@ -274,29 +266,39 @@ transposed
 """)
 
 
+def history(choose: Choose, ground: Ground) -> Sample:
+    """Two or three calls of one family on tensors of which the first lies as the ground says."""
+    fitting = [[v for v in family.variants if not ground.empty or not (v.least or REGROUPED.search(v.call))] for family in FAMILIES]
+    several = choose([variants for variants in fitting if variants])
+    first = choose(several)
+    family = [variant for variant in several if variant.args == first.args]
+    sizes = sized(choose, ground, first.symbols, first)
+    dtype = choose(first.dtypes)
+    calls = list(family)
+    while len(calls) > max(2, min(len(family), choose((2, 3)))):
+        calls.remove(choose(calls))
+    if choose((False, True)):
+        calls.reverse()
+    specs = []
+    for at, arg in enumerate(first.args):
+        kinds = ground.kinds if at == 0 else ()
+        lies = placed(choose, ground, arg.shape(sizes), arg.dtype or dtype, kinds=kinds, pending=("sum", "max"))
+        specs.append((arg.name, first.spec(arg, sizes, dtype, lies)))
+    return Sample(ground.mesh, tuple(specs), ";".join(call.steps(sizes) for call in calls))
+
+
 def op_histories(*, world_size: int = 4) -> SearchStrategy[Sample]:
     """One op called two or three times in one program, in other ways: scalars of another kind, dims, dtypes, shapes.
 
     Shrinks to two calls of the first family on a 2x2 tensor on the mesh ``2``.
     """
-    meshes = _meshes(world_size)
+    return built(history, world_size)
 
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        several = draw(st.sampled_from(FAMILIES)).variants
-        first = draw(st.sampled_from(several))
-        family = [variant for variant in several if variant.args == first.args]
-        mesh = draw(st.sampled_from(meshes))
-        sizes = first.fits({name: draw(st.sampled_from(SIZES)) for name in first.symbols})
-        dtype = draw(st.sampled_from(first.dtypes))
-        calls = draw(st.lists(st.sampled_from(family), min_size=2, max_size=3, unique=True))
-        specs = []
-        for arg in first.args:
-            placements = draw(_placed(mesh, len(arg.dims), arg.dtype or dtype))
-            specs.append((arg.name, first.spec(arg, sizes, dtype, placements)))
-        return Sample(mesh, tuple(specs), ";".join(call.steps(sizes) for call in calls))
 
-    return drawn()
+@cache
+def histories_enumerated(world_size: int) -> list[Sample]:
+    """A family on each of many grounds."""
+    return [history(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]
 
 
 def family_histories() -> list[Sample]:

@@ -154,6 +154,11 @@ class Op:
     refuses: Refuses = "never"
     source: str = ""
 
+    @cached_property
+    def dtypes(self) -> frozenset[str]:
+        """Those of any variant."""
+        return frozenset(dtype for variant in self.variants for dtype in variant.dtypes)
+
     def find(self, tensors: Mapping[str, TensorSpec], steps: str) -> tuple[Variant, Sizes] | None:
         """The variant and sizes behind the tensors and steps of a case."""
         for variant in self.variants:

@@ -66,6 +66,9 @@ class Due:
         return ()
 
 
+DENSE = ("transposed", "channels-last")  # memories without gaps, which a global stride tells
+
+
 @dataclass(frozen=True)
 class Global(Due):
     """A dense tensor ``full`` and how it lies: on each rank of ``layout.mesh`` its part. The argument of a due function for a DTensor."""
@@ -76,6 +79,7 @@ class Global(Due):
     memory: str = "plain"
     exact: bool = True
     rounding: torch.dtype | None = None
+    laid: bool = False  # whether each local tensor lies in memory as the full one does, even where that is not dense
 
     @classmethod
     def of(cls, spec: TensorSpec, mesh: Mesh, seed: int) -> Global:
@@ -96,7 +100,7 @@ class Global(Due):
     @property
     def stride(self) -> tuple[int, ...]:
         """The global stride that a DTensor of it claims."""
-        return self.full.stride() if self.memory == "transposed" else self.full.contiguous().stride()
+        return self.full.stride() if self.laid or self.memory in DENSE else self.full.contiguous().stride()
 
     def under(self, placements: Placements, mesh: Mesh | None = None) -> Global:
         """The same tensor placed differently."""
@@ -115,7 +119,9 @@ class Global(Due):
         kept: dict[int, torch.Tensor] = self.__dict__.setdefault("_locals", {})  # what the act is given, and what is left of it later
         if rank not in kept:
             kept[rank] = self._local(rank)
-        return kept[rank].clone()
+        local = kept[rank].clone()
+        of_one_row = self.memory == "expanded" and not self.layout.has_partial()
+        return lay_out(local, self.memory) if self.laid and (of_one_row or self.memory in ("sliced", "offset")) else local
 
     def _local(self, rank: int) -> torch.Tensor:
         coord = self.mesh.coord(rank)
@@ -125,7 +131,7 @@ class Global(Due):
             local = simulate.distribute(self.full, self.layout, self.seed)[coord]
         else:
             local = simulate.take(self.full, self.layout, coord)
-        return lay_out(local, "transposed") if self.memory == "transposed" else local
+        return lay_out(local, self.memory) if self.memory in DENSE else local
 
     def part(self, rank: int) -> Any:
         """The local tensor as it is due: of a rank outside the mesh, nothing is."""

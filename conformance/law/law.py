@@ -81,7 +81,7 @@ class Law:
     reason: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     draw: Callable[[Limits], SearchStrategy[Case]] | None = None
-    draws: int = 0
+    draws: float = 0
     sweep: Callable[[Limits], Sequence[Case]] | None = None
     sweeps: int = 0
     alone: int = 0

@@ -20,6 +20,7 @@ WORDS = (
     "uneven",
     "not supported",
     "not implemented",
+    "invalid scalar type",
 )
 # what an error says that stumbled instead of refusing
 STUMBLES = ("tuple index out of range", "list index out of range", "'NoneType' object", "object has no attribute", "unhashable type")

@@ -49,6 +49,10 @@ def of_tensor(text: str, mesh: str) -> frozenset[str]:
     wide = [extent for extent in spec.shape if extent > 1]
     if (spec.memory == "transposed" and len(wide) > 1) or (spec.memory in ("sliced", "expanded") and wide):
         found |= {"noncontiguous", f"memory:{spec.memory}"}
+    if spec.memory == "channels-last" and len(spec.shape) > 2 and len(wide) > 1:
+        found |= {"noncontiguous", "memory:channels-last"}
+    if spec.memory == "offset" and spec.shape:
+        found.add("memory:offset")
     if spec.fill == "ties":
         found.add("tie")
     if spec.fill in ("wide", "edges"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,7 @@ def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
     found: dict[str, Global | torch.Tensor] = {}
     for at, operand in enumerate(name for name, _ in case.fields if name in wanted):
         spec, seed = case.tensor(operand), case.seed * 64 + 7 * at + 1
-        found[operand] = spec.build(seed) if spec.placements is None else Global.of(spec, mesh, seed)
+        found[operand] = spec.build(seed) if spec.placements is None else replace(Global.of(spec, mesh, seed), laid=True)
     missing = sorted(wanted - {*found})
     if missing:
         raise NotationError(f"steps name {missing[0]!r}, which is no field")

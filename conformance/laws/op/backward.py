@@ -23,15 +23,22 @@ from shardlaw.conformance.law.program.parse import Program as Steps
 from shardlaw.conformance.law.program.parse import watching
 from shardlaw.conformance.laws.op.forward import text_of
 from shardlaw.conformance.laws.op.results import Result, plain_of, replicated, specs, unless
-from shardlaw.conformance.laws.shared.draws import Listed
+from shardlaw.conformance.laws.shared.draws import First, Listed
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import format_placements, shard_dim
 from shardlaw.reference.tensors import dense
 from shardlaw.strategies.op_corners import corner_gradients
-from shardlaw.strategies.op_gradient_programs import gradient_programs
-from shardlaw.strategies.op_gradients import DIFFERENTIABLE, Backward, GradientSweep, gradient_samples, plainest
+from shardlaw.strategies.op_gradient_programs import gradient_programs, gradients_enumerated
+from shardlaw.strategies.op_gradients import (
+    DIFFERENTIABLE,
+    Backward,
+    GradientSweep,
+    gradient_samples,
+    odd_gradient,
+    plainest,
+)
 from shardlaw.strategies.ops import Op
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ GRAD_SEED = 977
 # cases of one op in a smoke run
 LIGHT_SWEEPS = 1
 SWEEPS = 3
-DRAWS = 1
+DRAWS = 0.25  # the first draw of all is the plainest, which the control is like
 
 
 @dataclass(frozen=True)
@@ -243,14 +250,17 @@ def op_backward(op: Op) -> Law:
         control=text_of(case_of(plainest(op))),
         draw=lambda limits: cases_of(gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
-        sweep=lambda limits: Listed(GradientSweep(op, limits.world_size), case_of),
-        sweeps=LIGHT_SWEEPS if op.light else SWEEPS,
+        sweep=lambda limits: Listed(
+            First(odd_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
+        ),
+        sweeps=1 + (LIGHT_SWEEPS if op.light else SWEEPS),
     )
 
 
 def corners(limits: Limits) -> Listed[Backward]:
-    """The programs of a table, those that have ranks enough."""
-    return Listed([drawn for drawn in corner_gradients() if max(drawn.sample.mesh.ranks) < limits.world_size], case_of)
+    """The programs of a table, and one on each of many grounds, those that have ranks enough."""
+    found = [*corner_gradients(), *gradients_enumerated(limits.most)]
+    return Listed([drawn for drawn in found if max(drawn.sample.mesh.ranks) < limits.most], case_of)
 
 
 program_backward = gradient_law(
@@ -261,9 +271,9 @@ program_backward = gradient_law(
     source=SOURCE,
     control="mesh=2 a=4x2:S(0):float32:small b=4x2:S(1):float32:small steps=x=mul(a,b);sum(x,0) wrt=a,b",
     draw=lambda limits: cases_of(gradient_programs(world_size=limits.world_size)),
-    draws=60,
+    draws=30,
     sweep=corners,
-    sweeps=len(corner_gradients()),
+    sweeps=len(corner_gradients()) + 30,
     weight=5.0,
 )
 

@@ -19,9 +19,9 @@ from shardlaw.conformance.laws.op.results import (
     unless,
     without_pending,
 )
-from shardlaw.conformance.laws.shared.draws import Listed
+from shardlaw.conformance.laws.shared.draws import First, Listed
 from shardlaw.strategies.op_catalogue import OPS
-from shardlaw.strategies.op_draws import no_larger, op_samples
+from shardlaw.strategies.op_draws import no_larger, odd, op_samples
 from shardlaw.strategies.op_sweep import Sweep, plainest
 from shardlaw.strategies.ops import Op, Sample
 
@@ -30,8 +30,9 @@ DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors 
 LIGHT_SWEEPS = 6
 MORE_SWEEPS = 9
 MOST_SWEEPS = 34
-LIGHT_DRAWS = 1
-DRAWS = 2
+LIGHT_DRAWS = 0.25  # the first draw of all is the plainest, which the control is like
+DRAWS = 0.5
+LIGHT_ODDS, ODDS = 1, 2  # in a dtype or a memory that no table names
 REFUSAL: dict[str, Any] = {"never": unless(registered_everywhere), "pending": unless(without_pending), "any": "allowed"}
 VALUE = (
     "of sharded tensors has the value, shape and dtype that it has of the full tensors, under the "
@@ -57,7 +58,7 @@ def cases_of(samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
 
 def listed(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
     """The cases of those ``samples`` that have ranks enough."""
-    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.world_size], case_of)
+    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.most], case_of)
 
 
 def narrowed(op: Op, case: Case) -> SearchStrategy[Case]:
@@ -71,6 +72,7 @@ def narrowed(op: Op, case: Case) -> SearchStrategy[Case]:
 
 
 def forward(op: Op) -> Law:
+    odds = LIGHT_ODDS if op.light else ODDS
     made = law(
         f"op.forward[{op.name}]",
         clause=f"{op.name} {VALUE}",
@@ -78,8 +80,10 @@ def forward(op: Op) -> Law:
         control=text_of(case_of(plainest(op))),
         draw=lambda limits: cases_of(op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
-        sweep=lambda limits: Listed(Sweep(op, limits.world_size), case_of),
-        sweeps=min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
+        sweep=lambda limits: Listed(
+            First(odd(op, odds, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), case_of
+        ),
+        sweeps=odds + min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
         narrow=lambda case: narrowed(op, case),
         refusal=REFUSAL[op.refuses],
     )(result)

@@ -27,9 +27,24 @@ from shardlaw.conformance.laws.op.results import (
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.strategies.op_corners import corner_samples
-from shardlaw.strategies.op_outs import OUTS, alias_samples, out_samples
-from shardlaw.strategies.op_programs import family_histories, op_histories, op_programs
+from shardlaw.strategies.op_outs import (
+    OUT_GROUNDS,
+    OUTS,
+    alias_samples,
+    aliases_enumerated,
+    out_samples,
+    outs_enumerated,
+)
+from shardlaw.strategies.op_programs import (
+    family_histories,
+    histories_enumerated,
+    op_histories,
+    op_programs,
+    programs_enumerated,
+)
 from shardlaw.strategies.ops import Op
+
+GROUNDS = 30  # that programs of a kind are tried on in a smoke run
 
 FreshProgram = Annotated[Any, ProgramField(fresh=True)]
 
@@ -40,9 +55,9 @@ program = law(
     source=DTENSOR,
     control="mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
     draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
-    draws=80,
-    sweep=lambda limits: listed(corner_samples(), limits),
-    sweeps=len(corner_samples()),
+    draws=50,
+    sweep=lambda limits: listed([*corner_samples(), *programs_enumerated(limits.most)], limits),
+    sweeps=len(corner_samples()) + GROUNDS,
     weight=8.0,
     refusal=unless(registered_everywhere),
 )(result)
@@ -54,9 +69,9 @@ program.due(result_due(exact=False))
     source=DTENSOR,
     control="mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
     draw=lambda limits: cases_of(op_histories(world_size=limits.world_size)),
-    draws=70,
-    sweep=lambda limits: listed(family_histories(), limits),
-    sweeps=len(family_histories()),
+    draws=40,
+    sweep=lambda limits: listed([*family_histories(), *histories_enumerated(limits.most)], limits),
+    sweeps=len(family_histories()) + GROUNDS,
     weight=5.0,
     refusal="allowed",
 )
@@ -119,7 +134,9 @@ def out(op: Op) -> Law:
         source=f"{DTENSOR}, out= included",
         control=text_of(case_of(sample)),
         draw=lambda limits: cases_of(out_samples(op, world_size=limits.world_size)),
-        draws=3,
+        draws=1,
+        sweep=lambda limits: listed(outs_enumerated(op, limits.most), limits),
+        sweeps=OUT_GROUNDS,
         refusal=unless(replicated),
     )(result)
     made.due(result_due(exact=op.exact))
@@ -133,7 +150,9 @@ alias = law(
     source=f"{DTENSOR}; torch docs, Tensor Views: a view shares its data with its base",
     control="mesh=2 a=4x2:S(0) steps=v=t(a);a.add_(1);v",
     draw=lambda limits: cases_of(alias_samples(world_size=limits.world_size)),
-    draws=40,
+    draws=12,
+    sweep=lambda limits: listed(aliases_enumerated(limits.most), limits),
+    sweeps=GROUNDS,
     refusal=unless(replicated),
 )(result)
 alias.due(result_due(exact=True))

@@ -15,6 +15,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Due, Global, Meaningless, Near
 from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.program.calls import of_steps
 from shardlaw.conformance.law.program.fields import Operands, Program
 from shardlaw.conformance.law.program.parse import Program as Steps
@@ -25,6 +26,7 @@ from shardlaw.reference.placement import Replicate
 from shardlaw.reference.tensors import TensorSpec
 
 RULES_KNOWN_FROM = (2, 13)
+COMMON = frozenset(Limits().dtypes)
 EXACT_DTYPES = (torch.float32, torch.float64)
 
 
@@ -160,8 +162,11 @@ def _layouts(case: Case) -> Iterator[Layout]:
 
 
 def registered_everywhere(case: Case) -> bool:
-    """Whether nothing about the tensors is out of the way: they have elements, lie in one piece and are not strided."""
-    whole = all(0 not in spec.shape and spec.memory == "plain" for spec in specs(case).values())
+    """Whether nothing about the tensors is out of the way: they have elements of a common dtype, lie in one piece and
+    are not strided."""
+    whole = all(
+        0 not in spec.shape and spec.memory == "plain" and spec.dtype in COMMON for spec in specs(case).values()
+    )
     return whole and not any(layout.is_strided() for layout in _layouts(case))
 
 

@@ -208,3 +208,29 @@ class Listed(Sequence[Case], Generic[Item]):
 
     def __getitem__(self, at: int | slice) -> Case | list[Case]:
         return [self._case(item) for item in self._items[at]] if isinstance(at, slice) else self._case(self._items[at])
+
+
+class First(Sequence[Item]):
+    """Some items, and those of a sweep behind them."""
+
+    def __init__(self, first: Sequence[Item], rest: Sequence[Item]) -> None:
+        self._first, self._rest = first, rest
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._rest)
+
+    @property
+    def combinations(self) -> int:
+        """How many items there were if everything were combined with everything."""
+        return len(self._first) + int(getattr(self._rest, "combinations", len(self._rest)))
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Item]: ...
+
+    def __getitem__(self, at: int | slice) -> Item | list[Item]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        return self._first[at] if at < len(self._first) else self._rest[at - len(self._first)]

@@ -1,0 +1,146 @@
+"""How the operands of programs lie: one source for chains, histories, results that are given, views and gradients.
+
+A :class:`Ground` is a mesh and what is out of the way on it. It comes from chance (:func:`grounds`) or from a table that goes through
+meshes and kinds evenly (:func:`enumerated`). What is built on it is built by one function of a :class:`Choose`, which draws, or takes what
+a number says (:func:`numbered`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import Shape
+from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard, is_reduction
+from shardlaw.reference.tensors import scatter_bits
+from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.ops import Variant, reducible
+
+Option = TypeVar("Option")
+Built = TypeVar("Built")
+
+SIZES = (2, 3, 4, 5, 1, 6, 7)
+FACTOR = 2  # of strided shards
+MANY = 240  # grounds that are enumerated, for the larger profiles
+# of what has no elements torch looks for groups of dims without end: op.forward[view] is tried on such tensors
+REGROUPED = re.compile(r"\b(view|unflatten|flatten)\(")
+# the plainest first, each as often as it is to be drawn
+MESHES = (*("2",) * 8, *("3",) * 3, *("2x2",) * 4, *("2@1,0",) * 2, "3@2,0,1", "2x2@0,2,1,3", *("2@1,2",) * 2, "2@2,0", "1x2", "2x1x2")
+KINDS = (*((),) * 10, *(("strided",),) * 3, ("avg",), ("max",), ("min",), ("product",), ("max", "strided"))
+# Of 24 grounds in a row each is of another of these meshes (10 of three dims, 11 whose ranks do not ascend though most of their
+# groups do, 10 with ranks outside) and of another of these kinds: 10 and more strided, 11 with a reduction that is no sum.
+TABLE = tuple(map(Mesh.parse, (
+    "2x2x2", "2@1,0", "2@1,2", "2x2x2@0,4,2,6,1,5,3,7", "2@2,1", "2x2x2", "3@0,1,3", "2x2@0,2,1,3", "2@0,2",
+    "2x2x2@0,1,4,5,2,3,6,7", "2x2@0,3,1,4", "2x2x2", "2@1,2", "2x2x2", "2x2@0,2,1,3", "2@0,2", "2x2x2@0,4,1,5,2,6,3,7",
+    "3@2,0,1", "2x2x2", "1x2@0,2", "2x2x2@0,2,1,3,4,6,5,7", "2x2@1,4,2,5", "3@1,2,3", "2x2x2",
+)))  # fmt: skip
+STRIDED, STRIDED_MAX = ("strided",), ("max", "strided")
+KIND_TABLE: tuple[tuple[str, ...], ...] = (
+    STRIDED, ("max",), (), ("avg",), STRIDED, ("min", "strided"), STRIDED, ("max",), STRIDED, ("product",), STRIDED, ("avg",),
+    (), STRIDED, STRIDED_MAX, ("min",), STRIDED, (), STRIDED_MAX, ("product",), STRIDED, ("max",), (), ("avg",),
+)  # fmt: skip
+EMPTY_TABLE = (0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 1, 0)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A mesh; ``kinds`` of its first operand: ``strided``, and the reduction that is pending; whether a size is 0."""
+
+    mesh: Mesh
+    kinds: tuple[str, ...] = ()
+    empty: bool = False
+
+
+class Choose(Protocol):
+    """One of several options, the plainest of which is the first."""
+
+    def __call__(self, options: Sequence[Option], /) -> Option:
+        """One of these."""
+
+
+def numbered(number: int) -> Choose:
+    """Takes options as a number says, the same ones each time."""
+    turn = iter(range(1 << 20))
+    return lambda options: options[scatter_bits(number, next(turn)) % len(options)]
+
+
+def built(build: Callable[[Choose, Ground], Built], world_size: int, *, deep: bool = True) -> SearchStrategy[Built]:
+    """What ``build`` makes on any ground."""
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Built:
+        return build(lambda options: draw(st.sampled_from(options)), draw(grounds(world_size, deep=deep)))
+
+    return drawn()
+
+
+def grounds(world_size: int, *, deep: bool = True) -> SearchStrategy[Ground]:
+    """Any ground; ``deep``: on meshes of three dims as well. Shrinks to the mesh ``2`` with nothing out of the way."""
+    meshes = [mesh for mesh in pool(MESHES, world_size) if deep or mesh.ndim < 3]
+    empty = (False,) * 9 + (True,)
+    return st.builds(Ground, st.sampled_from(meshes), st.sampled_from(KINDS), st.sampled_from(empty))
+
+
+def enumerated(world_size: int, count: int, start: int = 0) -> list[Ground]:
+    """``count`` grounds from the ``start``-th on, those that have ranks enough: each 24 of them go through all meshes and kinds."""
+    found = []
+    for at in range(start, start + count):
+        turn, place = divmod(at, len(TABLE))
+        kinds = KIND_TABLE[(5 * place + 7 * turn) % len(TABLE)]
+        empty = EMPTY_TABLE[(7 * place + 5 * turn) % len(TABLE)]
+        found.append(Ground(TABLE[place], kinds, bool(empty)))
+    return [ground for ground in found if max(ground.mesh.ranks) < world_size]
+
+
+def sized(choose: Choose, ground: Ground, names: Iterable[str], variant: Variant | None = None) -> dict[str, int]:
+    """A size for each name, as large as ``variant`` needs: the first one such that a strided shard cuts it evenly, mostly; one of them 0
+    where the ground has it so."""
+    names = list(names)
+    least = dict(variant.least) if variant is not None else {}
+    sizes = {name: max(choose(SIZES), least.get(name, 0)) for name in names}
+    free = [name for name in names if not least.get(name, 0)]
+    if "strided" in ground.kinds and names and choose((True, True, False)):
+        sizes[names[0]] = max(ground.mesh.shape) * FACTOR * choose((1, 2))
+        free = [name for name in free if name != names[0]] or free
+    if ground.empty and free:
+        sizes[choose(free)] = 0
+    return sizes
+
+
+def placed(
+    choose: Choose,
+    ground: Ground,
+    shape: Shape,
+    dtype: str = "float32",
+    *,
+    kinds: Iterable[str] = (),
+    pending: Sequence[str] = ("sum",),
+) -> Placements:
+    """Placements of one operand: shards most often, and what ``kinds`` asks for, each along a mesh dim of its own, as far as there are
+    such; ``pending`` reductions may come beside where nothing else is pending."""
+    mesh, dims = ground.mesh, range(len(shape))
+    shards: list[Placement] = [Shard(dim) for dim in dims]
+    sums: list[Placement] = [Partial(op) for op in pending if reducible(dtype, op)]
+    row: list[Placement] = []
+    for _ in mesh.shape:
+        taken = {p for p in row if is_reduction(p)}
+        row.append(choose([Replicate(), *shards, *shards, *(p for p in sums if not taken or p in taken)]))
+    left = list(range(mesh.ndim))
+    for kind in kinds:
+        if not left or (kind == "strided" and not shape) or (kind != "strided" and not reducible(dtype, kind)):
+            continue
+        at = choose(sorted(left, key=lambda at: mesh.shape[at] == 1))
+        left.remove(at)
+        if kind == "strided":
+            even = [dim for dim in dims if shape[dim] and shape[dim] % (mesh.shape[at] * FACTOR) == 0]
+            row[at] = StridedShard(choose(even or dims), FACTOR)
+        else:
+            row = [Replicate() if is_reduction(p) else p for p in row]
+            row[at] = Partial(kind)
+    return tuple(row)
