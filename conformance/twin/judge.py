@@ -46,6 +46,8 @@ class Departure:
             times = f"{one.ratio:,.0f} times the bound" if one.bound else "bound zero: these sums are exact"
             lines += [f"  on rank {one.rank} {one.wrong} elements differ, by up to {one.seen:.3g}, and may by {one.bound:.3g}: {times}"]
         lines += [f"    {list(index)} is {got:.9g}, must be {want:.9g}" for index, got, want in one.elements]
+        if one.key.phase == START:
+            lines += ["  values that are drawn or loaded after sharding are another model's: shard those that it has"]
         lines += [f"  held as {one.layout}"] if one.layout != "none" else []
         lines += [f"  before it, {self.via}"] if self.via else []
         if self.op is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from shardlaw.conformance.api import Worlds, explain
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.rank.spmd import Function
 from shardlaw.conformance.twin.dropout import judged as dropout_judged
 from shardlaw.conformance.twin.judge import Compared, Departure, compared
@@ -21,6 +23,7 @@ from shardlaw.conformance.twin.steps import Part, Whole
 HOME = "shardlaw.conformance.twin.steps"
 SECONDS = 120.0  # for one run on ranks
 SHRINK_SECONDS = 20.0
+EVERY_FRAME = r"\n *\S*(?:torch/nn/modules/module|conformance/twin/steps|conformance/rank/perform)\.py:\d+ in .*\n.*"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Session:
         whole = self._whole(plan)
         outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
         if outcome.verdict.status != "held":
-            return Compared(plan, classes=whole.classes, failed=explain(outcome.verdict))
+            return Compared(plan, classes=whole.classes, failed=failure(outcome.verdict))
         parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
         return compared(plan, whole, parts)
 
@@ -72,7 +75,7 @@ class Session:
             first = replace(plan, save=half, folder=folder)
             outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", first, sys.path)
             if outcome.verdict.status != "held":
-                return Compared(first, failed=explain(outcome.verdict))
+                return Compared(first, failed=failure(outcome.verdict))
             return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
 
     def twin(
@@ -101,7 +104,7 @@ class Session:
         plan = replace(plan, values=calm.plan.values, steps=1, dropout=True)
         outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
         if outcome.verdict.status != "held":
-            return Compared(plan, classes=calm.classes, failed=explain(outcome.verdict))
+            return Compared(plan, classes=calm.classes, failed=failure(outcome.verdict))
         parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
         if not any(part.chances for part in parts):
             raise UsageError("dropout: the sharded model has no torch.nn.Dropout that drops anything; what functions drop cannot be seen")
@@ -189,6 +192,17 @@ class Session:
                     best, again = found, True
                     break
         return replace(self._looked_into(best), plan=best.plan)
+
+
+def failure(verdict: Verdict) -> str:
+    """Why a sharded model does not run: what ranks said, each text once, without the frames that every module and every twin has."""
+    head, *blocks = re.split(r"\n  rank (?=\d)", explain(verdict))
+    ranks: dict[str, list[str]] = {}
+    for block in blocks:
+        number, _, said = block.partition(" ")
+        ranks.setdefault(re.sub(EVERY_FRAME, "", said), []).append(number)
+    told = [f"{'ranks' if len(some) > 1 else 'rank'} {', '.join(some)} {said}" for said, some in ranks.items()]
+    return "\n".join([head.partition("\n")[0], *told])
 
 
 def _smaller(plan: Plan, least: Mapping[str, int], step: int) -> list[Plan]:

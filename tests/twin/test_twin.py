@@ -42,6 +42,10 @@ def make(fault=""):
             model.layers[1][2].register_forward_hook(lambda module, args, output: output * 2)
         if fault == "raises" and mesh.get_rank() == 1:
             raise ValueError("no such plan")
+        if fault == "wide":
+            model.layers[1][2].register_forward_hook(lambda module, args, output: torch.cat([output, output], 1))
+        if fault == "drawn":
+            model.layers[1][2].reset_parameters()
         if fault == "nothing":
             return nn.Sequential(model)
     return Twin(
@@ -119,6 +123,27 @@ def test_submodules_of_other_paths_are_said(tmp_path: Path, capsys: pytest.Captu
 def test_a_rank_that_raises_is_a_departure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--option", "fault=raises") == 1
     assert "rank 1 raised ValueError: no such plan" in capsys.readouterr().out
+
+
+def test_what_every_rank_says_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert twin(tmp_path, "--option", "fault=wide", "--values", "float32") == 1
+    out = capsys.readouterr().out
+    assert out.count("RuntimeError: The size of tensor") == 2  # in the headline and of both ranks
+    assert "ranks 0, 1 raised" in out
+    assert "in Net.forward" in out
+    assert "_call_impl" not in out
+
+
+def test_values_that_are_drawn_after_sharding_are_another_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert twin(tmp_path, "--option", "fault=drawn", "--no-shrink", "--values", "float32") == 1
+    out = capsys.readouterr().out
+    assert "layers.1.2: its weight before the first step" in out
+    assert "drawn or loaded after sharding" in out
+
+
+def test_dropout_that_there_is_none_of_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert twin(tmp_path, "--dropout", "--values", "float32") == 2
+    assert capsys.readouterr().err.startswith("shardlaw: dropout: the sharded model has no torch.nn.Dropout")
 
 
 @pytest.mark.parametrize(
