@@ -321,11 +321,11 @@ def optimizer(
     return stepped(parameters, gradients, optimizer, options, foreach, zero)
 
 
-def optimizer_due(parameters: list[Global], gradients, optimizer: str, options, zero):
+def optimizer_due(parameters: list[Global], gradients, optimizer: str, options, foreach, zero):
     def lies(value: Any, one: Global) -> Any:
         return on(one.mesh, value, *one.placements).near() if isinstance(value, torch.Tensor) else value and Near(value)
 
-    want = stepped(*dense(parameters, gradients), optimizer, options, False, zero)
+    want = stepped(*dense(parameters, gradients), optimizer, options, bool(foreach), zero)
     state = zip(want["state"], parameters, strict=True)
     return {
         "steps": [kept(row, parameters) for row in want["steps"]],
