@@ -4,9 +4,10 @@ A state is written on one line, as Python would write it, without spaces::
 
     {w:x,opt:{0:{step:3,"exp.avg":y}},names:["a",None],hook:stateful({n:b"ab"})}
 
-A bare word is a key where a key stands, and elsewhere the name of a tensor (:class:`Slot`), which stands beside the state; the
-same name twice is one tensor under two keys. ``stateful(...)`` is an object that hands out and takes back such a state.
-Printing is canonical, and parsing what was printed gives an equal state.
+A bare word is a key where a key stands (other keys are texts, numbers, ``True``, ``False``, ``None``, and tuples of keys), and
+elsewhere the name of a tensor (:class:`Slot`), which stands beside the state; the same name twice is one tensor under two keys.
+``stateful(...)`` is an object that hands out and takes back such a state. Printing is canonical, and parsing what was printed
+gives an equal state.
 
 A checkpoint does not keep the tree but its leaves, each under its *path joined by dots*. :func:`flatten` says which leaves there
 are: dicts are always opened; a list is opened when a tensor or a dict is somewhere in its lists; everything else is one
@@ -29,6 +30,7 @@ from shardlaw.reference.notation import NotationError
 
 State = dict[str, Any]
 Path = tuple[str | int, ...]
+Key = str | int | float | bool | None | tuple[Any, ...]
 KEYWORD = "stateful"
 
 
@@ -79,12 +81,16 @@ def _read(node: ast.expr) -> Any:
         raise NotationError(f"state: {ast.unparse(node)!r} is no number, text, tensor name, dict, list, tuple or set") from None
 
 
-def _key(node: ast.expr | None) -> str | int:
-    if isinstance(node, ast.Constant) and type(node.value) in (str, int):
+def _key(node: ast.expr | None) -> Key:
+    if isinstance(node, ast.Constant) and type(node.value) in (str, int, float, bool, type(None)):
         return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_key, node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and type(number := _key(node.operand)) in (int, float):
+        return -number  # type: ignore[operator]
     if isinstance(node, ast.Name | ast.Attribute):
         return ast.unparse(node)
-    raise NotationError(f"state: {ast.unparse(node) if node else '**'!r} is no key: want a word, a text or a whole number")
+    raise NotationError(f"state: {ast.unparse(node) if node else '**'!r} is no key: want a word, a text, a number, True, None or a tuple")
 
 
 def format_state(state: object) -> str:
@@ -115,7 +121,7 @@ def _escaped(char: str) -> str:
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\U{ord(char):08x}"
 
 
-def _format_key(key: str | int) -> str:
+def _format_key(key: Key) -> str:
     words = key.split(".") if isinstance(key, str) else []
     bare = words and all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) and not keyword.iskeyword(word) for word in words)
     return str(key) if bare else format_state(key)

@@ -156,7 +156,7 @@ LINES: dict[str, dict[str, str]] = {
         "renamed": "a module that gives its tensors other names in its state",
         "hook": "a state that a hook adds to a module's",
         "nested-state": "a state of dicts and lists",
-        "odd-keys": "keys that are numbers or hold dots",
+        "odd-keys": "keys that are no texts, or hold dots",
         "empty-container": "an empty dict, list or tuple in a state",
         "value-for-tensor": "a value that is no tensor, where the destination holds a tensor",
         "staging-cache": "a writer that keeps the memory that it staged into",

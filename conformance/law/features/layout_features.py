@@ -162,7 +162,7 @@ def of_state(text: str) -> frozenset[str]:
         elif isinstance(value, dict | list | tuple):
             found.update(() if value else {"empty-container"})
             if isinstance(value, dict):
-                found.update({"odd-keys"} if any(isinstance(key, int) or "." in key for key in value) else ())
+                found.update({"odd-keys"} if any(not isinstance(key, str) or "." in key for key in value) else ())
             for entry in value.values() if isinstance(value, dict) else value:
                 visit(entry)
         else:

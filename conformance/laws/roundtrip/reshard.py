@@ -82,7 +82,27 @@ BITS = (
     "mesh=2 mesh.load=1 x=15:S(0):int8:wide a=9:R:int8:edges as=float8_e4m3fn",
     "mesh=2 x=9x2:S(1):int64:edges a=7:S(0):int64:wide to.a=R as=complex64",
     "mesh=2 x=9x2:S(0):int64:edges to.x=S(1) as=float64",
+    "mesh=2 mesh.load=3 x=13:S(0):complex128:edges to.x=R as=complex128",
 )
+# each with the dtype of its bits, and what these count as
+OF_BITS = (
+    ("int16", "float16"),
+    ("int8", "float8_e4m3fn"),
+    ("int64", "complex64"),
+    ("complex128", "complex128"),
+)
+BITS_BY_LAYOUT = (
+    "mesh=3 mesh.load=2x2 x=7x5:S(1):{of}:edges a=13:S(0):{of}:wide to.x=S(0),S(1) to.a=R,S(0)",
+    "mesh=2x2@0,2,1,3 mesh.load=1 x=5x6:S(0),S(1):{of}:edges a=():R,R:{of} to.x=R to.a=-",
+    "mesh=2@0,2 mesh.load=2 x=9:S(0):{of}:edges a=0x3:S(1):{of}",
+    "mesh=2 x=5x6:S(0):{of}:edges:sliced a=4x3:-:{of}:wide:transposed memory=sliced",
+    "mesh=1x3 mesh.load=2@1,0 x=4x7:R,S(1):{of}:edges a=2:R,S(0):{of} to.x=S(0) to.a=S(0)",
+    "mesh=2 mesh.load=3 x=1x9:S(0):{of}:edges a=3x2x5:S(2):{of}:wide to.x=S(1) to.a=S(0)",
+    "mesh=2x2x2 mesh.load=2 x=5x6x3:S(0),S(1),S(2):{of}:edges a=9:S(0),S(0),S(0):{of}:wide to.x=S(1) to.a=R",
+    "mesh=2 mesh.load=2x2x2 x=4x7:S(0):{of}:edges a=3x3:-:{of}:wide to.x=S(1),S(0),S(1) to.a=R,S(0),R",
+    "mesh=2x2x2@7,3,5,1,6,2,4,0 mesh.load=5 x=6x4:S(1),R,S(0):{of}:edges a=9:S(0),S(0),R:{of}:wide to.x=S(0) to.a=S(0)",
+)
+ALL_BITS = BITS + tuple(f"{line.format(of=of)} as={as_}" for of, as_ in OF_BITS for line in BITS_BY_LAYOUT)
 META = (
     "mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0) b=():R:float64 to.b=R",
     "mesh=2x2 mesh.load=2 x=5x3:S(0),S(1) to.x=S(0) a=4:-:bool to.a=- b=3:R,R:bfloat16 to.b=S(0)",
@@ -183,7 +203,7 @@ def _(state):
 
 def sweep_bits(limits: Limits) -> Sequence[Case]:
     """What travels through files needs no backend that carries its dtype."""
-    return [case for text in BITS if max(worlds(case := Case.parse(f"- {text}"))) <= limits.world_size]
+    return [case for text in ALL_BITS if max(worlds(case := Case.parse(f"- {text}"))) <= limits.most]
 
 
 def as_floats(state, dtype):
@@ -198,14 +218,15 @@ def as_floats(state, dtype):
     return {key: floats(value) for key, value in state.items()}
 
 
-AsDtype = Annotated[Any, WordField(("float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "float64"))]
+FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "float64", "complex128")
+AsDtype = Annotated[Any, WordField(FLOATS)]
 
 
 @trip_law(
     "bits",
     source=f"{DOCS}: a checkpoint holds what was saved",
     holds="mesh=2 x=13:S(0):int16:edges as=float16",
-    texts=BITS,
+    texts=ALL_BITS,
     sweep=sweep_bits,
     features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
     stages=worlds,

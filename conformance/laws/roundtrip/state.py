@@ -48,6 +48,21 @@ KINDS = (
     "mesh=2 x=4:S(0) state={o:{0:{m:x,step:3}}}",
     "mesh=2 x=4:S(0) state={x:x,u:[1,{}]}",
 )
+# a checkpoint knows keys by their texts; a tensor is loaded in place, and so under the key that it has
+KEYS = (
+    "mesh=2 x=4:S(0) y=3:R state={o:{3:{m:x},True:{m:y},None:x,(0,1):y,0.5:[x]}}",
+    "mesh=2 mesh.load=3 x=5x2:S(0) y=7:R state={o:{-1:x,False:y,None:{w:x},(2,):{w:y},1.5:x}} to.x=S(1) to.y=S(0)",
+    "mesh=3 mesh.load=1 x=7:S(0):int64 y=4:- state={o:{True:x,2:y,None:x,():y,0.25:{w:x}}} to.x=R",
+    "mesh=2x2 mesh.load=2 x=5x4:S(0),S(1) y=3:R,R to.x=S(0) to.y=R "
+    "state={a:[{0:x},{False:y},{None:y},{(1,(2,3)):x},{2.0:y}]}",
+    'mesh=2 x=0x3:S(0) y=():R state={o:{7:{8:x},True:{False:y},None:{None:x},("a","b"):{1:y},-0.5:{1e30:x,1.0:y}}}',
+    "mesh=1 mesh.load=2 x=4:S(0):bool y=6:S(0) state={a:{0:{p:x},True:{p:y}},b:{None:x,(None,True):y,0.125:x,5:y}}",
+    "mesh=2@0,2 mesh.load=2 x=5:S(0) y=3:S(0) state={o:{10:x,9:y,False:[x],None:[y],(1,):[[x]],3.5:[{w:y}]}}",
+    "mesh=2 x=4:S(0) state={o:{0:x,True:2,None:x,(0,):x,2.5:x}}",
+    'mesh=2 x=4:S(0) state={o:{2:x,True:x,None:"a",(x,y):x,2.5:x}}',
+    "mesh=2 mesh.load=1 x=4:S(0) state={o:{4:x,False:x,None:x,(0,1):{step:3,m:x},0.5:x}} to.x=R",
+    "mesh=2 x=4:S(0) state={o:{True:x,6:x,None:x,(0,1):x,0.5:1.5}}",
+)
 STATEFUL = (
     "mesh=2 mesh.load=3 x=5:S(0) y=2x3:R state={app:stateful({w:x,n:3}),y:y}",
     'mesh=2 x=4:S(0) state={a:stateful({n:1,m:{p:b"q",r:[x,2]}}),b:stateful({n:2}),n:0}',
@@ -269,7 +284,7 @@ LAWS = (
         "beside it.",
         source=f"{LOAD}: non-tensor data is loaded and replaced in the state_dict; flatten_state_dict",
         holds="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
-        texts=KINDS,
+        texts=(*KINDS, *KEYS),
         draw=states,
         draws=10,
         weight=2.0,

@@ -40,13 +40,21 @@ def test_texts_survive(text):
     assert not any(map(str.isspace, format_state({text: 1})))
 
 
+def test_keys_of_every_kind_survive_and_become_texts_in_paths():
+    state = {"o": {3: X, True: Y, None: 1, -0.5: 2, (0, ("a", None)): 3, (): 4, -1: 5}}
+    assert parse_state(format_state(state)) == state
+    assert [type(key) for key in parse_state(format_state(state))["o"]] == [type(key) for key in state["o"]]
+    assert {path[1] for path, _ in flatten(state).values()} == {*map(str, state["o"])}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("[x]", "want a dict"),
         ("{w:", "want a dict"),
         ("{w:f(x)}", "'f(x)'"),
-        ("{(1,):x}", "no key"),
+        ('{b"a":x}', "no key"),
+        ("{([1],):x}", "no key"),
         ("{**x}", "no key"),
         ("{w:x+1}", "'x + 1'"),
     ],
