@@ -128,6 +128,18 @@ def numbers_at_the_top_dropped() -> None:
     _nested_dict.traverse_state_dict = fault
 
 
+@breaks("roundtrip.by-rank")
+def values_of_followers_dropped() -> None:
+    """Values that are no tensors are saved by the coordinator alone."""
+    true = default_planner.create_default_local_save_plan
+
+    def fault(state: dict[str, Any], is_coordinator: bool) -> Any:
+        tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        return true(state if is_coordinator else tensors, is_coordinator)
+
+    default_planner.create_default_local_save_plan = fault
+
+
 @breaks("roundtrip.stateful")
 def stateful_not_told() -> None:
     """An object with state gets its old state back."""

@@ -9,12 +9,20 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, caught
-from shardlaw.conformance.law.fields import Folder, Word
+from shardlaw.conformance.law.due import Either, Of, caught
+from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import App, first_line, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, PlannerField, Reader, Saved, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Blank,
+    PlannerField,
+    Reader,
+    Saved,
+    SavePlanner,
+    StateField,
+    Writer,
+)
 from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import after_save, refused_by_name, round_trip, trip_law, trips
 from shardlaw.reference.checkpoint.state_dict import (
@@ -275,6 +283,55 @@ def _(state: Annotated[dict[str, Any], StateField("save", blank="poison")], read
 @refused_save.due
 def _(state):
     return {"kept": state}
+
+
+BY_RANK = (
+    "mesh=2 x=5:S(0) a=3:R",
+    "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R to.x=S(1) to.a=S(0)",
+    "mesh=3 mesh.load=2 x=7:S(0):int64 a=3:- to.x=R",
+    "mesh=2 x=5:S(0) a=3:R dedup=lowest",
+    "mesh=3 mesh.load=1 x=7:S(0) a=4:R to.x=R dedup=lowest",
+    "mesh=2x2 mesh.load=2 x=5x6:S(0),S(1) a=5:R,S(0) to.x=S(0) to.a=R",
+    "mesh=2 mesh.load=2x2 x=0x3:S(0) a=():R to.x=R,S(0) to.a=R,R threads=2",
+    "mesh=2@0,2 mesh.load=2 x=5:S(0) a=3:S(0) files=item",
+    "mesh=1 mesh.load=3 x=5:S(0) a=3:R",
+    "mesh=2x2 mesh.load=3 x=4:S(0),S(0) a=3:R,R to.x=S(0) to.a=R dedup=lowest threads=2",
+)
+
+
+@trip_law(
+    "by-rank",
+    source=f"{DOCS}, save: each rank saves what it has; DefaultSavePlanner: dedup_save_to_lowest_rank",
+    holds=BY_RANK[0],
+    texts=BY_RANK,
+    stages=worlds,
+)
+def by_rank(state: Saved, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
+    """A key that one rank alone saves is loaded by all; of values that differ by rank one is found: the lowest rank's
+    where duplicates go to it."""
+    save({**state, "shared": [rank, "v"], f"own{rank}": (rank, rank + 1)}, writer(folder), planner)
+    return {"source": state}
+
+
+by_rank.due(lambda state: {"source": state})
+
+
+@by_rank.then
+def _(state: Blank, reader: Reader, folder: Folder):
+    names = sorted(name for name in reader(folder).read_metadata().state_dict_metadata if name.startswith("own"))
+    whole = load({**state, "shared": None, **dict.fromkeys(names)}, reader(folder))
+    return {"loaded": state, "own": {name: whole[name] for name in names}, "shared": whole["shared"]}
+
+
+@by_rank.due
+def _(state: Contents, dedup: str = ""):
+    ranks = range(state.trip.worlds[0])
+    kept = ranks[:1] if dedup == "lowest" else ranks
+    return {
+        "loaded": state,
+        "own": Of({f"own{rank}": (rank, rank + 1) for rank in ranks}),
+        "shared": Either(tuple(Of([rank, "v"]) for rank in kept)),
+    }
 
 
 LAWS = (
