@@ -42,7 +42,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
     place = {law: index for index, law in enumerate(run.results)}
-    by_law = sorted(run.findings, key=lambda found: place[found.law])  # laws run side by side: as they were met is another order each time
+    by_law = sorted(run.findings, key=lambda found: (place[found.law], found.status, found.number * (found.status == "new"), found.id))
     findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
     return RunReport(
         seed=request.seed,
