@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ CAPABILITIES = (
     "scatter",
     "subgroups",
 )
+
+BACKENDS = ("gloo", "nccl", "rccl", "xccl", "ucc", "mpi")  # that torch brings
 
 # Relative error that a dtype may show per step of a reduction; integers and bools are exact.
 TOLERANCE = {
@@ -69,4 +72,4 @@ class Target:
     @property
     def foreign(self) -> bool:
         """Whether its collectives are done by a back end that torch does not bring."""
-        return not any(name in self.backend for name in ("gloo", "nccl", "mpi", "ucc", "xccl"))
+        return {*re.split("[,:]", self.backend)}.isdisjoint(BACKENDS)

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from shardlaw.conformance.law.target import BACKENDS
 from shardlaw.conformance.rank.context import RankContext
-
-BACKENDS = ("gloo", "nccl", "rccl", "xccl", "ucc", "mpi")  # in the names of libraries that are a backend's
 
 
 def loaded(here: RankContext, modules: Iterable[str]) -> dict[str, Any]:

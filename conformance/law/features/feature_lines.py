@@ -123,7 +123,7 @@ LINES: dict[str, dict[str, str]] = {
     },
     "memory": {
         "noncontiguous": "a tensor that is not contiguous",
-        **{f"memory:{memory}": f"a tensor whose memory is {memory}" for memory in MEMORIES[1:4]},
+        **{f"memory:{memory}": f"a tensor whose memory is {memory}" for memory in MEMORIES if memory != "plain"},
         "memory:channels-last": "a tensor whose second dim lies innermost in memory",
         "memory:offset": "a contiguous tensor that begins behind others in its storage",
     },
