@@ -54,6 +54,7 @@ DTYPES: dict[str, torch.dtype] = {
         *(torch.complex64, torch.complex128),
     )
 }
+RARE_DTYPES = ("float8_e4m3fn", "float8_e5m2")  # that calls may cast to, and of which no tensor of a case is
 # Values repeat after this many: sums over four ranks, averages included, then stay within what the dtype holds exactly.
 ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
 # How many bits a value of ``wide`` has: so few that sums over eight ranks are exact, of floats also those of averages, to which each adds

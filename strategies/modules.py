@@ -149,6 +149,63 @@ class Transformer(nn.Module):
         return self.out(self.norm(h))
 
 
+class Filled(nn.Linear):
+    """A linear layer that sets its parameters and a buffer to numbers which follow from its sizes."""
+
+    def __init__(self, sizes: Shape) -> None:
+        super().__init__(sizes[0], sizes[1], dtype=torch.float64)
+        self.register_buffer("scale", torch.zeros((), dtype=torch.float64))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.in_features / 8)
+        nn.init.constant_(self.bias, -self.out_features / 8)
+        if hasattr(self, "scale"):  # not while a linear layer is made of it
+            self.scale.fill_(self.in_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+class Blank(nn.Module):
+    """Two such layers and a norm, each of which can set its own parameters."""
+
+    def __init__(self, sizes: Shape) -> None:
+        super().__init__()
+        self.net1, self.net2 = Filled(sizes[:2]), Filled(sizes[1:])
+        self.norm = nn.LayerNorm(sizes[2], eps=0.125, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.norm(self.net2(self.net1(x)))
+
+
+class Experts(nn.Module):
+    """As many networks of two layers as there are experts, in one tensor a layer; sizes are experts, width, hidden width."""
+
+    def __init__(self, sizes: Shape) -> None:
+        super().__init__()
+        experts, width, hidden = sizes
+        self.w1 = nn.Parameter(torch.zeros(experts, width, hidden))
+        self.w2 = nn.Parameter(torch.zeros(experts, hidden, width))
+
+    def forward(self, x: torch.Tensor, shares: torch.Tensor) -> object:
+        """The sum of what the experts make of rows, each with its share of a row."""
+        every = x.unsqueeze(0).expand(self.w1.shape[0], -1, -1)
+        made = torch.bmm(torch.relu(torch.bmm(every, self.w1)), self.w2)
+        return (shares.t().unsqueeze(-1) * made).sum(0)
+
+
+class Mixture(nn.Module):
+    """A layer of experts among which a router shares out each row; sizes are those of the experts."""
+
+    def __init__(self, sizes: Shape, bias: bool = True) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(sizes[1], sizes[0], bias), Experts(sizes)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.experts(x, torch.softmax(self.router(x), -1))
+
+
 def eighths(shape: Shape, seed: int) -> torch.Tensor:
     """Eighths between -6/8 and 6/8 in float64; no two rows or columns of a small matrix are alike."""
     at = torch.arange(torch.Size(shape).numel())

@@ -156,7 +156,18 @@ EDGES = """
 2 | a=5x4:S(0):float64:wide b=5x4:P(sum):float64:wide | sum(a,0) add(a,b) sub(b,a) x=sum(a);neg(x) x=add(b,b);redistribute(x,'R')
 """
 
-FORWARD = EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
+# values of eight bits between a cast and another
+E4, E5 = "torch.float8_e4m3fn", "torch.float8_e5m2"
+RARE = f"""
+2 | a=4x3:S(0):float32:small | x=to(a,{E4});to(x,torch.float32) x=to(a,{E5});y=t(x);to(y,torch.float32)
+3 | a=5x6:S(0):float32:small | x=to(a,{E5});y=narrow(x,1,2,3);to(y,torch.bfloat16)
+2 | a=4x6:S(1):float32:small | x=to(a,{E4});y=unsqueeze(x,0);to(y,torch.float32) x=to(a,{E4});y=select(x,0,1);to(y,torch.float64)
+2 | a=4x3:P(*):float32:small | x=to(a,{E4});to(x,torch.float32)
+2 | a=4x3:S(0):float32:small b=4x3:R:float32:small | x=to(a,{E4});y=to(b,{E4});z=eq(x,y);to(z,torch.int64)
+2x2 | a=4x6:S(1),S(0):float32:small | x=to(a,{E5});y=transpose(x,0,1);to(y,torch.float32) x=to(a,{E4});y=clone(x);to(y,torch.float32)
+"""
+
+FORWARD = RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """

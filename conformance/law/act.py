@@ -130,7 +130,7 @@ def texts(*lines: str) -> Callable[[Limits], list[Case]]:
     """A sweep of cases given as texts of their fields, as far as there are ranks enough."""
 
     def sweep(limits: Limits) -> list[Case]:
-        return [case for line in lines if (case := Case.parse(f"- {line}")).world <= limits.world_size]
+        return [case for line in lines if (case := Case.parse(f"- {line}")).world <= limits.most]
 
     return sweep
 

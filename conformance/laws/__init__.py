@@ -93,6 +93,8 @@ MODULES = (
     "module.styles",
     "module.prepare",
     "module.sharded",
+    "module.experts",
+    "module.materialized",
     "module.losses",
     "module.training",
     "module.scaled",

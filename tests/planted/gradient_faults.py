@@ -22,6 +22,7 @@ from tests.planted.hook import breaks, instead
     "module.backward[attention]",
     "module.backward[transformer]",
     "module.step",
+    "module.experts",
     "module.compiled-model",
 )
 def backward_counts_twice() -> None:

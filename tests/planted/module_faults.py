@@ -40,6 +40,14 @@ def colwise_ignores_output_layout() -> None:
         return outputs.to_local() if use_local else outputs
 
 
+@breaks("module.materialized")
+def first_rank_alone_sets_parameters() -> None:
+    @instead(torch.nn.init, "constant_")
+    def fault(true: Any, tensor: Any, value: float) -> Any:
+        others = isinstance(tensor, DTensor) and tensor.device_mesh.get_rank() > 0
+        return true(tensor, 0.0 if others else value)
+
+
 @breaks("module.state")
 def state_holds_local_tensors() -> None:
     @instead(torch.nn.Module, "state_dict")

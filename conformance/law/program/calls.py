@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.law.program.python import CONSTANTS, function_name, walk
+from shardlaw.reference.tensors import RARE_DTYPES
 
 
 def words(text: str) -> frozenset[str]:
@@ -74,7 +75,9 @@ def of_steps(text: str) -> frozenset[str]:
         found.add("repeated")
     views = {target.id for step in steps if isinstance(step, ast.Assign) and _is_view(step.value) for target in step.targets}  # type: ignore[attr-defined]
     for node in nodes:
-        if isinstance(node, ast.Attribute) and _is_view(node):
+        if isinstance(node, ast.Attribute) and node.attr in RARE_DTYPES:
+            found.add("rare-dtype")
+        elif isinstance(node, ast.Attribute) and _is_view(node):
             found.add("view")
         elif isinstance(node, ast.Call):
             found.update(_of_call(node, views))

@@ -15,7 +15,7 @@ from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.program.names import NAMESPACES, place_of, want_method
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import MaskPartial, parse_placements
-from shardlaw.reference.tensors import DTYPES
+from shardlaw.reference.tensors import DTYPES, RARE_DTYPES
 
 ATTRIBUTES = ("T", "mT", "real", "imag")
 CONSTANTS = ("inf", "nan")
@@ -86,8 +86,8 @@ class Function:
             case ast.List(elts=items):
                 return f"[{self._texts(items)}]"
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-                if name not in DTYPES:
-                    raise NotationError(f"torch.{name} is no dtype of {', '.join(DTYPES)}")
+                if name not in (*DTYPES, *RARE_DTYPES):
+                    raise NotationError(f"torch.{name} is no dtype of {', '.join((*DTYPES, *RARE_DTYPES))}")
                 return f"torch.{name}"
             case ast.Attribute(value=base, attr=name):
                 if name not in ATTRIBUTES:

@@ -160,7 +160,7 @@ in_background.due(old_new_or_nothing)
     source=FINISH,
     control=f"{TWO} turns=0,0,0",
     scenarios=((TWO, 150), (f"{TWO} files=item", 150), (ONE, 80)),
-    smoke=4,
+    smoke=10,
 )
 def overlap(
     state: Saved,

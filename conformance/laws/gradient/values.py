@@ -40,9 +40,10 @@ def placed(local, x, **options):
 
 
 def incoming(case: Case, number: int = 0) -> Global:
-    """The gradient that arrives, placed as ``x``: small integers; ``number`` tells several apart."""
-    x = operand(case)
-    return x.holding(dense(x.layout.shape, x.full.dtype, "small", x.seed + GRAD_SEED + 13 * number))
+    """The gradient that arrives, placed as ``x``: small integers, or the edges of its dtype where ``x`` holds those;
+    ``number`` tells several apart."""
+    x, fill = operand(case), "edges" if case.tensor("x").fill == "edges" else "small"
+    return x.holding(dense(x.layout.shape, x.full.dtype, fill, x.seed + GRAD_SEED + 13 * number))
 
 
 def at_source(gradient: Global) -> Global:
@@ -95,7 +96,7 @@ def over_world(
 
 def draw_redistribute(limits: Limits) -> st.SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False, least=2)
-    return moved(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"))
+    return moved(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"), fills=draws.SELDOM_EDGES)
 
 
 @law(

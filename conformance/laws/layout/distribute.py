@@ -52,7 +52,9 @@ def first_rank(mesh: Mesh, position: int = 0) -> int:
     "layout.distribute",
     source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=lambda limits: draws.placed(limits, dtypes=limits.dtypes, memories=MEMORIES, extra=keeps_grad),
+    draw=lambda limits: draws.placed(
+        limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=keeps_grad
+    ),
     draws=200,
     weight=1.2,
 )

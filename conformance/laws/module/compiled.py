@@ -130,7 +130,7 @@ def draw_model(limits: Limits) -> SearchStrategy[Case]:
     source=DOC,
     control="mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
     draw=draw_model,
-    draws=1,
+    draws=8,
     features=lambda case: features(case) | {"compiled", "backward"},
     needs=NEEDS,
     weight=0.2,

@@ -213,7 +213,7 @@ LAWS = family(
             ),
             "control": "mesh=2 x=4x5:S(1):float64 reduction=mean",
             "draw": draw_loss("2", "3", "2x2", odd=True),
-            "draws": 5,
+            "draws": 12,
             "refusal": "allowed",
             "weight": 0.1,
         },

@@ -43,7 +43,7 @@ STYLES_DOC = (
     "torch.distributed.tensor.parallel docs, parallelize_module: the parallelised module computes what the dense "
     "one does"
 )
-DRAWS = {"mlp": 10, "stacked": 6, "norm": 8, "tied": 6, "attention": 4, "transformer": 3}
+DRAWS = {"mlp": 10, "stacked": 6, "norm": 8, "tied": 6, "attention": 4, "transformer": 8}
 CONTROLS = {
     "mlp": "mesh=2 way=pair dims=5x8x3 rows=3",
     "stacked": "mesh=2 way=pair dims=5x8 rows=3",

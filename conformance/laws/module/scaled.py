@@ -76,7 +76,7 @@ def draw_scaled(draw: st.DrawFn, limits: Limits) -> Case:
 
 def features_scaled(case: Case) -> set[str]:
     lie = {str(case.tensor(name).placements) for name in NAMES if name in case}
-    return {"module", "scaled-loss", "repeated"} | ({"unlike-placements"} if len(lie) > 1 else set())
+    return {"module", "scaled-loss", "repeated", "edge"} | ({"unlike-placements"} if len(lie) > 1 else set())
 
 
 @law(

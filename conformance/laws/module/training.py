@@ -236,7 +236,7 @@ LAWS = family(
                 "Gradients on two meshes of the same ranks are clipped as the dense ones, or all ranks refuse to."
             ),
             "draw": draw_mixed,
-            "draws": 5,
+            "draws": 10,
             "refusal": "allowed",
             "weight": 0.1,
         },

@@ -3,9 +3,9 @@ loaded by another.
 
 The fields ``a``, ``b`` and ``c`` of a case are the gradients of the parameters of these names: the first and
 the last at the top of the model, the second in a module inside. ``way`` and ``way.load`` say how they are
-sharded: ``line`` (by hand, by rows over all ranks), ``fsdp`` (``fully_shard``) or ``fsdp1``
-(``FullyShardedDataParallel``). One step of Adam with betas of a half leaves halves of the gradient and of its
-square, exactly.
+sharded: ``line`` (by hand, by rows over all ranks), ``fsdp`` (``fully_shard``), ``fsdp1``
+(``FullyShardedDataParallel``) or ``both`` (by rows within pairs of ranks, then ``fully_shard`` over these). One step
+of Adam with betas of a half leaves halves of the gradient and of its square, exactly.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from shardlaw.conformance.laws.sharded_tensor.shards import as_told
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard as ReferenceShard
+from shardlaw.reference.placement import StridedShard
 from shardlaw.reference.sharded_tensor import ChunkSpec
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
@@ -52,7 +53,7 @@ from shardlaw.strategies import shapes
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 OFTEN = ("line", "fsdp", "line", "fsdp", "fsdp1")
 PATHS = {"a": "a", "b": "inner.b", "c": "c"}
-Way = Literal["line", "fsdp", "fsdp1"]
+Way = Literal["line", "fsdp", "fsdp1", "both"]
 Groups = Literal["each", "one", "back"]
 Hollow = Literal["first", "last"]
 
@@ -76,13 +77,19 @@ def sharded_model(
     grads: Mapping[str, torch.Tensor], way: Way, mesh: DeviceMesh, device: torch.device, unused: str, frozen: str
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """A model of zeros, sharded in a way, and the gradients that its backward pass gives."""
-    dense = {name: torch.zeros_like(grad) for name, grad in grads.items()}
-    zeros = {name: in_rows(full, mesh) for name, full in dense.items()} if way == "line" else dense
+    zeros = {name: torch.zeros_like(grad) for name, grad in grads.items()}
+    if way == "both":
+        grid = DeviceMesh(mesh.device_type, mesh.mesh.view(-1, 2), mesh_dim_names=("full", "pair"))
+        mesh, pair = grid["full"], grid["pair"]
+        grads = {name: in_rows(grad, pair) for name, grad in grads.items()}
+        zeros = {name: in_rows(full, pair) for name, full in zeros.items()}
+    if way == "line":
+        zeros = {name: in_rows(full, mesh) for name, full in zeros.items()}
     parameters = {name: nn.Parameter(full, requires_grad=name != frozen) for name, full in zeros.items()}
     used = {name: grad for name, grad in grads.items() if name not in (unused, frozen)}
     model: Any = Summed({name: parameter for name, parameter in parameters.items() if name != "b"}, used)
     model.inner = Summed({"b": parameters["b"]}, used) if "b" in parameters else None
-    if way == "fsdp":
+    if way in ("fsdp", "both"):
         for module in filter(None, (model.inner, model)):
             fully_shard(module, mesh=mesh)
     if way == "fsdp1":
@@ -116,13 +123,18 @@ def without(state: Mapping[str, Any], path: str) -> dict[str, Any]:
 def due_learned(
     grads: Mapping[str, torch.Tensor], way: Way, rank: int, world: int, names: Sequence[str], rates: Sequence[float]
 ) -> dict[str, Any]:
-    """What :func:`learned` must find after a step: averages by rows over all ranks, which is how every one of the
-    ways shards."""
+    """What :func:`learned` must find after a step: averages by rows over all ranks, pairs of ranks first where the
+    model is sharded ``both`` ways."""
     ranks = tuple(range(world))
+    if way == "both" and world % 2:
+        raise Meaningless("an odd number of ranks has no pairs")
 
     def placed(full: torch.Tensor) -> Any:
         if way == "fsdp1":
             return due_of(full, ChunkSpec(0, ranks).shards(tuple(full.shape)), rank)
+        if way == "both":
+            pairs = Mesh((world // 2, 2), ranks)
+            return Global(full, Layout(tuple(full.shape), pairs, (StridedShard(0, 2), ReferenceShard(0))))
         return Global(full, Layout(tuple(full.shape), Mesh((world,), ranks), (ReferenceShard(0),)))
 
     kept = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
@@ -133,7 +145,7 @@ def due_learned(
 def features(case: Case) -> set[str]:
     saving, loading = worlds(case)
     found = {f"way:{case.get('way')}", f"way:{case.get('way.load', case.get('way'))}", "module"}
-    found |= {"fully-sharded"} if "fsdp" in case.get("way") + case.get("way.load", "") else set()
+    found |= {"fully-sharded"} if {*found} & {"way:fsdp", "way:fsdp1", "way:both"} else set()
     found |= {"reworld"} if saving != loading else set()
     named = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
     found |= {feature for name, feature in named.items() if name in case}
@@ -153,7 +165,8 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         saving, loading = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
-        way, way_load = draw(st.sampled_from(OFTEN)), draw(st.sampled_from(OFTEN))
+        ways = [(*OFTEN, "both", "both") if size % 2 == 0 else OFTEN for size in (saving, loading)]
+        way, way_load = (draw(st.sampled_from(some)) for some in ways)
         found: dict[str, Any] = {**in_worlds(saving, loading)}
         names = "abc"[: draw(st.sampled_from((2, 3, 1)))]
         for name in names:
@@ -177,6 +190,7 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
+BOTH = ("way=both", "way=both flat=yes", "way=both way.load=fsdp", "way=fsdp way.load=both", "way=line way.load=both")
 STATES = (
     "world=3 world.save=2 world.load=3 a=5x3:-:float32:small b=7:-:float32:small way=fsdp",
     "world=3 world.save=3 world.load=2 a=5x3:-:float32:small b=2:-:float32:small way=fsdp way.load=line flat=yes",
@@ -189,6 +203,9 @@ STATES = (
     "world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line groups=each groups.load=back flat=yes",
     "world=2 a=4:-:float32:small b=6:-:float32:small way=fsdp groups=back groups.load=each hollow=last",
     "world=2 a=4:-:float32:small b=6:-:float32:small way=line hollow=first",
+    *(f"world=4 a=8x3:-:float32:small b=4:-:float32:small c=12:-:float32:small {how}" for how in BOTH),
+    "world=4 world.save=4 world.load=2 a=8x3:-:float32:small b=4:-:float32:small way=both",
+    "world=4 world.save=3 world.load=4 a=8:-:float32:small b=4x2:-:float32:small way=fsdp way.load=both",
 )
 
 

@@ -75,6 +75,13 @@ AT_ONCE = (
     "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
     "mesh=3 x=7:S(0) a=4x3:S(1) state={x:x,a:a,n:1} into={a:a,n:2,x:x} order=ab groups=two",
     "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=one",
+    "mesh=2 x=5x2:S(1) a=3:R state={x:x,a:a} into={a:a,x:x} order=ba groups=two",
+    "mesh=2x2 x=4x3:S(0),S(1) a=5:S(0),R state={x:x,d:{a:a}} into={d:{a:a},x:x} order=ab groups=two",
+    "mesh=3 x=2:S(0):int64 a=7:-:float64 state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
+    "mesh=4 x=9:S(0) a=4x2:S(1) state={x:x,a:a} into={a:a,x:x} order=ba groups=two",
+    "mesh=2@1,0 x=4:S(0) a=6:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
+    "mesh=2 x=0:S(0) a=4:S(0) state={x:x,a:a,n:None} into={a:a,n:3,x:x} order=ab groups=two",
+    "mesh=3 x=7x2:S(0):bfloat16 a=5:R:int32 state={x:x,a:a} into={a:a,x:x} order=ba groups=two",
 )
 
 

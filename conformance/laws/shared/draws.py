@@ -43,6 +43,7 @@ PLAIN = {
 }
 OUTSIDE = {"1@1": 1, "2@0,2": 3, "2@1,2": 2, "1x2@0,2": 1, "3@0,1,3": 1}
 TABLES = {"2@1,0": 2, "3@2,0,1": 1, "1x2@1,0": 1, "2x2@0,2,1,3": 1, "2x2@3,1,2,0": 1}
+SELDOM_EDGES = (*("distinct",) * 7, "edges")
 FLOATS = ("float32", "float64")
 EXACT = ("float32", "int64", "float64", "int32")
 
@@ -99,21 +100,23 @@ def placed(
     reduce_ops: Iterable[str] = ("sum",),
     dtypes: Iterable[str] = ("float32",),
     memories: Iterable[str] = ("plain",),
+    fills: Iterable[str] = ("distinct",),
     min_dims: int = 0,
     negative: bool = False,
     extra: Extra | None = None,
 ) -> SearchStrategy[Case]:
-    """Cases of a tensor ``x`` on a mesh; ``extra`` draws further fields."""
+    """Cases of a tensor ``x`` on a mesh; ``extra`` draws further fields. Sums of some ``fills`` have no one value:
+    these are for cases without pending ones."""
     mesh_drawn = st.sampled_from(list(on) if on is not None else meshes(limits))
     shape_drawn = shapes(min_dims=min_dims)
     dtype_drawn, memory_drawn = _mostly_first([d for d in dtypes if d in limits.dtypes]), _mostly_first(list(memories))
-    chosen, ops = tuple(kinds), tuple(reduce_ops)
+    chosen, ops, fill_drawn = tuple(kinds), tuple(reduce_ops), st.sampled_from(list(fills))
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         mesh, shape = draw(mesh_drawn), draw(shape_drawn)
         at = draw(placements(mesh, len(shape), kinds=chosen, reduce_ops=ops, negative=negative))
-        spec = TensorSpec(shape, at, draw(dtype_drawn), "distinct", draw(memory_drawn))
+        spec = TensorSpec(shape, at, draw(dtype_drawn), draw(fill_drawn), draw(memory_drawn))
         more = _further(draw, extra, Layout(shape, mesh, at))
         return Case.of("-", mesh=mesh, x=spec, **more, seed=draw(seeds()))
 
@@ -129,14 +132,16 @@ def moved(
     reduce_ops: Iterable[str] = ("sum", "max", "avg"),
     dtypes: Iterable[str] = ("float32",),
     memories: Iterable[str] = ("plain",),
+    fills: Iterable[str] = ("distinct",),
     via: bool = False,
     extra: Extra | None = None,
 ) -> SearchStrategy[Case]:
-    """Cases of a tensor ``x`` and the placements ``to`` which it must go (``via`` others)."""
+    """Cases of a tensor ``x`` and the placements ``to`` which it must go (``via`` others); what is pending has distinct
+    values, whatever the ``fills``."""
     mesh_drawn = st.sampled_from(list(on) if on is not None else meshes(limits))
     pair = redistributions(mesh=mesh_drawn, source_kinds=kinds, target_kinds=targets, reduce_ops=reduce_ops)
     dtype_drawn, memory_drawn = _mostly_first([d for d in dtypes if d in limits.dtypes]), _mostly_first(list(memories))
-    whole = tuple(kind for kind in targets if kind != "P")
+    whole, fill_drawn = tuple(kind for kind in targets if kind != "P"), st.sampled_from(list(fills))
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -144,7 +149,8 @@ def moved(
         dtype = draw(dtype_drawn)
         if first.has_partial():
             dtype = dtype if dtype in (FLOATS if "avg" in str(first) else EXACT) else "float32"
-        spec = TensorSpec(first.shape, first.placements, dtype, "distinct", draw(memory_drawn))
+        fill = "distinct" if first.has_partial() else draw(fill_drawn)
+        spec = TensorSpec(first.shape, first.placements, dtype, fill, draw(memory_drawn))
         kept = tuple(kind for kind in whole if kind == "R" or first.shape)
         between = draw(placements(first.mesh, len(first.shape), kinds=kept)) if via else None
         if between is not None and last.has_partial():

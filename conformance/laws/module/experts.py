@@ -1,0 +1,118 @@
+"""The law of experts in parallel: each rank has some of the experts of a layer, and all that goes into them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
+
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Near
+from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.fields import Placements, Seed, Shape
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import Call, FromCase, on
+from shardlaw.conformance.laws.module.zoo import NEEDS, gradients
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
+from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.modules import Mixture, built, eighths, incoming
+
+MESHES = ("2", "2", "3", "4", "2x2", "2@1,0")
+SHOWN = (
+    "mesh=2 dims=4x3x5 rows=3 experts=S(0) batch=R",
+    "mesh=3 dims=5x4x2 rows=6 experts=S(0) batch=S(0)",
+    "mesh=4 dims=3x2x4 rows=2 experts=S(0) batch=R",
+    "mesh=2x2 dims=4x3x5 rows=4 experts=R,S(0) batch=S(0),R",
+    "mesh=2x2 dims=3x4x3 rows=5 experts=S(0),S(0) batch=R,R",
+    "mesh=2x2 dims=4x3x6 rows=3 experts=S(0),S(2) batch=R,R",
+    "mesh=2x2x2 dims=4x3x2 rows=4 experts=R,S(0),R batch=S(0),R,S(0)",
+    "mesh=2x2x2 dims=5x2x3 rows=3 experts=S(0),S(0),R batch=R,R,R",
+)
+
+
+def draw_experts(limits: Limits) -> SearchStrategy[Case]:
+    sizes = st.sampled_from([4, 3, 5, 2, 6])
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        mesh = draw(st.sampled_from(pool(MESHES, limits.world_size)))
+        experts = [draw(st.sampled_from([S(0), S(0), R()])) for _ in mesh.shape]
+        batch = [draw(st.sampled_from([R(), R(), S(0)])) for _ in mesh.shape]
+        dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
+        said: dict[str, Any] = {"experts": tuple(experts), "batch": tuple(batch)}
+        return fields(mesh=mesh, dims=dims, rows=draw(st.sampled_from([3, 4, 5])), **said, seed=draw(draws.seeds()))
+
+    return case()
+
+
+def features(case: Case) -> set[str]:
+    shape = case.shape("dims")
+    layout = of_layout(shape, "x".join(map(str, case.mesh().shape)), ",".join(map(str, case.placements("experts"))))
+    return {"module", "backward", "way:experts"} | layout & {"uneven", "empty-shard"}
+
+
+@law(
+    "module.experts",
+    source="torch.distributed.tensor docs, distribute_module; the mixture of experts of torch's model zoo for tests",
+    control=SHOWN[0],
+    sweep=texts(*SHOWN),
+    sweeps=len(SHOWN),
+    draw=draw_experts,
+    draws=6,
+    features=features,
+    needs=NEEDS,
+    weight=0.2,
+)
+def experts(
+    model: Annotated[nn.Module, FromCase(lambda case: Call(built, (Mixture, case.shape("dims"), True, case.seed)))],
+    mesh: DeviceMesh,
+    experts: Placements,
+    batch: Placements,
+    dims: Shape,
+    rows: int,
+    seed: Seed,
+):
+    """A layer whose experts are sharded gives the dense layer's output and gradients, however its rows are sharded."""
+
+    def partition(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            at = experts if name == "experts" else [Replicate()] * mesh.ndim
+            if key == "w2":  # takes along its rows what w1 gives along its columns
+                at = [type(one)(3 - one.dim) if one.is_shard() and one.dim else one for one in at]
+            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, at)))
+
+    model = distribute_module(model, mesh, partition)
+    x = distribute_tensor(eighths((rows, dims[1]), seed + 5).to(mesh.device_type), mesh, batch).requires_grad_()
+    out = model(x).full_tensor()
+    out.backward(incoming(tuple(out.shape), seed).to(mesh.device_type))
+    return {
+        "parameters": dict(model.named_parameters()),
+        "forward": out,
+        "input": x.grad,
+        "gradients": gradients(model),
+    }
+
+
+@experts.due
+def _(model, mesh: Mesh, experts, batch, dims, rows: int, seed: int):
+    x = eighths((rows, dims[1]), seed + 5).requires_grad_()
+    out = model(x)
+    out.backward(incoming(tuple(out.shape), seed))
+    places = {name: tuple(R() for _ in mesh.shape) for name, _ in model.named_parameters()}
+    places["experts.w1"] = experts
+    places["experts.w2"] = tuple(S(3 - at.dim) if isinstance(at, S) and at.dim else at for at in experts)
+    return {
+        "parameters": {name: on(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
+        "forward": Near(out.detach()),
+        "input": Claimed(x.grad, mesh, exact=False),
+        "gradients": {name: Claimed(grad, mesh, exact=False) for name, grad in gradients(model).items()},
+    }

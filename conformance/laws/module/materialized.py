@@ -1,0 +1,106 @@
+"""The law of models that are made without memory, sharded, and then get their memory and their parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed, Near, Of
+from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed, Shape
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import on
+from shardlaw.conformance.laws.module.zoo import NEEDS
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.modules import Blank, eighths
+
+SHOWN = (
+    "mesh=2 dims=3x4x5 way=tensor",
+    "mesh=2 dims=3x5x4 way=fully",
+    "mesh=3 dims=2x6x3 way=tensor",
+    "mesh=3 dims=5x4x2 way=fully",
+    "mesh=2x2 dims=3x4x4 way=both",
+    "mesh=2x2 dims=5x6x3 way=both seed=1",
+)
+
+
+def draw_materialized(limits: Limits) -> SearchStrategy[Case]:
+    sizes = st.sampled_from([3, 4, 5, 2, 7])
+
+    @st.composite
+    def case(draw: st.DrawFn) -> Case:
+        mesh = draw(st.sampled_from(pool(("2", "3", "4", "2x2"), limits.world_size)))
+        way = "both" if mesh.ndim > 1 else draw(st.sampled_from(["fully", "tensor"]))
+        split = mesh.shape[-1] * draw(st.sampled_from([1, 2])) if way != "fully" else draw(sizes)
+        dims = format_shape((draw(sizes), split, draw(sizes)))
+        return fields(mesh=mesh, dims=dims, way=way, seed=draw(draws.seeds()))
+
+    return case()
+
+
+def features(case: Case) -> set[str]:
+    way = case.get("way")
+    return {"module", f"way:{way}", "materialized"} | ({"fully-sharded"} if way != "tensor" else set())
+
+
+@law(
+    "module.materialized",
+    source="torch.distributed.fsdp docs, fully_shard: meta device; torch.nn.Module.to_empty",
+    control=SHOWN[0],
+    sweep=texts(*SHOWN),
+    sweeps=len(SHOWN),
+    draw=draw_materialized,
+    draws=5,
+    features=features,
+    needs=NEEDS,
+    weight=0.2,
+)
+def materialized(mesh: NamedMesh, dims: Shape, way: Literal["tensor", "fully", "both"], seed: Seed):
+    """A model that is sharded on the meta device has what the dense one has once it is given memory and its parameters
+    are set."""
+    with torch.device("meta"):
+        model: Any = Blank(dims)
+    if way != "fully":
+        pair = mesh["b"] if way == "both" else mesh
+        parallelize_module(model, pair, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+    if way != "tensor":
+        fully_shard(model, mesh=mesh["a"] if way == "both" else mesh)
+    model.to_empty(device=mesh.device_type)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    return {
+        "parameters": dict(model.named_parameters()),
+        "buffers": dict(model.named_buffers()),
+        "trained": {name: one.requires_grad for name, one in model.named_parameters()},
+        "forward": model(eighths((4, dims[0]), seed).to(mesh.device_type)),
+    }
+
+
+@materialized.due
+def _(mesh: Mesh, dims, way: str, seed: int, rank: Rank):
+    model = Blank(dims)
+    full, pair = (mesh.slice((dim,), mesh.coord(rank)) if way == "both" else mesh for dim in (0, mesh.ndim - 1))
+
+    def due(name: str, whole: torch.Tensor) -> Any:
+        if name.startswith("norm"):
+            return Near(whole.detach()) if way == "tensor" else Claimed(whole.detach(), full)
+        return Claimed(whole.detach(), mesh)
+
+    buffers = {name: whole if way == "fully" else on(pair, whole, R()) for name, whole in model.named_buffers()}
+    return {
+        "parameters": {name: due(name, whole) for name, whole in model.named_parameters()},
+        "buffers": buffers,  # styles replicate those of the modules that they are for
+        "trained": Of({name: True for name, _ in model.named_parameters()}),
+        "forward": Near(model(eighths((4, dims[0]), seed)).detach()),
+    }
