@@ -166,8 +166,6 @@ class Untorn(Due):
     refusable: bool = True
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        if isinstance(got, str):
-            here.reject(got)
         if got is None and here.rank:
             return
         loaded, state = got
@@ -201,7 +199,7 @@ class Untorn(Due):
         wanted = [state.for_script(rank) for state in self.states.values()] + (
             [BaseException] if self.refusable else []
         )
-        return {"either": [str, ({"either": wanted}, ...)]}  # a text: there is no such state any more
+        return {"either": [str, ({"either": wanted}, ...)]}  # a text: what must be lost lasts
 
     def compares(self) -> Iterable[str]:
         found = {part for state in self.states.values() for part in state.compares()}

@@ -13,6 +13,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.laws.crash.crashes import RecordedCrash
 from shardlaw.conformance.laws.crash.recorder import meeting
 from shardlaw.reference.crash import Step
@@ -92,7 +93,7 @@ class ObjectCrash:
 
     def left(self, before: Callable[[], object], go: Callable[[], object]) -> Any:
         """What all ranks do ``before`` is there; then they ``go``, and crash. What is left below ``run`` is put below
-        ``rest`` by rank 0. Every rank gets a text where there is no such state."""
+        ``rest`` by rank 0. Raises :class:`Meaningless` where the ranks do not take so many steps."""
         before()
         store, steps = Store(self.run), list[tuple[str, bytes | None]]()
         base = merged(store.objects())
@@ -103,7 +104,7 @@ class ObjectCrash:
         counts = [*map(len, logs)]
         done = self.done or counts
         if any(map(int.__gt__, done, counts)) or (self.returned and [*done] != counts):
-            return f"the ranks take {counts} steps"
+            raise Meaningless(f"the ranks take {counts} steps")
         if dist.get_rank():
             return None
         found = {**base, **{name: data for log, most in zip(logs, done, strict=True) for name, data in log[:most]}}

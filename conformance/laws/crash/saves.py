@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.fields import Reader
 from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
@@ -230,7 +231,7 @@ def full(
     counts: list[Any] = [0] * dist.get_world_size()
     dist.all_gather_object(counts, taken)
     if any(counts[int(one)] < at for one in ranks.split(",")):
-        return {"left": f"the ranks take {counts} steps"}
+        raise Meaningless(f"the ranks take {counts} steps")
     return {"left": None if rank else seen(OSError("the disk was full"), lambda: load(whole, reader(run)))}
 
 
