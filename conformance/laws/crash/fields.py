@@ -225,40 +225,18 @@ def shown(state: Mapping[str, Any]) -> str:
     )
 
 
-class Counted(Sequence[Case]):
-    """The states of some scenarios, each a case: ``most`` of each scenario, those that lie far apart first."""
+def counted(*scenarios: tuple[str, int]) -> Callable[[Limits], list[Case]]:
+    """The enumerator of scenarios that are written down, each with how many of its states are tried; of one scenario
+    those that lie far apart come first."""
 
-    def __init__(self, scenarios: Sequence[Case], most: Sequence[int]) -> None:
-        self._scenarios, self._most = scenarios, most
-
-    def __len__(self) -> int:
-        return sum(self._most)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
-        for scenario, most in zip(self._scenarios, self._most, strict=True):
-            if at < most:
-                return scenario.with_fields(crash=spread(most)[at])
-            at -= most
-        raise IndexError(at)
-
-
-@functools.cache
-def spread(most: int) -> tuple[int, ...]:
-    """The numbers below ``most``, each once, so that those at the beginning lie far apart."""
-    return tuple(sorted(range(most), key=lambda at: (at * STRIDE) % 1))
-
-
-def counted(*scenarios: tuple[str, int]) -> Callable[[Limits], Counted]:
-    """The enumerator of scenarios that are written down, each with how many of its states are tried."""
-
-    def sweep(limits: Limits) -> Counted:
+    def sweep(limits: Limits) -> list[Case]:
         found = [(Case.parse(f"- {text}"), most) for text, most in scenarios]
-        fitting = [(case, most) for case, most in found if case.world <= limits.world_size]
-        return Counted([case for case, _ in fitting], [most for _, most in fitting])
+        return [
+            case.with_fields(crash=number)
+            for case, most in found
+            if case.world <= limits.world_size
+            for number in sorted(range(most), key=lambda at: (at * STRIDE) % 1)
+        ]
 
     return sweep
 
