@@ -361,7 +361,8 @@ def states(
     threads: int = 1,
     returned: bool = False,
 ) -> list[State]:
-    """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, at most :data:`MOST` of them.
+    """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, and
+    at most :data:`MOST` of them.
 
     ``logs`` are the steps of each process. ``returned``: after all steps alone.
     """

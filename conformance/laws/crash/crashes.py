@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.due import Meaningless
-from shardlaw.conformance.laws.crash.recorder import listening, plant, recorded, tree
+from shardlaw.conformance.laws.crash.recorder import gathered, listening, plant, recorded, tree
 from shardlaw.reference.crash import Disk, Step, effects_of, in_notation, in_order, state_at, states
 from shardlaw.reference.crash_jobs import overlapped, overlaps
 
@@ -55,6 +55,16 @@ def again(root: str, step: Step) -> None:
             (os.rmdir if os.path.isdir(path) else os.remove)(path)
 
 
+def so_many(done: Sequence[int], logs: Sequence[Sequence[Any]], returned: bool) -> Sequence[int]:
+    """How many steps each rank has ``done`` of those that it takes: all of them where that is not told. Raises
+    :class:`Meaningless` where they do not take so many, or were to have ``returned`` and take more."""
+    counts = [*map(len, logs)]
+    done = [*done] or counts
+    if any(map(int.__gt__, done, counts)) or (returned and done != counts):
+        raise Meaningless(f"the ranks take {counts} steps")
+    return done
+
+
 class Crash:
     """What a crash leaves after each rank has ``done`` so many steps; ``returned``: after all, which need not be told.
 
@@ -79,12 +89,8 @@ class Crash:
         dist.barrier()
         with suppress(OSError, CheckpointException), listening(self.run, lambda *step: None, self.share):
             go()
-        logs: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(logs, self.taken)
-        counts = [*map(len, logs)]
-        self.done = self.done or counts
-        if any(map(int.__gt__, self.done, counts)) or (self.returned and [*self.done] != counts):
-            raise Meaningless(f"the ranks take {counts} steps")
+        logs = gathered(self.taken)
+        self.done = so_many(self.done, logs, self.returned)
         return self.without(logs)
 
     def without(self, logs: list[Any]) -> Any:
@@ -144,19 +150,26 @@ class Overlap:
     def left(self, before: Callable[[], object], jobs: Sequence[Callable[[], object]]) -> Any:
         """What all ranks do ``before`` lasts; then two ``jobs`` take turns. What they leave is put into ``rest`` by
         rank 0. Raises :class:`Meaningless` where they do not take so many steps."""
-        base, (first, second) = two_jobs(self.run, before, jobs)
-        begun, other, more = self.turns
-        if begun + more > len(first) or other > len(second):
-            raise Meaningless(f"the jobs take {len(first)} and {len(second)} steps")
+        base, logs = two_jobs(self.run, before, jobs)
+        taken = in_turns(logs, self.turns)
         if dist.get_rank():
             return None
         plant(self.rest, base)
-        for step in [*first[:begun], *second[:other], *first[begun : begun + more]]:
+        for step in taken:
             again(self.rest, step)
         return self
 
     def __repr__(self) -> str:
         return f"after turns of {self.turns} steps"
+
+
+def in_turns(jobs: Sequence[Sequence[Step]], turns: tuple[int, int, int]) -> list[Step]:
+    """The steps of two jobs: so many of the first, then of the second, then of the first again. Raises
+    :class:`Meaningless` where they do not take so many."""
+    (first, second), (begun, other, more) = jobs, turns
+    if begun + more > len(first) or other > len(second):
+        raise Meaningless(f"the jobs take {len(first)} and {len(second)} steps")
+    return [*first[:begun], *second[:other], *first[begun : begun + more]]
 
 
 def two_jobs(
@@ -272,10 +285,7 @@ class RecordedCrash(Recorded):
     def state(self) -> Any:
         if not self.done:
             return self.numbered(self.every)
-        counts = [sum(step.kind != "meet" for step in log) for log in self.kept["logs"]]
-        known = all(number <= self.done[rank] for rank, number in [*self.lost, *filter(None, [self.half])])
-        if not known or any(map(int.__gt__, self.done, counts)) or (self.returned and [*self.done] != counts):
-            raise Meaningless(f"the ranks take {counts} steps")
+        so_many(self.done, [[step for step in log if step.kind != "meet"] for log in self.kept["logs"]], self.returned)
         return None if dist.get_rank() else self.named()
 
     def every(self) -> Sequence[Any]:
@@ -303,7 +313,5 @@ class RecordedOverlap(Recorded):
         base, jobs = self.kept["base"], self.kept["jobs"]
         if self.turns is None:
             return self.numbered(lambda: overlaps(base, jobs))
-        begun, other, more = self.turns
-        if begun + more > len(jobs[0]) or other > len(jobs[1]):
-            raise Meaningless(f"the jobs take {[*map(len, jobs)]} steps")
+        in_turns(jobs, self.turns)
         return None if dist.get_rank() else overlapped(base, jobs, self.turns)

@@ -76,9 +76,11 @@ class CrashField(Field):
             lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
             half = place_of(case.get("half")) if "half" in case else None
             found |= {"done": [int(count) for count in case.get("done").split(",")], "lost": lost, "half": half}
-            ranks = {rank for rank, _ in [*lost, *filter(None, [half])]}
-            if len(found["done"]) != case.world or not ranks <= {*range(case.world)}:
+            places = [*lost, *filter(None, [half])]
+            if len(found["done"]) != case.world or any(rank >= case.world for rank, _ in places):
                 raise NotationError(f"case {case.text!r}: want counts of steps, and steps, of {case.world} ranks")
+            if any(number > found["done"][rank] for rank, number in places):
+                raise NotationError(f"case {case.text!r}: want lost and half to name steps that were done")
         return found
 
     def build(self, value: Asked, here: RankContext) -> Any:

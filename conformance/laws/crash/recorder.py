@@ -136,6 +136,13 @@ def meeting(note: Callable[..., None]) -> Iterator[None]:
         yield
 
 
+def gathered(own: Any) -> list[Any]:
+    """What each rank gives, on all of them."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
 def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
     """The steps that each rank takes below ``root``, and its meetings with others."""
     steps: list[Step] = []
@@ -146,9 +153,7 @@ def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
     dist.barrier()
     with listening(root, note), meeting(note):
         go()
-    logs: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(logs, steps)
-    return logs
+    return gathered(steps)
 
 
 def tree(root: Any) -> dict[str, bytes | None]:
