@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 INSIDE = 2  # processes that a cut finds between two meetings
 APART = 2  # meetings that one process may be ahead of another
+MOST = 4096  # states of a scenario
 ROOT = 0
 
 
@@ -358,10 +359,10 @@ def states(
     logs: Sequence[Sequence[Step]],
     disk: str = "posix",
     threads: int = 1,
-    most: int = 4096,
     returned: bool = False,
 ) -> list[State]:
-    """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, at most ``most`` of them.
+    """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, and
+    at most :data:`MOST` of them.
 
     ``logs`` are the steps of each process. ``returned``: after all steps alone.
     """
@@ -378,6 +379,6 @@ def states(
             if key not in found:
                 gone, cut = [places[at] for at in sorted(lost)], None if half is None else places[half]
                 found[key] = state_at(base, steps, in_notation(map(len, done), gone, cut), gone, cut)
-            if len(found) == most:
+            if len(found) == MOST:
                 return [*found.values()]
     return [*found.values()]

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 
 class Meaningless(Exception):
-    """The case asks for nothing that is defined: every rank gives it up as rejected, before anything is communicated."""
+    """The case asks for nothing that is defined. A due function or an act raises it on every rank alike: the case is rejected, a script
+    ends with 2."""
 
 
 def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:

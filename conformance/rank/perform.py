@@ -46,8 +46,8 @@ def try_case(law: Law, case: Case, here: RankContext) -> None:
         arguments = act.arguments(case, here)
         with act.around(case), _traced(here):
             got = by_key(act.function(**arguments))
-    except compat.TorchMovedError as moved:  # on all ranks alike: this torch does not have what the law is about
-        raise Rejected(str(moved)) from None
+    except (due.Meaningless, compat.TorchMovedError) as none:  # on all ranks alike: there is nothing here that the law is about
+        raise Rejected(str(none)) from None
     compare(here, got, wanted)
 
 

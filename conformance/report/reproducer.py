@@ -290,8 +290,8 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         JOINING="".join(f"        {line}\n" for line in join.lines()),
         BACKEND=join.backend,
         RIGHT="True" if raised else "agrees(want, got)",
-        # of a case that nobody has tried any error is what it is about
-        RAISED=raises if raised else other if about.kind else "1",
+        # of a case that nobody has tried any error is what it is about, but for one that says that there is no such case
+        RAISED=raises if raised else other if about.kind else "2 if type(error).__name__ == 'Meaningless' else 1",
         FAULT=FAULTS.get(about.kind, "1 in ends"),
         STAGES=stages,
     )

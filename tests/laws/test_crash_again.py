@@ -21,10 +21,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.laws import find
 from shardlaw.conformance.laws.crash.crashes import LossyCrash, begin
 from shardlaw.conformance.laws.crash.fields import place_of
 from shardlaw.conformance.laws.crash.protocols import point, settle
 from shardlaw.conformance.laws.crash.recorder import recorded, tree
+from shardlaw.conformance.report.reproducer import About, reproducer
+from shardlaw.conformance.run import proof
 from shardlaw.reference.crash import states
 
 pytestmark = pytest.mark.ranks
@@ -112,3 +115,22 @@ def test_a_script_leaves_what_the_model_says(go: Callable[[str, float], None], t
     *wrong, tried = (tmp_path / "wrong").read_text().splitlines()
     assert not wrong, "\n".join(wrong)
     assert int(tried) >= 15
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "crash.overwrite mesh=2 x=2:S(0) disk=posix done=1,99",
+        "crash.overwrite mesh=2 x=2:S(0) disk=posix done=1,99 lost=0.1",
+        "crash.overwrite mesh=2 x=2:S(0) disk=posix crash=99999",
+        "crash.object[overwrite] mesh=2 x=2:S(0) done=1,99",
+        "crash.overlap mesh=2 x=2:S(0) turns=0,99,0",
+        "crash.full mesh=2 x=2:S(0) at=99 ranks=1",
+    ],
+)
+@pytest.mark.parametrize("kind", ["wrong-value", ""])
+def test_a_script_says_neither_where_the_ranks_take_fewer_steps(text: str, kind: str) -> None:
+    case = Case.parse(text)
+    ran = proof.run(reproducer(find(case.law), case, About(kind, key="left" if kind else "")))
+    assert ran.code == 2, ran.output
+    assert "raised Meaningless: the" in ran.output

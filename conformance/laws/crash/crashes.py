@@ -19,7 +19,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from shardlaw.conformance.laws.crash.recorder import listening, plant, recorded, tree
+from shardlaw.conformance.law.due import Meaningless
+from shardlaw.conformance.laws.crash.recorder import gathered, listening, plant, recorded, tree
 from shardlaw.reference.crash import Disk, Step, effects_of, in_notation, in_order, state_at, states
 from shardlaw.reference.crash_jobs import overlapped, overlaps
 
@@ -54,6 +55,16 @@ def again(root: str, step: Step) -> None:
             (os.rmdir if os.path.isdir(path) else os.remove)(path)
 
 
+def so_many(done: Sequence[int], logs: Sequence[Sequence[Any]], returned: bool) -> Sequence[int]:
+    """How many steps each rank has ``done`` of those that it takes: all of them where that is not told. Raises
+    :class:`Meaningless` where they do not take so many, or were to have ``returned`` and take more."""
+    counts = [*map(len, logs)]
+    done = [*done] or counts
+    if any(map(int.__gt__, done, counts)) or (returned and done != counts):
+        raise Meaningless(f"the ranks take {counts} steps")
+    return done
+
+
 class Crash:
     """What a crash leaves after each rank has ``done`` so many steps; ``returned``: after all, which need not be told.
 
@@ -71,23 +82,19 @@ class Crash:
         return 0 if self.done and len(self.taken) > self.done[dist.get_rank()] else None
 
     def left(self, before: Callable[[], object], go: Callable[[], object]) -> Any:
-        """What all ranks do ``before`` lasts; then they ``go``, and crash. Raises ``LookupError`` where they do not
-        take so many steps."""
+        """What all ranks do ``before`` lasts; then they ``go``, and crash. Rank 0 gets which state it is; every rank a
+        text where what is to be lost lasts. Raises :class:`Meaningless` where they do not take so many steps."""
         os.makedirs(self.run, exist_ok=True)
         before()
         dist.barrier()
         with suppress(OSError, CheckpointException), listening(self.run, lambda *step: None, self.share):
             go()
-        logs: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(logs, self.taken)
-        counts = [*map(len, logs)]
-        self.done = self.done or counts
-        if any(map(int.__gt__, self.done, counts)) or (self.returned and [*self.done] != counts):
-            raise LookupError(f"the ranks take {counts} steps")
+        logs = gathered(self.taken)
+        self.done = so_many(self.done, logs, self.returned)
         return self.without(logs)
 
     def without(self, logs: list[Any]) -> Any:
-        """What is left, for rank 0; ``None`` for others, and for all a text where there is no such state."""
+        """What :meth:`left` returns of the steps that each rank has taken."""
         return None if dist.get_rank() else self.done
 
 
@@ -142,20 +149,27 @@ class Overlap:
 
     def left(self, before: Callable[[], object], jobs: Sequence[Callable[[], object]]) -> Any:
         """What all ranks do ``before`` lasts; then two ``jobs`` take turns. What they leave is put into ``rest`` by
-        rank 0. Every rank gets a text where there is no such state."""
-        base, (first, second) = two_jobs(self.run, before, jobs)
-        begun, other, more = self.turns
-        if begun + more > len(first) or other > len(second):
-            return f"the jobs take {len(first)} and {len(second)} steps"
+        rank 0. Raises :class:`Meaningless` where they do not take so many steps."""
+        base, logs = two_jobs(self.run, before, jobs)
+        taken = in_turns(logs, self.turns)
         if dist.get_rank():
             return None
         plant(self.rest, base)
-        for step in [*first[:begun], *second[:other], *first[begun : begun + more]]:
+        for step in taken:
             again(self.rest, step)
         return self
 
     def __repr__(self) -> str:
         return f"after turns of {self.turns} steps"
+
+
+def in_turns(jobs: Sequence[Sequence[Step]], turns: tuple[int, int, int]) -> list[Step]:
+    """The steps of two jobs: so many of the first, then of the second, then of the first again. Raises
+    :class:`Meaningless` where they do not take so many."""
+    (first, second), (begun, other, more) = jobs, turns
+    if begun + more > len(first) or other > len(second):
+        raise Meaningless(f"the jobs take {len(first)} and {len(second)} steps")
+    return [*first[:begun], *second[:other], *first[begun : begun + more]]
 
 
 def two_jobs(
@@ -193,8 +207,8 @@ def finish(pending: Any) -> None:
 
 
 def seen(left: Any, load: Callable[[], Any]) -> Any:
-    """What rank 0 loads of what a crash left, or the error that it gets, and which state that was. ``None`` on other
-    ranks; a text where there is no such state."""
+    """What rank 0 loads of what a crash ``left``, or the error that it gets, and which state that was. ``None`` on
+    other ranks; a text where there is nothing to load."""
     if left is None or isinstance(left, str):
         return left
     try:
@@ -215,14 +229,15 @@ class Recorded:
 
     def left(self, before: Callable[[], object], go: Any) -> Any:
         """What is left after ``before``, which lasts, and ``go`` is put into ``rest`` by rank 0, which gets the state.
-        Every rank gets a text where there is no such state, or where steps cannot be seen."""
+        Raises :class:`Meaningless` where there is no such state, or where steps cannot be seen."""
         if not self.kept:
             self.record(before, go)
-        state = self.kept["unseen"] or self.state()
-        if not isinstance(state, str) and dist.get_rank() == 0:
+        if self.kept["unseen"]:
+            raise Meaningless(self.kept["unseen"])
+        state = self.state()
+        if state is not None:
             self.plant(self.rest, state.tree)
-            return state
-        return state if isinstance(state, str) else None
+        return state
 
     def numbered(self, every: Callable[[], Sequence[Any]]) -> Any:
         """The state of that number among ``every``, which rank 0 counts once."""
@@ -232,7 +247,7 @@ class Recorded:
             dist.broadcast_object_list(told)
             self.kept["count"] = told[0]
         if self.index >= self.kept["count"]:
-            return f"there are {self.kept['count']} states"
+            raise Meaningless(f"there are {self.kept['count']} states")
         return None if dist.get_rank() else self.kept["states"][self.index]
 
     def unseen(self, base: Any, logs: Any) -> str:
@@ -250,6 +265,7 @@ class Recorded:
         raise NotImplementedError
 
     def state(self) -> Any:
+        """The state that is asked for, on rank 0. Raises :class:`Meaningless` where there is none."""
         raise NotImplementedError
 
 
@@ -269,10 +285,7 @@ class RecordedCrash(Recorded):
     def state(self) -> Any:
         if not self.done:
             return self.numbered(self.every)
-        counts = [sum(step.kind != "meet" for step in log) for log in self.kept["logs"]]
-        known = all(number <= self.done[rank] for rank, number in [*self.lost, *filter(None, [self.half])])
-        if not known or any(map(int.__gt__, self.done, counts)) or (self.returned and [*self.done] != counts):
-            return f"the ranks take {counts} steps"
+        so_many(self.done, [[step for step in log if step.kind != "meet"] for log in self.kept["logs"]], self.returned)
         return None if dist.get_rank() else self.named()
 
     def every(self) -> Sequence[Any]:
@@ -300,7 +313,5 @@ class RecordedOverlap(Recorded):
         base, jobs = self.kept["base"], self.kept["jobs"]
         if self.turns is None:
             return self.numbered(lambda: overlaps(base, jobs))
-        begun, other, more = self.turns
-        if begun + more > len(jobs[0]) or other > len(jobs[1]):
-            return f"the jobs take {[*map(len, jobs)]} steps"
-        return overlapped(base, jobs, self.turns)
+        in_turns(jobs, self.turns)
+        return None if dist.get_rank() else overlapped(base, jobs, self.turns)

@@ -76,9 +76,11 @@ class CrashField(Field):
             lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
             half = place_of(case.get("half")) if "half" in case else None
             found |= {"done": [int(count) for count in case.get("done").split(",")], "lost": lost, "half": half}
-            ranks = {rank for rank, _ in [*lost, *filter(None, [half])]}
-            if len(found["done"]) != case.world or not ranks <= {*range(case.world)}:
+            places = [*lost, *filter(None, [half])]
+            if len(found["done"]) != case.world or any(rank >= case.world for rank, _ in places):
                 raise NotationError(f"case {case.text!r}: want counts of steps, and steps, of {case.world} ranks")
+            if any(number > found["done"][rank] for rank, number in places):
+                raise NotationError(f"case {case.text!r}: want lost and half to name steps that were done")
         return found
 
     def build(self, value: Asked, here: RankContext) -> Any:
@@ -166,8 +168,6 @@ class Untorn(Due):
     refusable: bool = True
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        if isinstance(got, str):
-            here.reject(got)
         if got is None and here.rank:
             return
         loaded, state = got
@@ -201,7 +201,7 @@ class Untorn(Due):
         wanted = [state.for_script(rank) for state in self.states.values()] + (
             [BaseException] if self.refusable else []
         )
-        return {"either": [str, ({"either": wanted}, ...)]}  # a text: there is no such state any more
+        return {"either": [str, ({"either": wanted}, ...)]}  # a text: what must be lost lasts
 
     def compares(self) -> Iterable[str]:
         found = {part for state in self.states.values() for part in state.compares()}
@@ -227,40 +227,18 @@ def shown(state: Mapping[str, Any]) -> str:
     )
 
 
-class Counted(Sequence[Case]):
-    """The states of some scenarios, each a case: ``most`` of each scenario, those that lie far apart first."""
+def counted(*scenarios: tuple[str, int]) -> Callable[[Limits], list[Case]]:
+    """The enumerator of scenarios that are written down, each with how many of its states are tried; of one scenario
+    those that lie far apart come first."""
 
-    def __init__(self, scenarios: Sequence[Case], most: Sequence[int]) -> None:
-        self._scenarios, self._most = scenarios, most
-
-    def __len__(self) -> int:
-        return sum(self._most)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
-        for scenario, most in zip(self._scenarios, self._most, strict=True):
-            if at < most:
-                return scenario.with_fields(crash=spread(most)[at])
-            at -= most
-        raise IndexError(at)
-
-
-@functools.cache
-def spread(most: int) -> tuple[int, ...]:
-    """The numbers below ``most``, each once, so that those at the beginning lie far apart."""
-    return tuple(sorted(range(most), key=lambda at: (at * STRIDE) % 1))
-
-
-def counted(*scenarios: tuple[str, int]) -> Callable[[Limits], Counted]:
-    """The enumerator of scenarios that are written down, each with how many of its states are tried."""
-
-    def sweep(limits: Limits) -> Counted:
+    def sweep(limits: Limits) -> list[Case]:
         found = [(Case.parse(f"- {text}"), most) for text, most in scenarios]
-        fitting = [(case, most) for case, most in found if case.world <= limits.world_size]
-        return Counted([case for case, _ in fitting], [most for _, most in fitting])
+        return [
+            case.with_fields(crash=number)
+            for case, most in found
+            if case.world <= limits.world_size
+            for number in sorted(range(most), key=lambda at: (at * STRIDE) % 1)
+        ]
 
     return sweep
 

@@ -13,8 +13,8 @@ from unittest import mock
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.laws.crash.crashes import RecordedCrash
-from shardlaw.conformance.laws.crash.recorder import meeting
+from shardlaw.conformance.laws.crash.crashes import RecordedCrash, so_many
+from shardlaw.conformance.laws.crash.recorder import gathered, meeting
 from shardlaw.reference.crash import Step
 from shardlaw.reference.crash_objects import object_states, objects_after
 
@@ -92,18 +92,14 @@ class ObjectCrash:
 
     def left(self, before: Callable[[], object], go: Callable[[], object]) -> Any:
         """What all ranks do ``before`` is there; then they ``go``, and crash. What is left below ``run`` is put below
-        ``rest`` by rank 0. Every rank gets a text where there is no such state."""
+        ``rest`` by rank 0. Raises :class:`Meaningless` where the ranks do not take so many steps."""
         before()
         store, steps = Store(self.run), list[tuple[str, bytes | None]]()
         base = merged(store.objects())
         with watched(store, lambda kind, name: steps.append((name, store.objects().get(name)))):
             go()
-        logs: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(logs, steps)
-        counts = [*map(len, logs)]
-        done = self.done or counts
-        if any(map(int.__gt__, done, counts)) or (self.returned and [*done] != counts):
-            return f"the ranks take {counts} steps"
+        logs = gathered(steps)
+        done = so_many(self.done, logs, self.returned)
         if dist.get_rank():
             return None
         found = {**base, **{name: data for log, most in zip(logs, done, strict=True) for name, data in log[:most]}}
@@ -129,8 +125,7 @@ class RecordedObjects(RecordedCrash):
 
         with meeting(note), watched(store, note):
             go()
-        logs: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(logs, steps)
+        logs = gathered(steps)
         counts = [sum(step.kind != "meet" for step in log) for log in logs]
         after, due = merged(store.objects()), objects_after(base, logs, counts).tree
         # of a store that a rank has for itself, what another has removed or replaced is as it was
@@ -150,6 +145,4 @@ class RecordedObjects(RecordedCrash):
 
 def merged(own: dict[str, bytes]) -> dict[str, bytes]:
     """The objects of all ranks, each of which may have a store of its own."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return {name: data for one in found for name, data in one.items()}
+    return {name: data for one in gathered(own) for name, data in one.items()}

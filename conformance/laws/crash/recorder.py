@@ -21,10 +21,11 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from torch.distributed.elastic.utils import store as stores
 
 from shardlaw.reference.crash import Step
 
-# collectives in which ranks wait for one another
+# collectives of torch.distributed in which ranks wait for one another
 MEETINGS = (
     *("barrier", "all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce"),
     *("gather_object", "gather", "reduce", "scatter_object_list", "broadcast_object_list", "broadcast", "scatter"),
@@ -114,7 +115,8 @@ def listening(
 
 @contextmanager
 def meeting(note: Callable[..., None]) -> Iterator[None]:
-    """Calls ``note`` with who waited for whom once a collective has ended in which ranks wait for one another."""
+    """Calls ``note`` with who waited for whom once a collective, or a barrier over a store, has ended in which ranks
+    wait for one another."""
 
     def faked(true: Callable[..., Any]) -> Callable[..., Any]:
         taken = inspect.signature(true)
@@ -129,9 +131,16 @@ def meeting(note: Callable[..., None]) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for name in MEETINGS:
-            stack.enter_context(mock.patch.object(dist, name, faked(getattr(dist, name))))
+        for owner, name in [*((dist, name) for name in MEETINGS), (stores, "barrier")]:
+            stack.enter_context(mock.patch.object(owner, name, faked(getattr(owner, name))))
         yield
+
+
+def gathered(own: Any) -> list[Any]:
+    """What each rank gives, on all of them."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
@@ -144,9 +153,7 @@ def recorded(root: Any, go: Callable[[], object]) -> list[Any]:
     dist.barrier()
     with listening(root, note), meeting(note):
         go()
-    logs: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(logs, steps)
-    return logs
+    return gathered(steps)
 
 
 def tree(root: Any) -> dict[str, bytes | None]:

@@ -7,11 +7,11 @@ import os
 from contextlib import suppress
 from typing import Annotated, Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.fields import Reader
 from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
@@ -29,7 +29,7 @@ from shardlaw.conformance.laws.crash.fields import (
     Whole,
     crash_law,
 )
-from shardlaw.conformance.laws.crash.recorder import listening
+from shardlaw.conformance.laws.crash.recorder import gathered, listening
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -227,10 +227,9 @@ def full(
 
     with suppress(CheckpointException), listening(run, lambda *step: None, needs_space):
         save(newer, writer(run))
-    counts: list[Any] = [0] * dist.get_world_size()
-    dist.all_gather_object(counts, taken)
+    counts = gathered(taken)
     if any(counts[int(one)] < at for one in ranks.split(",")):
-        return {"left": f"the ranks take {counts} steps"}
+        raise Meaningless(f"the ranks take {counts} steps")
     return {"left": None if rank else seen(OSError("the disk was full"), lambda: load(whole, reader(run)))}
 
 
