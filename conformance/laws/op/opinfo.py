@@ -165,14 +165,15 @@ def _samples(info: Any) -> Iterator[tuple[str, Any]]:
     supported = info.supported_dtypes(device)
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         if dtype in supported:
-            for at, sample in enumerate(itertools.islice(_seeded(info.sample_inputs_func(info, device, dtype, False)), LOOKED_AT)):
+            samples = _seeded(info.sample_inputs_func(info, device, dtype, False))
+            for at, sample in enumerate(itertools.islice(samples, LOOKED_AT)):
                 yield f"{str(dtype)[6:]}/{at}", sample
             return
 
 
 def _seeded(samples: Iterable[Any]) -> Iterator[Any]:
-    """Each sample drawn from the seed of torch's tests, as ``sample_inputs`` of an OpInfo does, which reads the source of every function on
-    the stack besides: it looks for a test to tell."""
+    """Each sample drawn from the seed of torch's tests, as ``sample_inputs`` of an OpInfo does. That one also looks for
+    a test on the stack, and reads the source of every function there."""
     left = iter(samples)
     while True:
         torch.default_generator.manual_seed(SEED)
