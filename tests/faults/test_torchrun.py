@@ -93,14 +93,14 @@ def test_run_over_two_agents_judges_what_a_run_on_one_machine_does(tmp_path: Pat
     assert cases[0] == cases[1]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_run_that_loses_an_agent(tmp_path: Path, lost: int) -> None:
+@pytest.mark.parametrize(("lost", "processes"), [(0, 1), (1, 2)])
+def test_run_that_loses_an_agent(tmp_path: Path, lost: int, processes: int) -> None:
     report = tmp_path / "report"
-    with launched(report, "redistribute.same", "redistribute.local", "--profile", "nightly") as agents:
+    with launched(report, "redistribute.same", "redistribute.local", "--profile", "nightly", processes=processes) as agents:
         wait_for_cases(report, agents)
         theirs = [process for agent in agents for process in below(agent)]
         # of torchrun's own processes: a driver or supervisor each, an agent beside the driver, a server and a rank each
-        assert len(theirs) >= 2 * 2 * 3 + 1
+        assert len(theirs) >= 2 * processes * 3 + 1
         agents[lost].send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(theirs, 30)
         assert [process.cmdline() for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

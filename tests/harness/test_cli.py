@@ -9,88 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.laws import catalogue, find, laws_of
+from shardlaw.conformance.laws import find
 from shardlaw.conformance.run.finding_file import SCHEMA
+from tests.harness.shell import LAWS, Done, Shell
 
 pytestmark = pytest.mark.ranks
-
-ROOT = Path(__file__).parents[2]
-LAWS = """
-import os, time
-import torch
-import torch.distributed as dist
-from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.law.script import Script, Stage
-
-
-def holds(case, here):
-    here.require(True, "wrong-value", "sum", "fine")
-
-def deviates(case, here):
-    here.require(here.rank != 1, "wrong-value", "sum", "the sum is wrong", 1, 2)
-
-def meaningless(case, here):
-    case.placements("to")
-
-def rejects(case, here):
-    here.reject("nobody can tell")
-
-def counts(case, here):
-    torch.served = getattr(torch, "served", 0) + 1
-    here.require(torch.served == 1, "wrong-value", "count", "served before")
-
-SCRIPT = Script((Stage(2, ("return 1, 1 + (rank == 1)",)),))
-def law(name, check):
-    return Law(f"module.{name}", f"It {name}.", "here", f"module.{name} world=2", check, script=lambda case: SCRIPT)
-
-LAWS = [law(name, check) for name, check in
-        {"holds": holds, "deviates": deviates, "meaningless": meaningless, "rejects": rejects, "counts": counts}.items()]
-"""
-
-
-@dataclass
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-class Shell:
-    """Calls commands in this process, from an empty folder beside a module of laws."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = folder
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        code = cli.main(list(arguments))
-        return Done(code, *self._capsys.readouterr())
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "laws_for_the_cli.py").write_text(LAWS)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.syspath_prepend(tmp_path / "lib")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("SHARDLAW_LAWS", "laws_for_the_cli")
-    catalogue.cache_clear()
-    yield Shell(tmp_path / "work", capsys)
-    catalogue.cache_clear()
-    laws_of.cache_clear()
-    sys.modules.pop("laws_for_the_cli", None)
 
 
 def refused(done: Done) -> str:
@@ -226,6 +155,7 @@ def test_a_case_that_holds_is_replayed(shell: Shell) -> None:
     assert list(shell.folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_case_that_deviates_is_replayed(shell: Shell) -> None:
     done = shell("replay", "module.deviates world=2")
     assert done.returncode == 1, done.stderr
@@ -234,6 +164,7 @@ def test_a_case_that_deviates_is_replayed(shell: Shell) -> None:
     assert "deviates 1 of 1 times" in done.stdout
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
     path = stored(shell.folder / "findings", "module.deviates world=2", status="new", kind="wrong-value", signature=SIGNATURE)
     done = shell("replay", str(path), "--times", "2", "--trace")
@@ -255,6 +186,7 @@ def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
     assert "0 of them as stored" in done.stdout
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_history_is_served_first_every_time(shell: Shell) -> None:
     case = Case.parse("module.counts world=2").with_after((Case.parse("module.counts world=2 seed=1"),))
     path = stored(shell.folder, "module.counts world=2")
@@ -266,6 +198,7 @@ def test_a_history_is_served_first_every_time(shell: Shell) -> None:
     assert shell("replay", "module.counts world=2", "--times", "2").returncode == 0
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_case_without_meaning_is_bad_input(shell: Shell) -> None:
     message = refused(shell("replay", "module.meaningless world=2 to=S("))
     assert "placement 'S('" in message
@@ -274,11 +207,13 @@ def test_a_case_without_meaning_is_bad_input(shell: Shell) -> None:
     assert done.stderr == "shardlaw: no case was judged: nobody can tell\n"
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_layout_without_meaning_is_bad_input(shell: Shell) -> None:
     assert "it has 2 dims" in refused(shell("replay", "redistribute.local mesh=2 x=5x6:S(9) to=R"))
     assert "3 placements" in refused(shell("replay", "redistribute.local mesh=2x2 x=5x6:S(0),R to=R,R,R"))
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_target_of_a_finding_must_be_known(shell: Shell) -> None:
     path = stored(shell.folder, "module.holds world=2", target={"name": "ucx"})
     assert "0badcafe: no target is called 'ucx'" in refused(shell("replay", str(path)))

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from shardlaw.conformance import compat, compat_trace
-from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import features_of
-from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
+from shardlaw.conformance.law.law import CHAPTERS
 from shardlaw.conformance.laws import MODULES, laws_of
 
 ROOT = Path(__file__).parents[2]
@@ -31,15 +29,27 @@ LAWS = [law for module in MODULES for law in laws_of(f"shardlaw.conformance.laws
 SOURCES = {law.source for law in LAWS}
 
 
+def files(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
-    for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
+    return ((path, parsed(path)) for path in files(*packages))
+
+
+@cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
 
 
 def torch_names(tree: ast.Module) -> Iterator[str]:
     """Every dotted name of torch that a module imports or reaches by attribute."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -78,9 +88,9 @@ def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
 
 
 def test_no_two_files_import_each_other() -> None:
-    files = sources()
+    found = sources()
     try:
-        TopologicalSorter({name: {*imported(tree, {*files})} - {name} for name, tree in files.items()}).prepare()
+        TopologicalSorter({name: {*imported(tree, {*found})} - {name} for name, tree in found.items()}).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
@@ -92,15 +102,15 @@ def test_the_root_has_few_files_and_no_file_a_name_of_somebody_else() -> None:
 
 def test_every_package_of_the_tree_is_installed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT).parts for path, _ in modules(*PACKAGES)}
+    folders = {path.parent.relative_to(ROOT).parts for path in files(*PACKAGES)}
     assert listed == sorted(["shardlaw", *(".".join(("shardlaw", *parts)) for parts in folders)])
 
 
 def bound(tree: ast.Module) -> set[str]:
     """What a module defines: functions, classes, variables, and attributes of its own objects."""
-    stored = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    stored = [node for node in nodes(tree) if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)]
     return {
-        *(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)),
+        *(node.name for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)),
         *(node.id for node in stored if isinstance(node, ast.Name)),
         *(node.attr for node in stored if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")),
     }
@@ -109,7 +119,7 @@ def bound(tree: ast.Module) -> set[str]:
 def of_the_standard_library(tree: ast.Module) -> set[str]:
     """The names under which a module has parts of the standard library."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             homes = [(alias, getattr(node, "module", None) or alias.name) for alias in node.names]
             found |= {alias.asname or alias.name for alias, home in homes if home.partition(".")[0] in sys.stdlib_module_names}
@@ -120,11 +130,11 @@ def private_names(tree: ast.Module) -> Iterator[str]:
     """Private names of others that a module imports, reaches as an attribute or gives as an argument, or that a text in it does: one that
     may go into a script. No such text are docstrings, nor what laws cite."""
     own, standard = bound(tree), of_the_standard_library(tree)
-    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    notes = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
     for name in torch_names(tree):
         if re.match(r"torch(\.\w+)*\._[a-zA-Z]", name):
             yield name
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Attribute(attr=name) if is_private(name) and name not in own:
                 if ast.unparse(node).partition(".")[0] not in standard:
@@ -219,43 +229,14 @@ def test_a_private_name_that_is_gone_is_named() -> None:
 
 def test_no_law_names_a_device_a_backend_or_a_storage() -> None:
     for path, tree in modules("conformance/laws"):
-        words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        words = [node.value for node in nodes(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         words += [name.rpartition(".")[2] for name in torch_names(tree) if not re.fullmatch(r"\w+(\(\))?\.cpu", name)]  # a method
         assert [word for word in words if TARGETS.fullmatch(word)] == [], path
 
 
 def test_rooms_stay_small() -> None:
-    long = {str(path): lines for path, _ in modules("public", *PACKAGES, "tests") if (lines := len(path.read_text().splitlines())) > 400}
+    long = {str(path): lines for path in files("public", *PACKAGES, "tests") if (lines := len(path.read_text().splitlines())) > 400}
     assert long == {}
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-def test_a_law_has_its_whole_record(law: Law) -> None:
-    assert law.chapter in CHAPTERS
-    assert law.clause.strip().endswith(".") or law.clause.strip()
-    assert law.source.strip()
-    assert law.acts or law.check
-    assert law.sweeps or law.draws
-    assert bool(law.sweeps) == (law.sweep is not None)
-    assert bool(law.draws) == (law.draw is not None)
-    control = Case.parse(law.control)
-    assert control.law == law.id
-    assert Case.parse(control.text) == control
-    assert Case.from_json(control.to_json()) == control
-    assert control.world <= 4
-    features_of(control, law)
-
-
-@pytest.mark.parametrize("law", [law for law in LAWS if law.sweep is not None], ids=lambda law: law.id)
-def test_enumerated_cases_come_by_index_and_are_of_their_law(law: Law) -> None:
-    assert law.sweep is not None
-    cases = law.sweep(Limits())
-    assert len(cases) > 0
-    some = [cases[at] for at in range(min(law.sweeps, len(cases)))]
-    assert some == [cases[at] for at in range(len(some))]
-    for case in some:
-        assert case.law == law.id
-        assert Case.parse(case.text) == case
 
 
 def test_smoke_is_wide_enough() -> None:

@@ -212,7 +212,7 @@ def test_the_shards_of_a_run_make_up_the_whole() -> None:
     # the drawing comes upon cases that were enumerated: they belong to one shard all the same
     law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", shape=f"{n % 20}x0", flag=False) for n in range(60)], sweeps=60)
     whole = fed((1, 1))
-    for shards in (2, 3, 7):
+    for shards in (2, 5):
         parts = [case for i in range(shards) for case in fed((i + 1, shards))]
         assert sorted(parts, key=str) == sorted(whole, key=str)
         assert len(set(parts)) == len(parts)

@@ -37,7 +37,7 @@ def test_cases_are_narrowed_to_smaller_ones(law: Law) -> None:
     assert law.narrow is not None
     for case in dict.fromkeys([Case.parse(law.control), *law.sweep(Limits())[:3]]):  # type: ignore[misc]
         near: list[Case] = []
-        draw(law.narrow(case), 0, 30, near.append)
+        draw(law.narrow(case), 0, 12, near.append)
         assert len(set(near)) > 1
         for smaller in near:
             assert {*tensor_names(smaller)} <= {*tensor_names(case)}

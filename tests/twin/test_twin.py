@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from shardlaw.conformance.commands import cli
+from shardlaw.conformance.twin import session
+from shardlaw.conformance.twin.session import Session
 
 pytestmark = pytest.mark.ranks
 
@@ -71,6 +75,18 @@ def other():
 """
 
 
+@pytest.fixture(scope="module")
+def live() -> Iterator[Session]:
+    with Session() as made:
+        yield made
+
+
+@pytest.fixture
+def same_ranks(live: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the ranks of earlier ones, instead of starting their own as the first test does."""
+    monkeypatch.setattr(session, "Session", lambda target: nullcontext(live))
+
+
 def twin(tmp_path: Path, *arguments: str, make: str = "make") -> int:
     """Run the command on the twin above; returns the exit code."""
     (tmp_path / "small.py").write_text(SMALL)
@@ -95,6 +111,7 @@ def test_what_is_the_same_model_holds(tmp_path: Path, capsys: pytest.CaptureFixt
     assert exact["layers.0.1", "output 0"] > 0
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_the_first_departure_is_named_and_shrunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--option", "fault=row") == 1
     departure = json.loads((tmp_path / "report" / "twin.json").read_bytes())["runs"][-1]["departure"]
@@ -108,6 +125,7 @@ def test_the_first_departure_is_named_and_shrunk(tmp_path: Path, capsys: pytest.
     assert "layers.1.2" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_replica_that_drifts_by_one_unit_is_seen(tmp_path: Path) -> None:
     assert twin(tmp_path, "--option", "fault=drift", "--no-shrink", "--values", "float32") == 1
     departure = json.loads((tmp_path / "report" / "twin.json").read_bytes())["runs"][-1]["departure"]
@@ -115,16 +133,19 @@ def test_a_replica_that_drifts_by_one_unit_is_seen(tmp_path: Path) -> None:
     assert departure["what"] == "bias"
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_submodules_of_other_paths_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--option", "fault=nothing", "--values", "float32") == 0
     assert "not compared, since the sharded model has none of them: layers.0.0" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_a_rank_that_raises_is_a_departure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--option", "fault=raises") == 1
     assert "rank 1 raised ValueError: no such plan" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_what_every_rank_says_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--option", "fault=wide", "--values", "float32") == 1
     out = capsys.readouterr().out
@@ -134,6 +155,7 @@ def test_what_every_rank_says_is_said_once(tmp_path: Path, capsys: pytest.Captur
     assert "_call_impl" not in out
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_values_that_are_drawn_after_sharding_are_another_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--option", "fault=drawn", "--no-shrink", "--values", "float32") == 1
     out = capsys.readouterr().out
@@ -141,6 +163,7 @@ def test_values_that_are_drawn_after_sharding_are_another_models(tmp_path: Path,
     assert "drawn or loaded after sharding" in out
 
 
+@pytest.mark.usefixtures("same_ranks")
 def test_dropout_that_there_is_none_of_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path, "--dropout", "--values", "float32") == 2
     assert capsys.readouterr().err.startswith("shardlaw: dropout: the sharded model has no torch.nn.Dropout")
@@ -160,6 +183,7 @@ def test_dropout_that_there_is_none_of_cannot_be_asked(tmp_path: Path, capsys: p
         (["--steps", "0"], "make", "--steps 0: want 1 or more"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("same_ranks")
 def test_what_cannot_be_asked_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], make: str, said: str
 ) -> None:
