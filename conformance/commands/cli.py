@@ -66,7 +66,7 @@ def run(
     ] = None,
     profile: Annotated[Literal["smoke", "ci", "nightly"], typer.Option(help="How many cases each law tries.")] = "smoke",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Cut every law's list of cases short: 90s, 2m.")] = None,
-    op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these.")] = None,
+    op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these; alone: no others.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="One seed, one list of cases.")] = 0,
     expect: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Further expectations; may be repeated.")] = None,
     no_expect: Annotated[bool, typer.Option("--no-expect", help="Expect nothing: every finding is new.")] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
+from shardlaw.conformance.run.request import DEFAULT_REPORT
 from shardlaw.conformance.world.judge import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
@@ -48,7 +50,7 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    wanted = list(_wanted(what))
+    wanted = sorted(_wanted(what), key=lambda one: not one.expected)  # what is known first, so that what is new is read last
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
     for one in wanted:
@@ -58,7 +60,7 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
         except UsageError as error:
             raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
         check_target(targets[name], max(one.case.world, one.law.smallest))
-    code, judged = 0, 0
+    judged, new = 0, []
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
         for one in wanted:
@@ -70,10 +72,13 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            code = max(code, _conclude(one, verdicts, _known(targets[name])))
+            if _conclude(one, verdicts, _known(targets[name])):
+                new.append(one)
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
-    return code
+    if len(wanted) > 1:
+        print(f"{len(wanted)} findings tried again: {len(new)} new" + "".join(f"\n  {one.name} {one.case.text}" for one in new))
+    return 1 if new else 0
 
 
 def script_of(what: str) -> str:
@@ -82,7 +87,7 @@ def script_of(what: str) -> str:
     from shardlaw.conformance.report.reproducer import About, Join, reproducer
     from shardlaw.conformance.target.config import named_target, read_config
 
-    path, join = Path(what), Join()
+    path, join = _path(what), Join()
     if path.is_file() or (" " not in what and not _is_law(what)):
         data = read_finding(path)
         law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
@@ -98,8 +103,14 @@ def script_of(what: str) -> str:
         raise UsageError(f"{what}: no reproducer: {error}") from None
 
 
+def _path(what: str) -> Path:
+    """The file or folder that is meant: of a finding's id alone its file in the report of the last run here."""
+    stored = DEFAULT_REPORT / "findings" / f"{what}.json"
+    return stored if re.fullmatch(r"[0-9a-f]{8}", what) and stored.is_file() else Path(what)
+
+
 def _wanted(what: str) -> list[Wanted]:
-    path = Path(what)
+    path = _path(what)
     if path.is_dir():
         files = finding_files(path)
         if not files:

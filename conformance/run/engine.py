@@ -78,13 +78,15 @@ class Run(RunState):
             files = expectations.shipped()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
         expected.chosen = frozenset(chosen() if request.of_chosen else ())
+        unexcused = None
         if listed is not None:  # what one backend is known to do wrong excuses nobody
+            unexcused = expectations.Expectations(entry for entry in expected.entries if entry.target)
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
         super().__init__(request, target, laws, expected, known, shrinking)
         self.supported = supported(torch.__version__)
-        self.frozen = listed
+        self.frozen, self.unexcused = listed, unexcused
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
         self.listener = listener

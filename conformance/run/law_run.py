@@ -270,7 +270,7 @@ class LawRun:
             if found is None:
                 run.unconfirmed.append(seen.verdict)
                 continue
-            self._add(replace(found, number=seen.number))
+            self._add(replace(found, number=seen.number, note=self._note(found, seen.verdict)))
             self.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
             if run.request.exitfirst:
                 run.stopped_by = "-x"
@@ -280,6 +280,13 @@ class LawRun:
         left_over = len(self._new) - most
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
+
+    def _note(self, found: Finding, seen: Verdict) -> str:
+        """What is said of a finding: of one in a certified run also that the backend is known for it."""
+        entry = self._run.unexcused.match_verdict(self.law, seen) if self._run.unexcused else None
+        cause = f" ({entry.cause.id})" if entry and entry.cause else ""
+        known = f"known of {self._run.target.name}{cause}, which excuses nothing in a certified run" if entry else ""
+        return "; ".join(filter(None, (found.note, known)))
 
     def _say_again(self) -> None:
         """In a certified run no verdict is left that nothing shows again: of a law without a finding each case that deviated is tried in a

@@ -113,7 +113,7 @@ def stored(folder: Path, text: str, **more: object) -> Path:
         "target": {"name": "gloo", "torch": "2.13.0"},
         **more,
     }
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "0badcafe.json"
     path.write_text(json.dumps(data))
     return path
@@ -253,6 +253,27 @@ def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
     done = shell("replay", "findings")
     assert done.returncode == 1
     assert "0 of them as stored" in done.stdout
+
+
+def test_of_several_findings_what_is_new_is_told_last_and_summed_up(shell: Shell) -> None:
+    folder = shell.folder / "shardlaw-report" / "findings"
+    stored(folder, "module.deviates world=2", status="new", kind="wrong-value", signature=SIGNATURE).rename(folder / "0a1b2c3d.json")
+    stored(folder, "module.deviates world=3", status="expected", kind="wrong-value", signature=SIGNATURE)
+    done = shell("replay", "shardlaw-report")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.index("module.deviates world=3") < done.stdout.index("module.deviates world=2")
+    *_, counted, named = done.stdout.splitlines()
+    assert counted == "2 findings tried again: 1 new"
+    assert named.endswith(" module.deviates world=2")
+
+
+def test_a_finding_of_the_last_report_is_known_by_its_id(shell: Shell) -> None:
+    folder = shell.folder / "shardlaw-report" / "findings"
+    stored(folder, "module.holds world=2").rename(folder / "0a1b2c3d.json")
+    done = shell("replay", "0a1b2c3d")
+    assert done.returncode == 0, done.stderr
+    assert "module.holds world=2" in done.stdout
+    assert refused(shell("replay", "0a1b2c3e")).startswith("0a1b2c3e: no such file or folder")
 
 
 def test_a_history_is_served_first_every_time(shell: Shell) -> None:

@@ -64,6 +64,17 @@ def test_an_error_of_some_ranks_and_of_all_is_one_cause() -> None:
     assert causes == {("f, torch/a.py:1", "raised", "RuntimeError: of #")}
 
 
+def test_what_two_collectives_of_a_back_end_do_wrong_is_two_causes() -> None:
+    def found(at: int, features: tuple[str, ...], kind: str = "wrong-value") -> FindingLine:
+        one = finding(kind=kind, verdict=replace(verdict(), kind=kind), where="the back end mine", features=features)
+        return reports.finding(f"{at:08x}", where=one.where, cause=" | ".join(filter(None, one.cause)), features=list(features))
+
+    one, alike = found(1, ("collective:all_reduce",)), found(2, ("async", "collective:all_reduce"))
+    other, described = found(3, ("collective:all_gather",)), found(4, ("collective:all_reduce",), "wrong-metadata")
+    causes = reports.report([], [one, alike, other, described]).causes()
+    assert [sorted(line.id for line in lines) for lines in causes] == [[one.id, alike.id], [other.id], [described.id]]
+
+
 def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
     run.take(finding())
     run.unconfirmed.append(verdict())
