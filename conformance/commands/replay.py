@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +61,8 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
         except UsageError as error:
             raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
         check_target(targets[name], max(one.case.world, one.law.smallest))
-    judged, new = 0, []
+    judged, said = 0, Counter[str]()
+    new: list[Wanted] = []
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
         for one in wanted:
@@ -72,12 +74,14 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            if _conclude(one, verdicts, _known(targets[name])):
-                new.append(one)
+            word = _conclude(one, verdicts, _known(targets[name]))
+            said[word] += 1
+            new += [one] * (word == "new")
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
     if len(wanted) > 1:
-        print(f"{len(wanted)} findings tried again: {len(new)} new" + "".join(f"\n  {one.name} {one.case.text}" for one in new))
+        counts = ", ".join(f"{said[word]} {word}" for word in ("held", "expected", "new") if said[word])
+        print(f"{len(wanted)} findings tried again: {counts}", *(f"  {one.name} {one.case.text}" for one in new), sep="\n")
     return 1 if new else 0
 
 
@@ -201,15 +205,15 @@ def _ranks(verdict: Verdict, trace: bool) -> list[str]:
     return lines
 
 
-def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> int:
-    """Say what all tries together mean; returns the exit code of this case."""
+def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> str:
+    """Say what all tries together mean; returns ``held``, ``expected`` or ``new``."""
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
     if not deviating:
         print(
             f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True
         )
-        return 0
+        return "held"
     as_stored = sum(verdict.signature == one.signature for verdict in deviating)
     text = f"  deviates {len(deviating)} of {times} times"
     if one.signature:
@@ -220,7 +224,7 @@ def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> i
         reasons.append(one.expected)
     known = all(entries) or (as_stored == len(deviating) and bool(one.expected))
     print(text, *(f"  which is expected: {reason}" for reason in reasons if known), sep="\n", flush=True)
-    return 0 if known else 1
+    return "expected" if known else "new"
 
 
 def _line(text: str) -> str:

@@ -318,7 +318,7 @@ def _print_known(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
         reasons = list(dict.fromkeys(found.note for found in expected))
-        out.print(f"expected: {len(expected)} findings of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
+        out.print(f"expected: {len(expected)} finding{'s' * (len(expected) != 1)} of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
         for reason in reasons[:SHOWN_EXPECTED]:
             _prose(out, short(reason))
         if len(reasons) > SHOWN_EXPECTED:

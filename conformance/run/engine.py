@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.verdict import finding_id
 from shardlaw.conformance.run.chosen import chosen, share_of
 from shardlaw.conformance.run.request import PROFILES, RunRequest
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
@@ -166,7 +168,9 @@ class Run(RunState):
         return None
 
     def add(self, found: Finding) -> None:
-        """Take a finding into the report."""
+        """Take a finding into the report, under an id that no other has: some differ in a field of their case that is no feature."""
+        if any(found.id == other.id for other in self.findings):
+            found = replace(found, id=finding_id(found.signature, (*found.features, found.case.text)))
         self.findings.append(found)
         self.listener.finding(found, self)
         if found.status == "new":
