@@ -246,6 +246,7 @@ def board(
     from shardlaw.conformance.commands.board import board as page
 
     _give(page(reports, output.parent), output)
+    print(output)
     return 0
 
 
@@ -258,6 +259,7 @@ def trend(
     from shardlaw.conformance.report.trend import trend as page
 
     _give(page(reports, output.parent), output)
+    print(output)
     return 0
 
 

@@ -12,7 +12,7 @@ from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.names import NoFunctionError
-from shardlaw.conformance.law.verdict import struck
+from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.rank.reuse import METADATA, PLANS
 from shardlaw.conformance.run.confirm import Confirmer
 from shardlaw.conformance.run.search import Enough
@@ -252,7 +252,8 @@ class LawRun:
         for entry, seen in sorted(self._expected.items(), key=lambda item: item[1].number):
             if entry.where not in noted:
                 found = Finding.of(self.law, seen.verdict, seen.verdict.case, "expected")
-                self._add(replace(found, id=entry.finding or found.id, note=entry.reason, number=seen.number, entry=entry.where))
+                named = entry.finding or finding_id(found.signature, (*found.features, found.case.text))  # no new one's, in any order
+                self._add(replace(found, id=named, note=entry.reason, number=seen.number, entry=entry.where))
 
     def _is_known(self, verdict: Verdict) -> bool:
         return self._run.expectations.match_verdict(self.law, verdict) is not None

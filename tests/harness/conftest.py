@@ -1,7 +1,10 @@
-"""A run that tests of reports fill and write."""
+"""A run that tests of reports fill and write; a shell for tests of commands."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from shardlaw.conformance.run import proof
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.state import LawResult
 from tests.harness.runs import CASE, LAWS, FakeRun
+from tests.harness.shells import MODULE, Shell
 
 
 @pytest.fixture
@@ -25,3 +29,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     run.features.update({"uneven": 8, "dtype:bool": 2})
     run.judged, run.drawn, run.distinct = 40, 25, {CASE}
     return run
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "laws_for_the_cli.py").write_text(MODULE)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("SHARDLAW_LAWS", "laws_for_the_cli")
+    catalogue.catalogue.cache_clear()
+    yield Shell(tmp_path / "work", capsys)
+    catalogue.catalogue.cache_clear()
+    catalogue.laws_of.cache_clear()
+    sys.modules.pop("laws_for_the_cli", None)

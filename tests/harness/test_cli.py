@@ -9,117 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from shardlaw.conformance.commands import cli
-from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.laws import catalogue, find, laws_of
-from shardlaw.conformance.run.finding_file import SCHEMA
+from shardlaw.conformance.laws import find
+from tests.harness.shells import MODULE, Shell, refused, stored
 
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
-LAWS = """
-import os, time
-import torch
-import torch.distributed as dist
-from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.law.script import Script, Stage
-
-
-def holds(case, here):
-    here.require(True, "wrong-value", "sum", "fine")
-
-def deviates(case, here):
-    here.require(here.rank != 1, "wrong-value", "sum", "the sum is wrong", 1, 2)
-
-def meaningless(case, here):
-    case.placements("to")
-
-def rejects(case, here):
-    here.reject("nobody can tell")
-
-def counts(case, here):
-    torch.served = getattr(torch, "served", 0) + 1
-    here.require(torch.served == 1, "wrong-value", "count", "served before")
-
-SCRIPT = Script((Stage(2, ("return 1, 1 + (rank == 1)",)),))
-def law(name, check):
-    return Law(f"module.{name}", f"It {name}.", "here", f"module.{name} world=2", check, script=lambda case: SCRIPT)
-
-LAWS = [law(name, check) for name, check in
-        {"holds": holds, "deviates": deviates, "meaningless": meaningless, "rejects": rejects, "counts": counts}.items()]
-"""
-
-
-@dataclass
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-class Shell:
-    """Calls commands in this process, from an empty folder beside a module of laws."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = folder
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        code = cli.main(list(arguments))
-        return Done(code, *self._capsys.readouterr())
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "laws_for_the_cli.py").write_text(LAWS)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.syspath_prepend(tmp_path / "lib")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("SHARDLAW_LAWS", "laws_for_the_cli")
-    catalogue.cache_clear()
-    yield Shell(tmp_path / "work", capsys)
-    catalogue.cache_clear()
-    laws_of.cache_clear()
-    sys.modules.pop("laws_for_the_cli", None)
-
-
-def refused(done: Done) -> str:
-    """The one line that says what is wrong."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("shardlaw: ")
-    assert len(lines[0]) < 400
-    return lines[0].removeprefix("shardlaw: ")
-
-
-def stored(folder: Path, text: str, **more: object) -> Path:
-    case = Case.parse(text)
-    data = {
-        "schema": SCHEMA,
-        "id": "0badcafe",
-        "law": case.law,
-        "case": case.to_json(),
-        "target": {"name": "gloo", "torch": "2.13.0"},
-        **more,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "0badcafe.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-SIGNATURE = "module.deviates | wrong-value | sum | "
 
 
 @pytest.mark.parametrize(
@@ -219,82 +119,6 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert listed == [record["id"] for record in records if record["id"] != "mesh.groups"]
 
 
-def test_a_case_that_holds_is_replayed(shell: Shell) -> None:
-    done = shell("replay", "module.holds world=3 seed=1", "--times", "2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["module.holds world=3 seed=1", "  1 of 2: held", "  2 of 2: held", "  held 2 of 2 times"]
-    assert list(shell.folder.iterdir()) == []
-
-
-def test_a_case_that_deviates_is_replayed(shell: Shell) -> None:
-    done = shell("replay", "module.deviates world=2")
-    assert done.returncode == 1, done.stderr
-    assert "wrong-value (sum): rank 1: the sum is wrong" in done.stdout
-    assert "rank 1 deviates: the sum is wrong\n      expected 1\n      got 2" in done.stdout
-    assert "deviates 1 of 1 times" in done.stdout
-
-
-def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
-    path = stored(shell.folder / "findings", "module.deviates world=2", status="new", kind="wrong-value", signature=SIGNATURE)
-    done = shell("replay", str(path), "--times", "2", "--trace")
-    assert done.returncode == 1
-    assert "deviates 2 of 2 times, as stored" in done.stdout
-    stored(shell.folder / "findings", "module.deviates world=2", status="expected", kind="wrong-value", signature=SIGNATURE)
-    done = shell("replay", ".")
-    assert done.returncode == 0
-    assert "as stored\n  which is expected: as its report says" in done.stdout
-    stored(
-        shell.folder / "findings",
-        "module.deviates world=2",
-        status="expected",
-        kind="hang",
-        signature="module.deviates | hang | process | ",
-    )
-    done = shell("replay", "findings")
-    assert done.returncode == 1
-    assert "0 of them as stored" in done.stdout
-
-
-def test_of_several_findings_what_is_new_is_told_last_and_summed_up(shell: Shell) -> None:
-    folder = shell.folder / "shardlaw-report" / "findings"
-    stored(folder, "module.deviates world=2", status="new", kind="wrong-value", signature=SIGNATURE).rename(folder / "0a1b2c3d.json")
-    stored(folder, "module.deviates world=3", status="expected", kind="wrong-value", signature=SIGNATURE)
-    done = shell("replay", "shardlaw-report")
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.index("module.deviates world=3") < done.stdout.index("module.deviates world=2")
-    *_, counted, named = done.stdout.splitlines()
-    assert counted == "2 findings tried again: 1 expected, 1 new"
-    assert named.endswith(" module.deviates world=2")
-
-
-def test_a_finding_of_the_last_report_is_known_by_its_id(shell: Shell) -> None:
-    folder = shell.folder / "shardlaw-report" / "findings"
-    stored(folder, "module.holds world=2").rename(folder / "0a1b2c3d.json")
-    done = shell("replay", "0a1b2c3d")
-    assert done.returncode == 0, done.stderr
-    assert "module.holds world=2" in done.stdout
-    assert refused(shell("replay", "0a1b2c3e")).startswith("0a1b2c3e: no such file or folder")
-
-
-def test_a_history_is_served_first_every_time(shell: Shell) -> None:
-    case = Case.parse("module.counts world=2").with_after((Case.parse("module.counts world=2 seed=1"),))
-    path = stored(shell.folder, "module.counts world=2")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "case": case.to_json()}))
-    done = shell("replay", str(path), "--times", "2")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "(after 1 earlier cases)" in done.stdout
-    assert "deviates 2 of 2 times" in done.stdout
-    assert shell("replay", "module.counts world=2", "--times", "2").returncode == 0
-
-
-def test_a_case_without_meaning_is_bad_input(shell: Shell) -> None:
-    message = refused(shell("replay", "module.meaningless world=2 to=S("))
-    assert "placement 'S('" in message
-    done = shell("replay", "module.rejects world=2")
-    assert done.returncode == 2
-    assert done.stderr == "shardlaw: no case was judged: nobody can tell\n"
-
-
 def test_a_layout_without_meaning_is_bad_input(shell: Shell) -> None:
     assert "it has 2 dims" in refused(shell("replay", "redistribute.local mesh=2 x=5x6:S(9) to=R"))
     assert "3 placements" in refused(shell("replay", "redistribute.local mesh=2x2 x=5x6:S(0),R to=R,R,R"))
@@ -341,7 +165,7 @@ def test_doctor_says_that_gloo_works(shell: Shell) -> None:
 def test_doctor_tells_what_a_rank_printed_that_could_not_start(shell: Shell) -> None:
     (shell.folder / "shardlaw.toml").write_text("[target.broken]\nbackend = 'gloo'\nsetup = 'laws_for_the_cli:no_card'\n")
     path = shell.folder.parent / "lib" / "laws_for_the_cli.py"
-    path.write_text(f"{LAWS}\ndef no_card():\n    print('looking for a card')\n    raise RuntimeError('no card')\n")
+    path.write_text(f"{MODULE}\ndef no_card():\n    print('looking for a card')\n    raise RuntimeError('no card')\n")
     done = shell("doctor", "--target", "broken")
     assert done.returncode == 2
     assert "    | looking for a card\n" in done.stdout
