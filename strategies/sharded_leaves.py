@@ -12,6 +12,7 @@ from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.shards import Ranks
+from shardlaw.strategies._kept import kept
 from shardlaw.strategies.tilings import handed_out, tilings
 
 MANY = 1 << 48
@@ -23,7 +24,8 @@ def holders(of: int) -> list[Ranks]:
     return sorted(every, key=lambda held: (len(held) != 1, len(held) != of, held))
 
 
-def sharded_leaves(of: int, dtypes: Sequence[str], *, max_boxes: int = 5) -> SearchStrategy[ShardedLeaf]:
+@kept
+def sharded_leaves(of: int, dtypes: tuple[str, ...], *, max_boxes: int = 5) -> SearchStrategy[ShardedLeaf]:
     """A tensor of one of ``dtypes`` in boxes that tile it, on ``of`` ranks. Shrinks to one box on rank 0."""
 
     @st.composite

@@ -93,6 +93,7 @@ def _empty(shape: Shape, number: int) -> Box:
     return Box.whole(shape).along(dim, start=shape[dim] if ends else number % (shape[dim] + 1), size=0)
 
 
+@kept
 def damaged(
     shape: Shape | SearchStrategy[Shape] | None = None, *, kinds: Iterable[str] = DAMAGES, max_boxes: int = 5
 ) -> SearchStrategy[tuple[Shape, tuple[Box, ...], str]]:
@@ -149,6 +150,7 @@ def damage(shape: Shape, boxes: Sequence[Box], kind: str, number: int) -> tuple[
     return (*boxes[:at], box.along(dim, start=start + step), *boxes[at + 1 :])
 
 
+@kept
 def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
     """Boxes that ranks may want of a tensor: in bounds, apart from one another, seldom without elements; none is possible.
 

@@ -31,7 +31,7 @@ def plan_law(id: str, *, control: str, **record: Any) -> Callable[[Callable[...,
 
 def held(of: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
     """A tensor in boxes that tile it."""
-    return sharded_leaves(of, [name for name in DTYPES if name in limits.dtypes])
+    return sharded_leaves(of, tuple(name for name in DTYPES if name in limits.dtypes))
 
 
 def everything(of: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
