@@ -15,7 +15,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,10 +104,12 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
     from shardlaw.conformance.api import find_target
     from shardlaw.conformance.twin.report import text
     from shardlaw.conformance.twin.session import Session
+    from shardlaw.conformance.twin.session import twin as ask
 
+    @wraps(ask)
     def same(make: str | Callable[..., Twin], **asked: Any) -> Result:
         __tracebackhide__ = True
-        result = session.twin(make, **asked)
+        result = ask(make, **{"target": session, **asked})
         if result.departs:
             raise AssertionError("\n".join(text(result)))
         return result

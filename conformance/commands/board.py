@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ class CauseShown:
     law: str
     message: str
     more: int
+    note: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def board(paths: Sequence[Path], beside: Path) -> str:
 
 def _cell(anchor: str, report: RunReport, told: Certificate, link: str, wrong: tuple[str, ...]) -> Cell:
     loaded, causes = told.loaded, report.causes()
-    packages = [f"{name} {said}" for name, said in loaded.packages.items()]
+    packages = [re.sub(r"(?<=sha256 [0-9a-f]{12})[0-9a-f]+", "...", f"{name} {said}") for name, said in loaded.packages.items()]
     versions = [f"torch {loaded.torch} ({loaded.torch_git[:12]})", f"python {loaded.python}", loaded.platform, *packages]
     passed = told.passed and not wrong
     return Cell(
@@ -77,12 +79,12 @@ def _cell(anchor: str, report: RunReport, told: Certificate, link: str, wrong: t
         title=f"{report.target.name}, {told.profile}-{told.release}, torch {report.target.torch}",
         word="passed" if passed else f"{len(causes)} cause{'s' * (len(causes) != 1)}" if causes else "not passed",
         mark="passed" if passed else "failed",
-        counts=f"{told.held} of {told.cases}" + (f", {told.missing} declared missing" if told.missing else ""),
+        counts=f"{told.held} of {told.cases} hold" + (f", {told.missing} declared missing" if told.missing else ""),
         line=told.line(),
         link=link,
         loaded=f"loaded: {', '.join(versions)}",
         causes=tuple(
-            CauseShown(f"{link}#finding-{found.id}", found.id, found.kind, found.law, found.message, len(others))
+            CauseShown(f"{link}#finding-{found.id}", found.id, found.kind, found.law, found.message, len(others), found.note)
             for found, *others in causes
         ),
         missing=", ".join(report.target.cannot) if told.missing else "",

@@ -66,7 +66,7 @@ def run(
     ] = None,
     profile: Annotated[Literal["smoke", "ci", "nightly"], typer.Option(help="How many cases each law tries.")] = "smoke",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Cut every law's list of cases short: 90s, 2m.")] = None,
-    op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these.")] = None,
+    op: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Of laws that take an op, only these; alone: no others.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="One seed, one list of cases.")] = 0,
     expect: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Further expectations; may be repeated.")] = None,
     no_expect: Annotated[bool, typer.Option("--no-expect", help="Expect nothing: every finding is new.")] = False,
@@ -246,6 +246,7 @@ def board(
     from shardlaw.conformance.commands.board import board as page
 
     _give(page(reports, output.parent), output)
+    print(output)
     return 0
 
 
@@ -258,6 +259,7 @@ def trend(
     from shardlaw.conformance.report.trend import trend as page
 
     _give(page(reports, output.parent), output)
+    print(output)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +14,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
+from shardlaw.conformance.run.request import DEFAULT_REPORT
 from shardlaw.conformance.world.judge import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
@@ -48,7 +51,7 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    wanted = list(_wanted(what))
+    wanted = sorted(_wanted(what), key=lambda one: not one.expected)  # what is known first, so that what is new is read last
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
     for one in wanted:
@@ -58,7 +61,8 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
         except UsageError as error:
             raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
         check_target(targets[name], max(one.case.world, one.law.smallest))
-    code, judged = 0, 0
+    judged, said = 0, Counter[str]()
+    new: list[Wanted] = []
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
         for one in wanted:
@@ -70,10 +74,15 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            code = max(code, _conclude(one, verdicts, _known(targets[name])))
+            word = _conclude(one, verdicts, _known(targets[name]))
+            said[word] += 1
+            new += [one] * (word == "new")
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
-    return code
+    if len(wanted) > 1:
+        counts = ", ".join(f"{said[word]} {word}" for word in ("held", "expected", "new") if said[word])
+        print(f"{len(wanted)} findings tried again: {counts}", *(f"  {one.name} {one.case.text}" for one in new), sep="\n")
+    return 1 if new else 0
 
 
 def script_of(what: str) -> str:
@@ -82,7 +91,7 @@ def script_of(what: str) -> str:
     from shardlaw.conformance.report.reproducer import About, Join, reproducer
     from shardlaw.conformance.target.config import named_target, read_config
 
-    path, join = Path(what), Join()
+    path, join = _path(what), Join()
     if path.is_file() or (" " not in what and not _is_law(what)):
         data = read_finding(path)
         law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
@@ -98,8 +107,14 @@ def script_of(what: str) -> str:
         raise UsageError(f"{what}: no reproducer: {error}") from None
 
 
+def _path(what: str) -> Path:
+    """The file or folder that is meant: of a finding's id alone its file in the report of the last run here."""
+    stored = DEFAULT_REPORT / "findings" / f"{what}.json"
+    return stored if re.fullmatch(r"[0-9a-f]{8}", what) and stored.is_file() else Path(what)
+
+
 def _wanted(what: str) -> list[Wanted]:
-    path = Path(what)
+    path = _path(what)
     if path.is_dir():
         files = finding_files(path)
         if not files:
@@ -190,15 +205,15 @@ def _ranks(verdict: Verdict, trace: bool) -> list[str]:
     return lines
 
 
-def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> int:
-    """Say what all tries together mean; returns the exit code of this case."""
+def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> str:
+    """Say what all tries together mean; returns ``held``, ``expected`` or ``new``."""
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
     if not deviating:
         print(
             f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True
         )
-        return 0
+        return "held"
     as_stored = sum(verdict.signature == one.signature for verdict in deviating)
     text = f"  deviates {len(deviating)} of {times} times"
     if one.signature:
@@ -209,7 +224,7 @@ def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> i
         reasons.append(one.expected)
     known = all(entries) or (as_stored == len(deviating) and bool(one.expected))
     print(text, *(f"  which is expected: {reason}" for reason in reasons if known), sep="\n", flush=True)
-    return 0 if known else 1
+    return "expected" if known else "new"
 
 
 def _line(text: str) -> str:

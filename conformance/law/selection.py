@@ -81,7 +81,8 @@ def _ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]
 
 
 def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()) -> list[Law]:
-    """The laws that ``patterns`` select; of those that take an op only the ones that ``ops`` select. Raises :class:`UsageError`."""
+    """The laws that ``patterns`` select; of those that take an op only the ones that ``ops`` select. Without patterns ``ops`` alone
+    select: laws that take no op are left out. Raises :class:`UsageError`."""
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     chosen = set(select_ids([law.id for law in laws], patterns, aliases))
     kept = [law for law in laws if law.id in chosen]
@@ -93,7 +94,7 @@ def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()
             names = sorted({law.variant for law in takers} - {""})
             close = f" (nearest: {', '.join(nearest(pattern, names))})" if nearest(pattern, names) else ""
             raise UsageError(f"--op {pattern}: no selected law takes such an op{close}")
-    return [law for law in kept if not takes_op(law) or _takes(law, ops)]
+    return [law for law in kept if (_takes(law, ops) if takes_op(law) else patterns)]
 
 
 def takes_op(law: Law) -> bool:

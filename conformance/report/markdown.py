@@ -110,7 +110,7 @@ def declared(report: RunReport) -> list[str]:
 
 def some(names: list[str], count: int, what: str) -> str:
     """``12 features: a, b, ...``"""
-    return f"{len(names)} {what}: {', '.join(names[:count])}{', ...' * (len(names) > count)}"
+    return f"{len(names)} {what if len(names) != 1 else what.removesuffix('s')}: {', '.join(names[:count])}{', ...' * (len(names) > count)}"
 
 
 def _finding(at: int, found: FindingLine, folder: Path) -> list[str]:

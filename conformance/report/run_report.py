@@ -16,6 +16,7 @@ import msgspec
 
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.verdict import BACK_END
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
@@ -100,7 +101,8 @@ def _one_fault(one: FindingLine, other: FindingLine) -> bool:
     """Whether what departs at one place departs under the same features, those of the world apart. An error is one of its place, and of
     the other's, if it came through that."""
     needed, others = ({name for name in line.features if not name.startswith(("world:", "op:"))} for line in (one, other))
-    return bool(one.where) and (needed <= others or others <= needed) and (_met(one, other) or _met(other, one))
+    named = bool(one.where) and not one.where.startswith(BACK_END)
+    return named and (needed <= others or others <= needed) and (_met(one, other) or _met(other, one))
 
 
 def _met(one: FindingLine, other: FindingLine) -> bool:

@@ -264,7 +264,7 @@ def _print_counts(out: Console, report: RunReport) -> None:
     from shardlaw.conformance.report.run_report import OUTCOMES
 
     counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in OUTCOMES}
-    line = Text(f"{len(report.laws)} laws:")
+    line = Text(f"{len(report.laws)} law{'s' * (len(report.laws) != 1)}:")
     for outcome, count in counts.items():
         if count:
             line.append(f"{',' if line.plain[-1] != ':' else ''} {count} ").append(outcome, style=STYLES[outcome])
@@ -299,7 +299,7 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
         if others:
             said = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
             more = f" and {len(others) - SHOWN_OTHERS} more" * (len(others) > SHOWN_OTHERS)
-            _prose(out, f"the same cause, by place and kind: {said}{more}")
+            _prose(out, f"likely the same cause: {said}{more}")
         out.print()
     further = causes[SHOWN_CAUSES:]
     for found, *others in further[:SHOWN_FURTHER]:
@@ -318,7 +318,7 @@ def _print_known(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
         reasons = list(dict.fromkeys(found.note for found in expected))
-        out.print(f"expected: {len(expected)} findings of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
+        out.print(f"expected: {len(expected)} finding{'s' * (len(expected) != 1)} of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
         for reason in reasons[:SHOWN_EXPECTED]:
             _prose(out, short(reason))
         if len(reasons) > SHOWN_EXPECTED:

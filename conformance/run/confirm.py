@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.law.verdict import BACK_END, Verdict
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HISTORY_SECONDS = 10.0
 NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
 LISTED = "a case of the law's own list, not shrunk"
+FROZEN = "a case of the certified list, not shrunk"
 
 
 @dataclass
@@ -56,8 +57,8 @@ class Confirmer:
             last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
         seen = 2 if last is not again else 1
         found = Finding.of(law, last, first.case)
-        listed = not drawn and law.narrow is None
-        note = "" if shrunk.minimal else LISTED if listed else NOT_MINIMAL
+        listed = LISTED if not drawn and law.narrow is None else NOT_MINIMAL
+        note = "" if shrunk.minimal else FROZEN if self.plan.listed is not None else listed
         found = self._traced(found, last)
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
@@ -76,7 +77,7 @@ class Confirmer:
         if first is None:
             return found
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
-            return replace(found, where=f"the back end {self.pool.target.backend}", trace=first.trace)
+            return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
         places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 

@@ -12,7 +12,7 @@ from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.names import NoFunctionError
-from shardlaw.conformance.law.verdict import struck
+from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.rank.reuse import METADATA, PLANS
 from shardlaw.conformance.run.confirm import Confirmer
 from shardlaw.conformance.run.search import Enough
@@ -252,7 +252,8 @@ class LawRun:
         for entry, seen in sorted(self._expected.items(), key=lambda item: item[1].number):
             if entry.where not in noted:
                 found = Finding.of(self.law, seen.verdict, seen.verdict.case, "expected")
-                self._add(replace(found, id=entry.finding or found.id, note=entry.reason, number=seen.number, entry=entry.where))
+                named = entry.finding or finding_id(found.signature, (*found.features, found.case.text))  # no new one's, in any order
+                self._add(replace(found, id=named, note=entry.reason, number=seen.number, entry=entry.where))
 
     def _is_known(self, verdict: Verdict) -> bool:
         return self._run.expectations.match_verdict(self.law, verdict) is not None
@@ -270,7 +271,7 @@ class LawRun:
             if found is None:
                 run.unconfirmed.append(seen.verdict)
                 continue
-            self._add(replace(found, number=seen.number))
+            self._add(replace(found, number=seen.number, note=self._note(found, seen.verdict)))
             self.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
             if run.request.exitfirst:
                 run.stopped_by = "-x"
@@ -280,6 +281,13 @@ class LawRun:
         left_over = len(self._new) - most
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
+
+    def _note(self, found: Finding, seen: Verdict) -> str:
+        """What is said of a finding: of one in a certified run also that the backend is known for it."""
+        entry = self._run.unexcused.match_verdict(self.law, seen) if self._run.unexcused else None
+        cause = f" ({entry.cause.id})" if entry and entry.cause else ""
+        known = f"known of {self._run.target.name}{cause}, which excuses nothing in a certified run" if entry else ""
+        return "; ".join(filter(None, (found.note, known)))
 
     def _say_again(self) -> None:
         """In a certified run no verdict is left that nothing shows again: of a law without a finding each case that deviated is tried in a

@@ -12,7 +12,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
+from shardlaw.conformance.law.verdict import BACK_END, Verdict, finding_id, struck
 from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import RunRequest
 
@@ -51,8 +51,12 @@ class Finding:
     @property
     def cause(self) -> tuple[str, ...]:
         """What findings of one cause have in common: the place in torch (without what a rule was asked), or else the law; and how they
-        depart. A wrong value, layout or description of one rule is one cause, and so is an error of some ranks and of all."""
+        depart. A wrong value, layout or description of one rule is one cause, and so is an error of some ranks and of all. Of a back end
+        that is not torch's no place is known: there it is the collectives that were called."""
         place = ",".join(self.where.split(",")[:2])
+        if place.startswith(BACK_END):
+            called = [name for name in self.features if name.startswith("collective:")]
+            return (place, *(called or [self.law.partition("[")[0]]), self.kind, struck(self.verdict.error))
         kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
         kind = "raised" if kind == "divergence" and self.verdict.error else kind
         return (place or self.law.partition("[")[0], kind, struck(self.verdict.error) if kind == "raised" else "")
@@ -133,7 +137,7 @@ class RunState:
     """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
     many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case. ``ready``: when ranks had
     answered the first case of a run with a budget, which begins there. Of a certified run ``frozen`` is the list, ``said`` the word for
-    each of its cases, by text, and ``loaded`` what its ranks have loaded."""
+    each of its cases, by text, ``loaded`` what its ranks have loaded, and ``unexcused`` what its one backend is known to do wrong."""
 
     request: RunRequest
     target: Target
@@ -159,6 +163,7 @@ class RunState:
     frozen: FrozenList | None = None
     said: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
+    unexcused: Expectations | None = None
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}

@@ -6,7 +6,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,27 +78,6 @@ class Session:
             if outcome.verdict.status != "held":
                 return Compared(first, failed=failure(outcome.verdict))
             return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
-
-    def twin(
-        self,
-        make: str | Callable[..., Twin],
-        *,
-        options: Mapping[str, str] | None = None,
-        sizes: Mapping[str, int] | None = None,
-        values: tuple[str, ...] = (),
-        steps: int = 2,
-        seed: int = 0,
-        shrink: bool = True,
-        resume: Mapping[str, int] | None = None,
-        dropout: bool = False,
-    ) -> Result:
-        """As :func:`twin`, on these ranks."""
-        plan, own = planned(make, options, sizes, steps=steps, seed=seed)
-        for value in values:
-            if value not in VALUES:
-                raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
-        name, again = make if isinstance(make, str) else "", resumed_on(own, plan, resume)
-        return self.ask(plan, values or own.values, shrink, name, again, dropout)
 
     def dropping(self, plan: Plan, calm: Compared) -> Compared:
         """Run the first step with dropout, and see what ranks drop; ``calm`` is the run without. Raises :class:`UsageError`."""
@@ -246,10 +226,37 @@ def resumed_on(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[st
     return {**plan.mesh, **mesh}
 
 
-def twin(make: str | Callable[..., Twin], *, target: str = "gloo", **asked: Any) -> Result:
-    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``. ``asked``: ``options``,
-    which are given to it; ``sizes`` instead of its own, those of the mesh among them; ``values``, ``steps``, ``seed``; ``shrink``:
-    whether to look for the smallest; ``resume``: sizes of a mesh on which it goes on from a checkpoint in the middle;
-    ``dropout``: whether to try what ranks drop. Raises :class:`UsageError`."""
-    with Session(target) as session:
-        return session.twin(make, **asked)
+def twin(
+    make: str | Callable[..., Twin],
+    *,
+    target: str | Target | Session = "gloo",
+    options: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    values: Sequence[str] = (),
+    steps: int = 2,
+    seed: int = 0,
+    shrink: bool = True,
+    resume: Mapping[str, int] | None = None,
+    dropout: bool = False,
+) -> Result:
+    """Is a sharded model the whole one? ``make`` is a function at the top of a module, or its ``module:name``.
+
+    - ``target``: on which back end, or on which ranks that are live already.
+    - ``options`` are given to ``make``; ``sizes``: instead of the twin's own, those of its mesh among them.
+    - ``values``: which of ``exact``, ``float32`` and ``bfloat16`` to try; the twin's own where there are none.
+    - ``steps`` of the optimizer; ``seed`` of all values.
+    - ``shrink``: whether to look for the smallest sizes and mesh that show a departure.
+    - ``resume``: sizes of a mesh on which it goes on from a checkpoint in the middle; ``{}`` for the same mesh.
+    - ``dropout``: whether to try what ranks drop.
+
+    Raises :class:`UsageError`.
+    """
+    for value in values:
+        if value not in VALUES:
+            raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
+    if steps < 1:
+        raise UsageError(f"steps={steps}: want 1 or more")
+    plan, own = planned(make, options, sizes, steps=steps, seed=seed)
+    again = resumed_on(own, plan, resume)
+    with nullcontext(target) if isinstance(target, Session) else Session(target) as session:
+        return session.ask(plan, tuple(values) or own.values, shrink, make if isinstance(make, str) else "", again, dropout)

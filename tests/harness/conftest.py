@@ -1,4 +1,4 @@
-"""A run that tests of reports fill and write, and a shell for commands."""
+"""A run that tests of reports fill and write; a shell for tests of commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.state import LawResult
 from shardlaw.conformance.target.config import find_target
 from shardlaw.conformance.world import Pool
-from tests.harness import shell as module_of_laws
 from tests.harness.runs import CASE, LAWS, FakeRun
-from tests.harness.shell import Shell
+from tests.harness.shells import MODULE, Shell
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "laws_for_the_cli.py").write_text(module_of_laws.LAWS)
+    (tmp_path / "lib" / "laws_for_the_cli.py").write_text(MODULE)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.syspath_prepend(tmp_path / "lib")
@@ -57,7 +56,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """Ranks that know the laws of the shell."""
     folder = tmp_path_factory.mktemp("laws")
-    (folder / "laws_for_the_cli.py").write_text(module_of_laws.LAWS)
+    (folder / "laws_for_the_cli.py").write_text(MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         pool = Pool(replace(find_target("gloo", None, None, 4), env=(("SHARDLAW_LAWS", "laws_for_the_cli"),)))

@@ -365,7 +365,7 @@ def test_a_board_shows_runs_by_target_and_profile(home: Path, tmp_path: Path, ca
     assert cli.main(["board", str(home / "first"), str(home / "frank"), "-o", str(page)]) == 0
     text = page.read_text()
     assert '<a class="passed" href="#run-1">passed</a>' in text
-    assert "5 of 7, 2 declared missing" in text
+    assert "5 of 7 hold, 2 declared missing" in text
     assert "not verified: it declares gather as missing, which works" in text
     assert "<script" not in text
     assert cli.main(["board", str(home / "first"), str(home / "again"), "-o", str(page)]) == 2

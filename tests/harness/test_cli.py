@@ -14,41 +14,12 @@ from pathlib import Path
 import pytest
 
 from shardlaw.conformance.commands import cli
-from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run.finding_file import SCHEMA
-from tests.harness.shell import LAWS, Done, Shell
+from tests.harness.shells import MODULE, Shell, refused, stored
 
 pytestmark = pytest.mark.ranks
 
-
-def refused(done: Done) -> str:
-    """The one line that says what is wrong."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("shardlaw: ")
-    assert len(lines[0]) < 400
-    return lines[0].removeprefix("shardlaw: ")
-
-
-def stored(folder: Path, text: str, **more: object) -> Path:
-    case = Case.parse(text)
-    data = {
-        "schema": SCHEMA,
-        "id": "0badcafe",
-        "law": case.law,
-        "case": case.to_json(),
-        "target": {"name": "gloo", "torch": "2.13.0"},
-        **more,
-    }
-    folder.mkdir(exist_ok=True)
-    path = folder / "0badcafe.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-SIGNATURE = "module.deviates | wrong-value | sum | "
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -148,66 +119,6 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert listed == [record["id"] for record in records if record["id"] != "mesh.groups"]
 
 
-def test_a_case_that_holds_is_replayed(shell: Shell) -> None:
-    done = shell("replay", "module.holds world=3 seed=1", "--times", "2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["module.holds world=3 seed=1", "  1 of 2: held", "  2 of 2: held", "  held 2 of 2 times"]
-    assert list(shell.folder.iterdir()) == []
-
-
-@pytest.mark.usefixtures("same_ranks")
-def test_a_case_that_deviates_is_replayed(shell: Shell) -> None:
-    done = shell("replay", "module.deviates world=2")
-    assert done.returncode == 1, done.stderr
-    assert "wrong-value (sum): rank 1: the sum is wrong" in done.stdout
-    assert "rank 1 deviates: the sum is wrong\n      expected 1\n      got 2" in done.stdout
-    assert "deviates 1 of 1 times" in done.stdout
-
-
-@pytest.mark.usefixtures("same_ranks")
-def test_a_stored_finding_is_compared_with_what_it_did(shell: Shell) -> None:
-    path = stored(shell.folder / "findings", "module.deviates world=2", status="new", kind="wrong-value", signature=SIGNATURE)
-    done = shell("replay", str(path), "--times", "2", "--trace")
-    assert done.returncode == 1
-    assert "deviates 2 of 2 times, as stored" in done.stdout
-    stored(shell.folder / "findings", "module.deviates world=2", status="expected", kind="wrong-value", signature=SIGNATURE)
-    done = shell("replay", ".")
-    assert done.returncode == 0
-    assert "as stored\n  which is expected: as its report says" in done.stdout
-    stored(
-        shell.folder / "findings",
-        "module.deviates world=2",
-        status="expected",
-        kind="hang",
-        signature="module.deviates | hang | process | ",
-    )
-    done = shell("replay", "findings")
-    assert done.returncode == 1
-    assert "0 of them as stored" in done.stdout
-
-
-@pytest.mark.usefixtures("same_ranks")
-def test_a_history_is_served_first_every_time(shell: Shell) -> None:
-    case = Case.parse("module.counts world=2").with_after((Case.parse("module.counts world=2 seed=1"),))
-    path = stored(shell.folder, "module.counts world=2")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "case": case.to_json()}))
-    done = shell("replay", str(path), "--times", "2")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "(after 1 earlier cases)" in done.stdout
-    assert "deviates 2 of 2 times" in done.stdout
-    assert shell("replay", "module.counts world=2", "--times", "2").returncode == 0
-
-
-@pytest.mark.usefixtures("same_ranks")
-def test_a_case_without_meaning_is_bad_input(shell: Shell) -> None:
-    message = refused(shell("replay", "module.meaningless world=2 to=S("))
-    assert "placement 'S('" in message
-    done = shell("replay", "module.rejects world=2")
-    assert done.returncode == 2
-    assert done.stderr == "shardlaw: no case was judged: nobody can tell\n"
-
-
-@pytest.mark.usefixtures("same_ranks")
 def test_a_layout_without_meaning_is_bad_input(shell: Shell) -> None:
     assert "it has 2 dims" in refused(shell("replay", "redistribute.local mesh=2 x=5x6:S(9) to=R"))
     assert "3 placements" in refused(shell("replay", "redistribute.local mesh=2x2 x=5x6:S(0),R to=R,R,R"))
@@ -255,7 +166,7 @@ def test_doctor_says_that_gloo_works(shell: Shell) -> None:
 def test_doctor_tells_what_a_rank_printed_that_could_not_start(shell: Shell) -> None:
     (shell.folder / "shardlaw.toml").write_text("[target.broken]\nbackend = 'gloo'\nsetup = 'laws_for_the_cli:no_card'\n")
     path = shell.folder.parent / "lib" / "laws_for_the_cli.py"
-    path.write_text(f"{LAWS}\ndef no_card():\n    print('looking for a card')\n    raise RuntimeError('no card')\n")
+    path.write_text(f"{MODULE}\ndef no_card():\n    print('looking for a card')\n    raise RuntimeError('no card')\n")
     done = shell("doctor", "--target", "broken")
     assert done.returncode == 2
     assert "    | looking for a card\n" in done.stdout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import msgspec
@@ -18,6 +20,7 @@ from shardlaw.conformance.report.junit import junit
 from shardlaw.conformance.report.markdown import markdown
 from shardlaw.conformance.report.run_report import FindingLine, read_report
 from shardlaw.conformance.report.writer import ReportWriter
+from shardlaw.conformance.run.engine import Run
 from shardlaw.conformance.run.expectation_file import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import read_finding, read_folder, write_finding
@@ -57,11 +60,29 @@ def test_what_departs_in_several_ways_at_one_place_under_the_same_features_is_on
     ]
 
 
+def test_no_two_findings_of_a_run_have_one_id() -> None:
+    run = SimpleNamespace(findings=[], listener=Mock(), write=lambda: None, _write_now_and_then=lambda: None)
+    for world in (2, 3):
+        Run.add(run, finding(case=Case.parse(f"op.forward[mean] mesh={world} x=5x6:S(0) steps=b=mean(x)")))  # type: ignore[arg-type]
+    assert len({found.id for found in run.findings}) == 2
+
+
 def test_an_error_of_some_ranks_and_of_all_is_one_cause() -> None:
     some = replace(verdict(), kind="divergence", error="RuntimeError: of 3")
     every = replace(verdict(), kind="raised", error="RuntimeError: of 4")
     causes = {finding(kind=each.kind, verdict=each, where="f, torch/a.py:1").cause for each in (some, every)}
     assert causes == {("f, torch/a.py:1", "raised", "RuntimeError: of #")}
+
+
+def test_what_two_collectives_of_a_back_end_do_wrong_is_two_causes() -> None:
+    def found(at: int, features: tuple[str, ...], kind: str = "wrong-value") -> FindingLine:
+        one = finding(kind=kind, verdict=replace(verdict(), kind=kind), where="the back end mine", features=features)
+        return reports.finding(f"{at:08x}", where=one.where, cause=" | ".join(filter(None, one.cause)), features=list(features))
+
+    one, alike = found(1, ("collective:all_reduce",)), found(2, ("async", "collective:all_reduce"))
+    other, described = found(3, ("collective:all_gather",)), found(4, ("collective:all_reduce",), "wrong-metadata")
+    causes = reports.report([], [one, alike, other, described]).causes()
+    assert [sorted(line.id for line in lines) for lines in causes] == [[one.id, alike.id], [other.id], [described.id]]
 
 
 def test_report_json_has_the_documented_keys(run: FakeRun) -> None:

@@ -88,7 +88,8 @@ def test_an_alias_means_the_law_that_it_became() -> None:
 
 
 def test_op_restricts_the_laws_that_take_an_op() -> None:
-    assert [law.id for law in select(LAWS, [], ["mean"])] == [*IDS[:2], IDS[4], IDS[5], IDS[6]]
+    assert [law.id for law in select(LAWS, ["*"], ["mean"])] == [*IDS[:2], IDS[4], IDS[5], IDS[6]]
+    assert [law.id for law in select(LAWS, [], ["mean"])] == IDS[4:6]
     assert [law.id for law in select([*LAWS, FakeLaw("op.program")], ["op.*"], ["add*"])] == IDS[2:4]  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"--op maen.*nearest: mean"):
         select(LAWS, [], ["maen"])

@@ -38,7 +38,7 @@ def test_the_summary_says_what_was_found_and_what_was_not_reached(run: FakeRun) 
     assert CASE.text in text
     assert "rank 0: holds other elements" in text
     assert f"python shardlaw-report/findings/{run.findings[0].id}.py" in text
-    assert "expected: 1 findings of 1 known cause\n  weighs ranks\n" in text
+    assert "expected: 1 finding of 1 known cause\n  weighs ranks\n" in text
     assert "needs 8 ranks, the largest world has 4" in text
     assert "unconfirmed" in text
     assert "exit 1: a new finding (1 new finding, 1 expected)" in text

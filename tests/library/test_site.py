@@ -88,3 +88,6 @@ def test_the_first_hour_finds_what_it_says_and_its_mends_mend_it(hour: Path) -> 
         text = text.replace(old, new, 1)
     (hour / "ring.py").write_text(text)
     assert shardlaw(hour, "replay", "shardlaw-report").returncode == 0
+    behind = shardlaw(hour, "run", "--target", "ring", "collective.all-reduce")
+    named = re.findall(r"^    wrong-\w+ [0-9a-f]{8}$", HOUR, re.MULTILINE)
+    assert [name.strip() in found.stdout + behind.stdout for name in named] == [True] * 3, behind.stdout

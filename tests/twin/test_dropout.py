@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import shardlaw
 from shardlaw.conformance.twin.align import Judged
 from shardlaw.conformance.twin.dropout import judged
 from shardlaw.conformance.twin.judge import Compared
 from shardlaw.conformance.twin.record import Key, Piece
-from shardlaw.conformance.twin.session import Session
 from shardlaw.conformance.twin.spec import Plan, found
 from shardlaw.conformance.twin.steps import Part
 from shardlaw.reference.placement import Placements, Replicate, Shard
@@ -68,8 +68,7 @@ def test_backward_drops_what_forward_dropped() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "path", "word"), [("", "", ""), ("shared", "inner", "same numbers"), ("apart", "outer", "same part")])
 def test_seeds_that_are_shared_or_not_are_found(fault: str, path: str, word: str) -> None:
-    with Session() as session:
-        result = session.twin(f"{FILE}:make", options={"fault": fault}, values=("float32",), dropout=True)
+    result = shardlaw.twin(f"{FILE}:make", options={"fault": fault}, values=("float32",), dropout=True)
     assert [one.departs for one in result.compared] == [False, bool(fault)]
     assert len(result.compared[1].judged) == 2
     if result.departure is not None:

@@ -136,6 +136,10 @@ class PostGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
+    def _get_backend(self, device: torch.device) -> PostGroup:
+        """From torch 2.15 on a batch of messages asks what the backend of a device can do: there is none but the group."""
+        return self
+
     def _get_sequence_number_for_group(self) -> int:
         """How many collectives this rank has begun: by it others see whether all members are in step."""
         return self._turn

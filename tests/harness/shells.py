@@ -1,15 +1,18 @@
-"""Commands that tests call in their own process, and a module of laws for them."""
+"""A shell in which commands are called in this process, beside a module of laws, and findings as files for them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from shardlaw.conformance.commands import cli
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.run.finding_file import SCHEMA
 
-LAWS = """
+MODULE = """
 import os, time
 import torch
 import torch.distributed as dist
@@ -61,3 +64,29 @@ class Shell:
     def __call__(self, *arguments: str) -> Done:
         code = cli.main(list(arguments))
         return Done(code, *self._capsys.readouterr())
+
+
+def refused(done: Done) -> str:
+    """The one line that says what is wrong."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("shardlaw: ")
+    assert len(lines[0]) < 400
+    return lines[0].removeprefix("shardlaw: ")
+
+
+def stored(folder: Path, text: str, **more: object) -> Path:
+    case = Case.parse(text)
+    data = {
+        "schema": SCHEMA,
+        "id": "0badcafe",
+        "law": case.law,
+        "case": case.to_json(),
+        "target": {"name": "gloo", "torch": "2.13.0"},
+        **more,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "0badcafe.json"
+    path.write_text(json.dumps(data))
+    return path
