@@ -152,6 +152,8 @@ class Transformer(nn.Module):
 class Filled(nn.Linear):
     """A linear layer that sets its parameters and a buffer to numbers which follow from its sizes."""
 
+    scale: torch.Tensor
+
     def __init__(self, sizes: Shape) -> None:
         super().__init__(sizes[0], sizes[1], dtype=torch.float64)
         self.register_buffer("scale", torch.zeros((), dtype=torch.float64))

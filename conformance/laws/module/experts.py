@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
@@ -21,6 +21,7 @@ from shardlaw.conformance.laws.module.zoo import NEEDS, gradients
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Placements as Placed
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 from shardlaw.strategies.meshes import pool
@@ -87,7 +88,7 @@ def experts(
         for key, parameter in list(module.named_parameters(recurse=False)):
             at = experts if name == "experts" else [Replicate()] * mesh.ndim
             if key == "w2":  # takes along its rows what w1 gives along its columns
-                at = [type(one)(3 - one.dim) if one.is_shard() and one.dim else one for one in at]
+                at = [Shard(3 - one.dim) if isinstance(one, Shard) and one.dim else one for one in at]
             module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, at)))
 
     model = distribute_module(model, mesh, partition)
@@ -104,15 +105,16 @@ def experts(
 
 @experts.due
 def _(model, mesh: Mesh, experts, batch, dims, rows: int, seed: int):
-    x = eighths((rows, dims[1]), seed + 5).requires_grad_()
+    x: Any = eighths((rows, dims[1]), seed + 5).requires_grad_()
     out = model(x)
     out.backward(incoming(tuple(out.shape), seed))
-    places = {name: tuple(R() for _ in mesh.shape) for name, _ in model.named_parameters()}
+    arrived: dict[str, Any] = gradients(model)
+    places: dict[str, Placed] = {name: tuple(R() for _ in mesh.shape) for name, _ in model.named_parameters()}
     places["experts.w1"] = experts
     places["experts.w2"] = tuple(S(3 - at.dim) if isinstance(at, S) and at.dim else at for at in experts)
     return {
         "parameters": {name: on(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
         "forward": Near(out.detach()),
         "input": Claimed(x.grad, mesh, exact=False),
-        "gradients": {name: Claimed(grad, mesh, exact=False) for name, grad in gradients(model).items()},
+        "gradients": {name: Claimed(grad, mesh, exact=False) for name, grad in arrived.items()},
     }

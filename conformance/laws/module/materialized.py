@@ -50,7 +50,7 @@ def draw_materialized(limits: Limits) -> SearchStrategy[Case]:
 
 def features(case: Case) -> set[str]:
     way = case.get("way")
-    return {"module", f"way:{way}", "materialized"} | ({"fully-sharded"} if way != "tensor" else set())
+    return {"module", f"way:{way}"} | ({"fully-sharded"} if way != "tensor" else set())
 
 
 @law(
@@ -90,7 +90,9 @@ def materialized(mesh: NamedMesh, dims: Shape, way: Literal["tensor", "fully", "
 @materialized.due
 def _(mesh: Mesh, dims, way: str, seed: int, rank: Rank):
     model = Blank(dims)
-    full, pair = (mesh.slice((dim,), mesh.coord(rank)) if way == "both" else mesh for dim in (0, mesh.ndim - 1))
+    full, pair = mesh, mesh
+    if way == "both":
+        full, pair = (mesh.slice((dim,), mesh.coord(rank) or (0, 0)) for dim in (0, 1))
 
     def due(name: str, whole: torch.Tensor) -> Any:
         if name.startswith("norm"):
