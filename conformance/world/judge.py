@@ -44,12 +44,13 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
         waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
         message = f"rank {said.rank} {_outcome(said)} while ranks {waiting} still waited"
         return deviates("divergence", "process", message, _error(said))
+    if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # a rank outside of the case has nothing to reject
+        reason = next(answer.reason for answer in answers if answer.outcome == "rejected")
+        return Verdict(case, "rejected", message=reason, features=features)
     if len(outcomes) > 1 and outcomes & {"raised", "rejected"}:
         message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
         raised = next((answer for answer in answers if answer.outcome == "raised"), answers[0])
         return deviates("divergence", "outcome", message, _error(raised))
-    if outcomes == {"rejected"}:
-        return Verdict(case, "rejected", message=answers[0].reason, features=features)
     if outcomes == {"raised"}:
         errors = {answer.raised.error for answer in answers if answer.raised}
         first = answers[0].raised

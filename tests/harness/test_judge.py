@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.law.verdict import Answer, Deposit, Raised, Verdict
+from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised, Verdict
 from shardlaw.conformance.world.judge import judge
 
 PLANNED = "Sharding propagation failed for aten.index.Tensor(Spec(f32[5, 4](R)))"
@@ -43,6 +44,28 @@ def test_refusals_speak_of_sharding(error: str, text: str) -> None:
 )
 def test_plans_that_stumble_are_none(error: str, text: str) -> None:
     assert not is_refusal(error, text)
+
+
+HELD, REJECTED = Answer(0, "held"), Answer(0, "rejected", reason="it means nothing")
+RAISED = Answer(0, "raised", raised=Raised("RuntimeError", "no", ""))
+WRONG = Answer(0, "deviates", deviations=(Deviation("wrong-value", "a", "another value"),))
+
+
+def of_ranks(*answers: Answer) -> Verdict:
+    law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
+    return judge(law, Case.parse("mesh.x mesh=2"), [replace(answer, rank=rank) for rank, answer in enumerate(answers)], Target())
+
+
+@pytest.mark.parametrize("answers", [(REJECTED, REJECTED), (REJECTED, HELD, REJECTED), (HELD, REJECTED)])
+def test_what_a_rank_rejects_while_others_hold_is_rejected(answers: tuple[Answer, ...]) -> None:
+    verdict = of_ranks(*answers)
+    assert (verdict.status, verdict.message) == ("rejected", "it means nothing")
+
+
+@pytest.mark.parametrize("answers", [(RAISED, HELD), (HELD, RAISED, HELD), (REJECTED, RAISED), (REJECTED, WRONG), (RAISED, WRONG)])
+def test_ranks_that_part_are_a_divergence(answers: tuple[Answer, ...]) -> None:
+    verdict = of_ranks(*answers)
+    assert (verdict.status, verdict.kind, verdict.check) == ("deviates", "divergence", "outcome")
 
 
 def deposit(check: str, local: torch.Tensor, want: torch.Tensor | None) -> Deposit:
