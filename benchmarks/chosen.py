@@ -82,10 +82,10 @@ class Tried:
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
         values = [PLACEMENT.findall(value) for value in PLACED.findall(self.text)]
-        dims = list(dict.fromkeys(zip_longest(*values))) or [()]
+        dims = list(enumerate(zip_longest(*values))) or [()]
         fields, _, steps = self.text.partition("steps=")
         words = WORD.findall(fields)
-        for dim in dims:  # what it does to each value
+        for dim in dims:  # where it stands, and what it does to each value
             yield NUMBER.sub("#", steps) or self.law, dim
             for word in words:
                 yield self.law, word, dim
