@@ -45,6 +45,8 @@ DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn b
 CHEAP = 0.3  # CPU-seconds of a law with its variants, as measured, below which all its cases are tried
 REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
+LOST = frozenset({"crash", "divergence", "hang"})  # of which the others must wait, and whose world is made anew
+WAIT = 1.0  # seconds
 OVERHEAD = 0.003  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
 PLACED = re.compile(r"\w+=(?:[0-9x()]+:)?((?:R|_?S\(|P\()\S*)")
 PLACEMENT = re.compile(r"R|_?S\([^)]*\)|P\([^)]*\)")
@@ -74,16 +76,16 @@ class Tried:
 
     @property
     def cost(self) -> float:
-        """CPU-seconds of all that take part."""
-        return OVERHEAD + self.seconds
+        """CPU-seconds of all that take part, and seconds of waiting."""
+        return OVERHEAD + self.seconds + WAIT * (self.word in LOST)
 
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
         values = [PLACEMENT.findall(value) for value in PLACED.findall(self.text)]
-        dims = list(dict.fromkeys(zip_longest(*values))) or [()]
+        dims = list(enumerate(zip_longest(*values))) or [()]
         fields, _, steps = self.text.partition("steps=")
         words = WORD.findall(fields)
-        for dim in dims:  # what it does to each value
+        for dim in dims:  # where it stands, and what it does to each value
             yield NUMBER.sub("#", steps) or self.law, dim
             for word in words:
                 yield self.law, word, dim

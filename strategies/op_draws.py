@@ -115,11 +115,15 @@ def odd(op: Op, count: int, world_size: int, allowed: Collection[str]) -> list[S
     found = []
     for at in range(count):
         number = crc32(op.name.encode()) + at
-        dtypes = rarer(op, op.dtypes, allowed) if number % 2 else ()
-        dtype = dtypes[number // 2 % len(dtypes)] if dtypes else ""
-        memory = "plain" if dtype else memories(op.variants)[number // 2 % len(memories(op.variants))]
+        dtype, memory = oddity(op, rarer(op, op.dtypes, allowed) if number % 2 else (), number // 2)
         found.append(sample(op, numbered(number), fitting(op, world_size), allowed, dtype, memory))
     return found
+
+
+def oddity(op: Op, dtypes: Sequence[str], number: int) -> tuple[str, str]:
+    """One of ``dtypes``, in plain memory; where there are none no dtype, and a memory of those that ``op`` may have."""
+    kinds = memories(op.variants)
+    return (dtypes[number % len(dtypes)], "plain") if dtypes else ("", kinds[number % len(kinds)])
 
 
 @cache

@@ -22,7 +22,7 @@ from shardlaw.reference.placement import Partial as Pending
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
 from shardlaw.strategies.meshes import pool
 from shardlaw.strategies.op_catalogue import OPS
-from shardlaw.strategies.op_draws import COMPLEX, SHORTS, is_solid, memories, rarer
+from shardlaw.strategies.op_draws import COMPLEX, SHORTS, is_solid, oddity, rarer
 from shardlaw.strategies.op_operands import numbered
 from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, Board
 from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
@@ -186,14 +186,9 @@ def meshes(world_size: int) -> list[Mesh]:
 def odd_gradient(op: Op, world_size: int) -> list[Backward]:
     """One sample of ``op`` in a dtype that no table names, or in a memory that is not contiguous."""
     number = crc32(op.name.encode())
-    dtypes = (
-        [dtype for dtype in rarer(op, OPS[op.name].dtypes, ALLOWED) if dtype not in SHORTS and not (dtype in COMPLEX and op.name in REAL)]
-        if number % 5
-        else []
-    )
-    dtype = dtypes[number // 5 % len(dtypes)] if dtypes else ""
-    kinds = memories(op.variants)
-    memory = "plain" if dtype else kinds[number // 5 % len(kinds)]
+    rare = rarer(op, OPS[op.name].dtypes, ALLOWED) if number % 5 else ()
+    known = [dtype for dtype in rare if dtype not in SHORTS and not (dtype in COMPLEX and op.name in REAL)]
+    dtype, memory = oddity(op, known, number // 5)
     choose = numbered(number)
     fits = [variant for variant in differentiable(op) if memory != "channels-last" or is_solid(variant)] or differentiable(op)
     variant = choose(fits)

@@ -35,6 +35,23 @@ def state_in_the_default_dtype() -> None:
         return true(torch.empty(tensor.shape, dtype=torch.float64), *args, **how)
 
 
+@breaks("optimizer.recipe")
+def averages_of_squares_for_both() -> None:
+    @instead(optimizer, "unflatten_state_dict")
+    def fault(true: Any, *args: Any) -> Any:
+        found = true(*args)
+        for kept in found.get("optim", {}).get("state", {}).values():
+            kept["exp_avg"] = kept["exp_avg_sq"]
+        return found
+
+
+@breaks("optimizer.sharded-attempts")
+def given_planner_is_ignored() -> None:
+    @instead(optimizer, "load_state_dict")
+    def fault(true: Any, *, planner: Any = None, **asked: Any) -> Any:
+        return true(**asked)
+
+
 @breaks("optimizer.state", "optimizer.pending")
 def rates_of_the_last_group() -> None:
     """Every group gets the options of the last one."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
-from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Placements, Rank
@@ -26,6 +26,7 @@ from shardlaw.strategies.placements import placements
 DOC = "torch.distributed.tensor docs"
 TABLE = f"{DOC}, DTensor.from_local, the table of gradient placements"
 GRAD_SEED = 977
+ARROWS = (("S(0)", "S(1)"), ("R", "S(0)"), ("S(1)", "R"), ("S(1)", "S(0)"))
 
 
 def leaf(x):
@@ -99,13 +100,18 @@ def draw_redistribute(limits: Limits) -> st.SearchStrategy[Case]:
     return moved(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"), fills=draws.SELDOM_EDGES)
 
 
+def sweep_redistribute(limits: Limits) -> list[Case]:
+    edges = texts(*(f"mesh=2 x=5x3:{at}:float32:edges to={to}" for at, to in ARROWS))
+    return [*draws.out_of_order("R", to="S(0)")(limits), *edges(limits)]
+
+
 @law(
     "gradient.redistribute",
     source=f"{TABLE}; DTensor.redistribute",
     control="mesh=2x2 x=3x2:S(0),P(sum) to=R,S(1)",
     draw=draw_redistribute,
-    sweep=draws.out_of_order("R", to="S(0)"),
-    sweeps=3,
+    sweep=sweep_redistribute,
+    sweeps=7,
     draws=98,
     weight=1.5,
 )

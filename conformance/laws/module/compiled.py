@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Rank
@@ -121,6 +121,17 @@ def _(x: Global, fn: str, grads: bool):
     return {"calls": [Claimed(want.detach(), x.mesh)] * 2, "gradients": [gradient] * 2}
 
 
+# on two ranks, where each imports torch's compiler once
+MODELS = (
+    *(f"model=mlp dims=5x8x3 rows=3 way={way}" for way in ("pair", "gathered", "kept")),
+    "model=mlp dims=3x4x5 rows=4 way=scattered",
+    "model=mlp dims=6x5x4 rows=2 way=rows-first bias=no",
+    "model=norm dims=5x4 rows=3 length=4 norm=rms way=sequence",
+    "model=norm dims=4x6 rows=2 length=4 norm=layer way=local",
+    "model=tied dims=5x3 rows=2 length=3 way=local",
+)
+
+
 def draw_model(limits: Limits) -> SearchStrategy[Case]:
     return st.one_of(*(cases(limits, kind, model=st.just(kind)) for kind in ("mlp", "norm", "tied")))
 
@@ -130,7 +141,9 @@ def draw_model(limits: Limits) -> SearchStrategy[Case]:
     source=DOC,
     control="mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
     draw=draw_model,
-    draws=8,
+    draws=1,
+    sweep=texts(*(f"mesh=2 {model}" for model in MODELS)),
+    sweeps=len(MODELS),
     features=lambda case: features(case) | {"compiled", "backward"},
     needs=NEEDS,
     weight=0.2,

@@ -35,8 +35,6 @@ SHOWN = (
     "mesh=2x2 dims=4x3x5 rows=4 experts=R,S(0) batch=S(0),R",
     "mesh=2x2 dims=3x4x3 rows=5 experts=S(0),S(0) batch=R,R",
     "mesh=2x2 dims=4x3x6 rows=3 experts=S(0),S(2) batch=R,R",
-    "mesh=2x2x2 dims=4x3x2 rows=4 experts=R,S(0),R batch=S(0),R,S(0)",
-    "mesh=2x2x2 dims=5x2x3 rows=3 experts=S(0),S(0),R batch=R,R,R",
 )
 
 

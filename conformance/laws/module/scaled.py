@@ -87,7 +87,7 @@ def features_scaled(case: Case) -> set[str]:
     ),
     control="mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
     draw=draw_scaled,
-    draws=6,
+    draws=9,
     # the overflow with the first and with the last rank, alone; and in one of two parameters that lie differently
     sweep=texts(
         "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",

@@ -67,14 +67,7 @@ def features_hand(case: Case) -> set[str]:
 
 
 # the layouts that the documents show: partly replicated on a 2-D mesh, and on a mesh of every other rank
-SHOWN = (
-    "2x2 R,S(0) R,S(1)",
-    "2@0,2 S(0) S(1)",
-    "2@0,2 R R",
-    "2@1,3 S(1) S(0)",
-    "3 S(0) S(1)",
-    "2x2x2 R,R,S(0) R,R,S(1)",
-)
+SHOWN = ("2x2 R,S(0) R,S(1)", "2@0,2 S(0) S(1)", "2@0,2 R R", "2@1,3 S(1) S(0)", "3 S(0) S(1)")
 
 
 @law(
@@ -90,7 +83,7 @@ SHOWN = (
             for dims in ("5x8x3", "5x7x12")
         )
     ),
-    sweeps=12,
+    sweeps=10,
     features=features_hand,
     needs=NEEDS,
     weight=0.2,

@@ -43,7 +43,7 @@ PLAIN = {
 }
 OUTSIDE = {"1@1": 1, "2@0,2": 3, "2@1,2": 2, "1x2@0,2": 1, "3@0,1,3": 1}
 TABLES = {"2@1,0": 2, "3@2,0,1": 1, "1x2@1,0": 1, "2x2@0,2,1,3": 1, "2x2@3,1,2,0": 1}
-SELDOM_EDGES = (*("distinct",) * 7, "edges")
+SELDOM_EDGES = (*("distinct",) * 5, "edges")
 FLOATS = ("float32", "float64")
 EXACT = ("float32", "int64", "float64", "int32")
 
