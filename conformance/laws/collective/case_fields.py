@@ -172,7 +172,7 @@ class ByRank(Field):
 
     def build(self, value: Any, here: RankContext) -> Any:
         given, memory = value[0].get(here.rank), value[2]
-        # of the whole case, not of this rank's part: one that rejected alone would leave the others to make groups without it
+        # of the whole case, not of this rank's part: ranks outside would else make groups alone
         lists = any(isinstance(one, tuple) and one[0] == "all_to_all" for one in value[0].values())
         if lists and not compat.exchanges_lists(here.target.backend):
             here.reject(f"{here.target.backend} of this version of torch exchanges no lists of tensors")
