@@ -25,6 +25,7 @@ CAPABILITIES = (
     "subgroups",
 )
 
+BACK_END = "the back end "  # what a finding in one that is not torch's says of where to look, before the name
 BACKENDS = ("gloo", "nccl", "rccl", "xccl", "ucc", "mpi")  # that torch brings
 
 # Relative error that a dtype may show per step of a reduction; integers and bools are exact.

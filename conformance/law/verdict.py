@@ -21,7 +21,6 @@ KINDS = ("crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout",
 Kind = Literal["crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value"]
 Outcome = Literal["held", "deviates", "raised", "rejected", "crashed", "silent"]
 Status = Literal["held", "refused", "rejected", "deviates", "error"]
-BACK_END = "the back end "  # what a finding in a back end that is not torch's says of where to look, before the name
 
 
 class HarnessError(Exception):

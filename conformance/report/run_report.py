@@ -16,7 +16,7 @@ import msgspec
 
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.law.verdict import BACK_END
+from shardlaw.conformance.law.target import BACK_END
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")

@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.law.verdict import BACK_END, Verdict
+from shardlaw.conformance.law.target import BACK_END
+from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 

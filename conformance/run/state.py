@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.law.verdict import BACK_END, Verdict, finding_id, struck
+from shardlaw.conformance.law.target import BACK_END, Target
+from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
 from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import RunRequest
 
