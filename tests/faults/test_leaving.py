@@ -80,7 +80,7 @@ def test_driver_that_is_killed_while_ranks_work(number: signal.Signals) -> None:
     with driver("works") as (process, started):
         time.sleep(0.2)
         process.send_signal(number)
-        process.wait(20)
+        process.wait(60)
         assert left(started, 5) == []
 
 
@@ -88,7 +88,7 @@ def test_driver_that_is_killed_while_the_server_loads() -> None:
     with driver("loading") as (process, started):
         assert len(started["pids"]) == 1
         process.kill()
-        process.wait(20)
+        process.wait(60)
         assert left(started, 5) == []
 
 
