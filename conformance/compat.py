@@ -43,6 +43,8 @@ def private(purpose: str, *places: str) -> Any:
 
 # what is touched: name -> (purpose, places, newest first)
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "old_tensor": ("import from where DTensor was before", ("torch.distributed._tensor:",)),
+    "old_placement_types": ("import from where placements were before", ("torch.distributed._tensor.placement_types:",)),
     "StridedShard": ("place strided shards", ("torch.distributed.tensor.placement_types:_StridedShard",)),
     "MaskPartial": (
         "recognise masked partials",

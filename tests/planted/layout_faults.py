@@ -14,6 +14,7 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from shardlaw.conformance import compat
 from tests.planted.hook import breaks, instead
 
 
@@ -253,3 +254,10 @@ def negation_is_forgotten() -> None:
     @instead(DTensor, "from_local")
     def fault(true: Any, local: Any, *args: Any, **options: Any) -> Any:
         return true(-local.resolve_neg() if isinstance(local, torch.Tensor) and local.is_neg() else local, *args, **options)
+
+
+@breaks("layout.old-paths")
+def old_path_has_a_function_of_its_own() -> None:
+    @instead(compat.old_tensor, "distribute_tensor")
+    def fault(true: Any, *args: Any, **options: Any) -> Any:
+        return true(*args, **options)

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed import tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Rank
@@ -309,3 +310,30 @@ def _(local: Global, stride, rank: Rank):
         steps[dim], step = step, step * shape[dim]
     part = shape, [steps[dim] for dim, size in enumerate(shape) if size > 1]
     return {"whole": whole, "even part": Of(part, "wrong-layout")}
+
+
+MOVED = (
+    *("DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor"),
+    *("empty", "full", "init_device_mesh", "ones", "rand", "randn", "zeros"),
+)
+
+
+@law(
+    "layout.old-paths",
+    source=f"{DOC}: DTensor has moved here; the old import path is kept",
+    control="mesh=2 x=5x6:S(0)",
+    sweep=texts("mesh=2 x=5x6:S(0)", "mesh=2x2 x=5x6:S(1),R", "mesh=3 x=4:R"),
+    sweeps=3,
+    tier="advisory",
+    weight=0.1,
+)
+def old_paths(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+    """What is imported from where DTensor was before is what the documents name, and shards a tensor alike."""
+    named = {name: getattr(compat.old_tensor, name) is getattr(tensor, name) for name in MOVED}
+    named["placement_types"] = compat.old_placement_types.Shard is tensor.Shard
+    return {"named": named, "local": compat.old_tensor.distribute_tensor(x, mesh, placements, src_data_rank=None)}
+
+
+@old_paths.due
+def _(x: Global):
+    return {"named": Of(dict.fromkeys((*MOVED, "placement_types"), True)), "local": x}

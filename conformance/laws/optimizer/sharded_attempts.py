@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import torch.distributed.checkpoint as dcp
@@ -16,7 +17,7 @@ from shardlaw.conformance.laws.optimizer.sharded_load import DOCS, due_in_rows
 from shardlaw.conformance.laws.sharded_tensor.fields import Whole
 from shardlaw.conformance.laws.sharded_tensor.shards import as_told
 
-ATTEMPTS = ("planner", "short", "unread", "unflattened")
+ATTEMPTS = ("planner", "short", "unread", "unflattened", "warned")
 SHAPES = ("world=2 x=4x3", "world=3 x=5x2")
 
 
@@ -32,13 +33,14 @@ SHAPES = ("world=2 x=4x3", "world=3 x=5x2")
 )
 def attempts(
     x: Whole,
-    attempt: Literal["planner", "short", "unread", "unflattened"],
+    attempt: Literal["planner", "short", "unread", "unflattened", "warned"],
     writer: Writer,
     reader: Reader,
     folder: Folder,
 ):
     """Metadata that cannot be read, or that know no paths, are refused on every rank; a tensor that stands less deep
-    than those of parameters is loaded in chunks of rows; a planner that is given is asked."""
+    than those of parameters is loaded in chunks of rows; a planner that is given is asked; each call warns that what it
+    calls is deprecated."""
     asked: list[Any] = []
 
     class Asked(DefaultLoadPlanner):
@@ -61,11 +63,14 @@ def attempts(
     source = reader(folder)
     if attempt == "unread":
         source.read_metadata = unread
-    found = caught(loaded)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = caught(loaded)
     if isinstance(found, Exception):
-        return {"loaded": found, "asked": bool(asked)}
+        return {"loaded": found, "asked": bool(asked), "warned": False}
     held = found["opt"] if attempt == "short" else found["opt"]["state"]["w"]
-    return {"loaded": as_told(held["total"]), "asked": bool(asked)}
+    deprecated = any(one.category is FutureWarning and "load_state_dict" in str(one.message) for one in warned)
+    return {"loaded": as_told(held["total"]), "asked": bool(asked), "warned": deprecated}
 
 
 @attempts.due
@@ -74,4 +79,5 @@ def _(x, attempt: str, rank: Rank, world: WorldSize):
     return {
         "loaded": Refused() if refused else due_in_rows(x, range(world), rank),
         "asked": Of(attempt == "planner"),
+        "warned": Of(not refused) if attempt == "warned" else ...,
     }
