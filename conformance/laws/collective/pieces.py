@@ -86,6 +86,10 @@ class Ask:
         added = contribution(shape, self.dtype, op, self.size, seed, position % self.size, self.fill)
         return lay_out(added, self.memory)
 
+    def laid(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is joined of pieces, laid out as they are; not expanded, as its rows differ."""
+        return whole if self.memory == "expanded" else lay_out(whole, self.memory)
+
     def rounded(self, want: torch.Tensor) -> Any:
         """A reduction as a due value: averages are exact among as many members as a power of two."""
         return want if self.op != "avg" or self.size in (1, 2, 4, 8) else Near(want)
