@@ -119,20 +119,26 @@ class Result(Claimed):
 
 @dataclass(frozen=True)
 class Untouched(Due):
-    """An operand whose elements on this rank are bit by bit what they were."""
+    """An operand whose elements on this rank are bit by bit what they were; a rank outside its mesh has none."""
 
     operand: Global | torch.Tensor
+
+    def before(self, rank: int) -> torch.Tensor:
+        x = self.operand
+        if isinstance(x, torch.Tensor):
+            return x
+        return x.local(rank) if x.mesh.coord(rank) is not None else torch.empty(0, dtype=x.full.dtype)
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
         with torch.no_grad():  # no node for a graph that nobody wants
             local = got.to_local() if isinstance(got, DTensor) else got
-        before = here.tensor(self.operand.local(here.rank) if isinstance(self.operand, Global) else self.operand)
+        before = here.tensor(self.before(here.rank))
         same = local.shape == before.shape and torch.equal(local, before)
         here.require(same, "wrong-value", check, f"{place} must not change", before, local)
 
     def for_script(self, rank: int) -> Any:
         x = self.operand
-        return ([*x.placements], x.layout.shape, x.local(rank)) if isinstance(x, Global) else x
+        return ([*x.placements], x.layout.shape, self.before(rank)) if isinstance(x, Global) else x
 
 
 @dataclass(frozen=True)
