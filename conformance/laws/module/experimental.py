@@ -296,14 +296,15 @@ def tanh_layer(dims: Any, seed: int) -> nn.Sequential:
     control="mesh=2 dims=4x2 rows=4 dim=0",
     draw=draw_resharded,
     draws=6,
-    # DTensors, and activations that do not split evenly
+    # DTensors, another dim, and activations that do not split evenly
     sweep=texts(
+        "mesh=2 dims=4x2 rows=4 dim=1",
         "mesh=2 dims=4x2 rows=4 dim=0 held=R",
         "mesh=2 dims=4x2 rows=4 dim=1 held=R",
         "mesh=2 dims=4x2 rows=3 dim=0",
         "mesh=2 dims=3x2 rows=4 dim=1",
     ),
-    sweeps=3,
+    sweeps=5,
     features=features_resharded,
     needs=("all_gather",),
     weight=0.1,
