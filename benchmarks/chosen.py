@@ -185,14 +185,15 @@ def at_corners(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
 
 
 def tables(cases: Iterable[Tried], limits: Limits) -> Iterator[Tried]:
-    """The cases of the tables of laws that draw: with which programs begin, and enumerators that end with what a smoke run asks them for."""
+    """The cases of tables of laws that draw: what programs begin with, and all that enumerators of few cases have. Those that cost a
+    world stay away."""
     by_hand = {"op.program": len(corner_samples()), "op.program-backward": len(corner_gradients())}
     written_down: set[str] = set()
     for law_id, law in catalogue().items():
         if law.draws and law.sweep is not None and (law.sweeps <= TABLE or law_id in by_hand):
             swept = [case.text for case in islice(law.sweep(limits), law.sweeps + 1)]
             written_down.update(swept[: by_hand.get(law_id, law.sweeps if len(swept) <= law.sweeps else 0)])
-    yield from (case for case in cases if case.text in written_down)
+    yield from (case for case in cases if case.text in written_down and case.word not in LOST)
 
 
 def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
