@@ -57,6 +57,7 @@ MESH = re.compile(r" mesh=([0-9x]+)")
 SHARDED = re.compile(r"(\b\w+)=[0-9x()]+:\S*S\(")
 PLACEMENT = re.compile(r"R|_?S\([^)]*\)|P\([^)]*\)")
 WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
+NAME = re.compile(r" (\w[\w.]*)=")
 NUMBER = re.compile(r"\d+")
 
 
@@ -92,7 +93,8 @@ class Tried:
         alone = [extent == "1" for extent in mesh[1].split("x")] if mesh is not None else []  # along such a dim nothing moves
         dims = list(enumerate(zip_longest(alone, *values))) or [()]
         fields, _, steps = self.text.partition("steps=")
-        words = WORD.findall(fields)
+        words, given = WORD.findall(fields), tuple(NAME.findall(fields))
+        yield from ((self.law, word, given) for word in words)  # beside which other fields it stands
         for dim in dims:  # where it stands, and what it does to each value
             yield NUMBER.sub("#", steps) or self.law, dim
             for word in words:
@@ -168,6 +170,7 @@ def tried_whole(cases: Iterable[Tried]) -> set[str]:
         name
         for name, its in by_name.items()
         if name.partition(".")[0] in TRIED_WHOLE
+        or any(find(case.law).checks for case in its)  # each of which asks much of the same lines
         or sum(case.cost for case in its) < CHEAP
         or all(REFUSED in features_of(Case.parse(case.text), find(case.law)) for case in its)
     }
