@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -217,7 +217,7 @@ def draw_context(draw: st.DrawFn, limits: Limits) -> Case:
     return fields(mesh=mesh, shape=format_shape(tuple(shape)), dim=dim, kept=kept, seed=draw(draws.seeds()))
 
 
-def dealt(lengths: Shape, ranks: int) -> torch.Tensor:
+def dealt(lengths: Sequence[int], ranks: int) -> torch.Tensor:
     """The positions of documents one after another, in the order in which they are dealt to the ranks: of each
     document to each rank a part from its head, and one as far from its tail."""
     found: list[int] = []
