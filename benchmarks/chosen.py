@@ -8,7 +8,9 @@
 together show what all show: each block of torch's source, and each block under each feature of a case; each call or law, whatever its
 numbers, under what a mesh dim does to its operands and its targets; each kind of deviation of each law. Greedily: the case that adds most
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
-must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones.
+must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
+law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
+gradients is sharded in one case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -36,6 +38,7 @@ from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.run.chosen import written
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.target.config import find_target
+from shardlaw.strategies.op_corners import corner_gradients, corner_samples
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
@@ -45,12 +48,16 @@ DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn b
 CHEAP = 0.3  # CPU-seconds of a law with its variants, as measured, below which all its cases are tried
 REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
+TABLE = 12  # enumerated cases of a law that draws as well, and no more than these: written down by hand
 LOST = frozenset({"crash", "divergence", "hang"})  # of which the others must wait, and whose world is made anew
 WAIT = 1.0  # seconds
 OVERHEAD = 0.003  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
 PLACED = re.compile(r"\w+=(?:[0-9x()]+:)?((?:R|_?S\(|P\()\S*)")
+MESH = re.compile(r" mesh=([0-9x]+)")
+SHARDED = re.compile(r"(\b\w+)=[0-9x()]+:\S*S\(")
 PLACEMENT = re.compile(r"R|_?S\([^)]*\)|P\([^)]*\)")
 WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
+NAME = re.compile(r" (\w[\w.]*)=")
 NUMBER = re.compile(r"\d+")
 
 
@@ -82,9 +89,12 @@ class Tried:
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
         values = [PLACEMENT.findall(value) for value in PLACED.findall(self.text)]
-        dims = list(enumerate(zip_longest(*values))) or [()]
+        mesh = MESH.search(self.text)
+        alone = [extent == "1" for extent in mesh[1].split("x")] if mesh is not None else []  # along such a dim nothing moves
+        dims = list(enumerate(zip_longest(alone, *values))) or [()]
         fields, _, steps = self.text.partition("steps=")
-        words = WORD.findall(fields)
+        words, given = WORD.findall(fields), tuple(NAME.findall(fields))
+        yield from ((self.law, word, given) for word in words)  # beside which other fields it stands
         for dim in dims:  # where it stands, and what it does to each value
             yield NUMBER.sub("#", steps) or self.law, dim
             for word in words:
@@ -160,6 +170,7 @@ def tried_whole(cases: Iterable[Tried]) -> set[str]:
         name
         for name, its in by_name.items()
         if name.partition(".")[0] in TRIED_WHOLE
+        or any(find(case.law).checks for case in its)  # each of which asks much of the same lines
         or sum(case.cost for case in its) < CHEAP
         or all(REFUSED in features_of(Case.parse(case.text), find(case.law)) for case in its)
     }
@@ -176,6 +187,29 @@ def at_corners(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
             yield case
 
 
+def tables(cases: Iterable[Tried], limits: Limits) -> Iterator[Tried]:
+    """The cases of tables of laws that draw: what programs begin with, and all that enumerators of few cases have. Those that cost a
+    world stay away."""
+    by_hand = {"op.program": len(corner_samples()), "op.program-backward": len(corner_gradients())}
+    written_down: set[str] = set()
+    for law_id, law in catalogue().items():
+        if law.draws and law.sweep is not None and (law.sweeps <= TABLE or law_id in by_hand):
+            swept = [case.text for case in islice(law.sweep(limits), law.sweeps + 1)]
+            written_down.update(swept[: by_hand.get(law_id, law.sweeps if len(swept) <= law.sweeps else 0)])
+    yield from (case for case in cases if case.text in written_down and case.word not in LOST)
+
+
+def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
+    """The cheapest cases in which operands of laws of gradients are sharded that no case which is taken shards."""
+    cheap = sorted((case for case in cases if case.name == "op.backward"), key=lambda case: (case.text not in taken, case.cost))
+    seen: set[tuple[str, str]] = set()
+    for case in cheap:
+        new = {(case.law, operand) for operand in SHARDED.findall(case.text)} - seen
+        seen |= new
+        if new and case.text not in taken:
+            yield case
+
+
 def choose(folders: Iterable[Path]) -> None:
     """Print the shares of all laws."""
     cases = tried(folders)
@@ -185,9 +219,11 @@ def choose(folders: Iterable[Path]) -> None:
         if case.name not in whole:
             chapters[case.chapter].append(case)
     taken = {case.text: case for its in chapters.values() for case in cover(its)}
+    limits, listed = _limits(), [case for its in chapters.values() for case in its]
+    taken |= {case.text: case for case in tables(listed, limits)}
+    taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
     reached = {*taken, *(case.text for case in cases if case.name in whole)}
     taken |= {case.text: case for case in at_corners(cases, reached)}
-    limits = _limits()
     print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):

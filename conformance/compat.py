@@ -68,6 +68,14 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "put buffers together within a context",
         ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),
     ),
+    "context_parallel_shard": (
+        "cut buffers up for a context",
+        ("torch.distributed.tensor.experimental._attention:_context_parallel_shard",),
+    ),
+    "DocumentBalancer": (
+        "deal documents from both ends",
+        ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",),
+    ),
     "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
     "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
     "OffsetBasedRNGTracker": (

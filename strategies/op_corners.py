@@ -82,6 +82,11 @@ SHAPED = """
 2 | a=2x4x4x4:S(1) | nn.functional.avg_pool3d(a,2) nn.functional.max_pool3d(a,2) nn.functional.interpolate(a,scale_factor=2.0)
 """
 
+# on a mesh of some ranks, what is said to the others too
+OUTSIDE = """
+2@1,2 | a=4x3:S(0) b=4x3:R | equal(a,a) equal(a,b) equal(b,b)
+"""
+
 # ops with rules of their own, each operand pending in turn
 OWN_RULES = """
 2 | a=2x3x2x3:P(sum) b=2x2x2x2:R:float32:unit | grid_sampler_2d(a,b,0,0,False)
@@ -167,7 +172,7 @@ RARE = f"""
 2x2 | a=4x6:S(1),S(0):float32:small | x=to(a,{E5});y=transpose(x,0,1);to(y,torch.float32) x=to(a,{E4});y=clone(x);to(y,torch.float32)
 """
 
-FORWARD = RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OWN_RULES + KEPT + NAMED + SLICED + SOLID
+FORWARD = RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """

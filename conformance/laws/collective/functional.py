@@ -97,12 +97,13 @@ def _all_to_all(case: Case, ask: Ask) -> Pieces:
 
 
 def _twice(make: Callable[[Case, Ask], Pieces]) -> Callable[[Case, Ask], Pieces]:
-    """Two of them in one call, on tensors of different values."""
+    """Two of them in one call, on tensors of different values, the second along the dim that ``then`` says."""
 
     def both(case: Case, ask: Ask) -> Pieces:
-        one, other = make(case, ask), make(case, Ask.of(case, ask.name, ask.size, 1))
-        (*first, last), *_ = one.arguments
-        known: dict[Any, Any] = {_all_gather: [], _reduce_scatter: [*first, [last] * 2]}
+        other_case = case.with_fields(dim=case.get("then")) if "then" in case else case
+        one, other = make(case, ask), make(other_case, Ask.of(case, ask.name, ask.size, 1))
+        (*first, last), (*_, then) = one.arguments[0], other.arguments[0]
+        known: dict[Any, Any] = {_all_gather: [], _reduce_scatter: [*first, [last, then]]}
         arguments = known.get(make, [*first, last])
         given, wanted = zip(one.given, other.given, strict=True), zip(one.wanted, other.wanted, strict=True)
         return Pieces([a + b for a, b in given], [a + b for a, b in wanted], [arguments] * ask.size)
@@ -122,7 +123,7 @@ class Variant:
     ways: dict[str, Any]
     coalesced: bool = False
     backward: bool = False
-    corner: str = ""
+    corners: tuple[str, ...] = ()
 
 
 def made(case: Case) -> tuple[dict[int, Any], Any]:
@@ -137,7 +138,7 @@ def made(case: Case) -> tuple[dict[int, Any], Any]:
     return by_rank, dict(zip(ranks, zip(pieces.given, wanted, gradients, strict=True), strict=True))
 
 
-Given = Annotated[Any, ByRank(made, "dim", "to-position")]
+Given = Annotated[Any, ByRank(made, "dim", "then", "to-position")]
 
 
 def law_of(name: str, variant: Variant) -> Law:
@@ -170,8 +171,8 @@ def law_of(name: str, variant: Variant) -> Law:
         source=SOURCE + names[-1],
         control=variant.control,
         features=features,
-        sweep=act.texts(variant.corner or variant.control),
-        sweeps=1,
+        sweep=act.texts(*(variant.corners or (variant.control,))),
+        sweeps=max(len(variant.corners), 1),
         draw=draw,
         draws=30,
         members=True,
@@ -239,7 +240,8 @@ VARIANTS = {
     "reduce_scatter_coalesced": Variant(
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _twice(_reduce_scatter),
         "reduce_scatter", "reduces and scatters several tensors, each as if alone", ONE,
-        {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True, corner=DIM,
+        {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True,
+        corners=(DIM, f"{ONE} then=1"),
     ),
     "all_gather_autograd": Variant(
         ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",

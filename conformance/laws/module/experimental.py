@@ -4,7 +4,8 @@ for a while."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near, Of, Refused, caught
-from shardlaw.conformance.law.fields import Placements, Seed, Shape, WordField
+from shardlaw.conformance.law.fields import Placements, Rank, Seed, Shape, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.locally import DOC, NEEDS
 from shardlaw.conformance.laws.module.styles import lines
@@ -216,31 +217,62 @@ def draw_context(draw: st.DrawFn, limits: Limits) -> Case:
     return fields(mesh=mesh, shape=format_shape(tuple(shape)), dim=dim, kept=kept, seed=draw(draws.seeds()))
 
 
+def dealt(lengths: Sequence[int], ranks: int) -> torch.Tensor:
+    """The positions of documents one after another, in the order in which they are dealt to the ranks: of each
+    document to each rank a part from its head, and one as far from its tail."""
+    found: list[int] = []
+    for start, length in zip(itertools.accumulate((0, *lengths)), lengths, strict=False):
+        part = length // (2 * ranks)
+        for at in (at for rank in range(ranks) for at in (rank, 2 * ranks - 1 - rank)):
+            found += range(start + at * part, start + (at + 1) * part)
+    return torch.tensor(found)
+
+
 @law(
     "module.context-parallel",
-    source="torch.distributed.tensor.experimental docs, context_parallel",
+    source="torch.distributed.tensor.experimental docs, context_parallel; docstrings of _HeadTailLoadBalancer and "
+    "_PerDocumentHeadTailLoadBalancer: slice_indices, per-document head-and-tail",
     control="mesh=2 shape=2x8x3 dim=1",
     draw=draw_context,
     draws=6,
-    # a sequence along the first dim, as of a table of positions; shares that cannot be dealt from both ends
+    # documents of each of two sequences; a sequence along the first dim, as of a table of positions; shares that
+    # cannot be dealt from both ends
     sweep=texts(
-        *(f"mesh=2 shape={shape} dim={dim}" for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1)))
+        "mesh=2 shape=2x8x3 dim=1 documents=8x4 others=4x8",
+        *(f"mesh=2 shape={shape} dim={dim}" for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1))),
     ),
-    sweeps=1,
+    sweeps=2,
     features=lambda case: {"context-parallel"},
     needs=("all_gather",),
     weight=0.1,
 )
-def context(mesh: DeviceMesh, shape: Shape, dim: int, seed: Seed, kept: bool = False):
-    """Within context_parallel buffers are cut at the same positions, each on one rank, can be put together, and are
-    restored."""
+def context(
+    mesh: DeviceMesh,
+    shape: Shape,
+    dim: int,
+    seed: Seed,
+    kept: bool = False,
+    documents: Shape | None = None,
+    others: Shape | None = None,
+):
+    """Within context_parallel buffers are cut at the same positions, dealt from both ends of the sequence or of each
+    document, each on one rank, can be put together, and are restored."""
     whole = eighths(shape, seed).to(mesh.device_type)
     buffer, positions = whole.clone(), torch.arange(shape[dim], device=mesh.device_type).reshape(1, -1)
     unrestored = {buffer} if kept else set()
     with context_parallel(mesh, buffers=[buffer, positions], buffer_seq_dims=[dim, 1], no_restore_buffers=unrestored):
+        taken = positions.flatten().clone()
         share, alike = positions.numel(), torch.equal(buffer, whole.index_select(dim, positions.flatten()))
         order, full = compat.context_parallel_unshard(mesh, [positions.clone(), buffer.clone()], [1, dim])
+    pair = []
+    if documents is not None and others is not None:  # two sequences, cut up otherwise each
+        balancer = compat.DocumentBalancer([[*documents], [*others]], mesh.size(), mesh.device_type)
+        rows = torch.arange(2 * sum(documents), device=mesh.device_type).reshape(2, -1)
+        shards = compat.context_parallel_shard(mesh, [rows], [1], balancer)
+        pair = [shards[0].clone(), *compat.context_parallel_unshard(mesh, shards, [1], balancer)]
     return {
+        "taken": taken,
+        "pair": pair,
         "share": share,
         "alike": alike,
         "once": order.flatten(),
@@ -252,9 +284,16 @@ def context(mesh: DeviceMesh, shape: Shape, dim: int, seed: Seed, kept: bool = F
 
 
 @context.due
-def _(mesh: Mesh, shape, dim: int, seed: int, kept: bool):
+def _(mesh: Mesh, shape, dim: int, seed: int, kept: bool, documents, others, rank: Rank):
     whole, order, share = eighths(shape, seed), torch.arange(shape[dim]), shape[dim] // mesh.size
+    at, pair = mesh.ranks.index(rank), []
+    if documents is not None and others is not None:
+        rows = torch.arange(2 * sum(documents)).reshape(2, -1)
+        places = [dealt(lengths, mesh.size).chunk(mesh.size)[at] for lengths in (documents, others)]
+        pair = [torch.stack([row[place] for row, place in zip(rows, places, strict=True)]), rows]
     return {
+        "taken": dealt((shape[dim],), mesh.size).chunk(mesh.size)[at] if share % 2 == 0 else ...,
+        "pair": pair,
         "share": Of(share, "wrong-layout"),
         "alike": True,
         "once": order,
@@ -296,14 +335,15 @@ def tanh_layer(dims: Any, seed: int) -> nn.Sequential:
     control="mesh=2 dims=4x2 rows=4 dim=0",
     draw=draw_resharded,
     draws=6,
-    # DTensors, and activations that do not split evenly
+    # DTensors, another dim, and activations that do not split evenly
     sweep=texts(
+        "mesh=2 dims=4x2 rows=4 dim=1",
         "mesh=2 dims=4x2 rows=4 dim=0 held=R",
         "mesh=2 dims=4x2 rows=4 dim=1 held=R",
         "mesh=2 dims=4x2 rows=3 dim=0",
         "mesh=2 dims=3x2 rows=4 dim=1",
     ),
-    sweeps=3,
+    sweeps=4,
     features=features_resharded,
     needs=("all_gather",),
     weight=0.1,

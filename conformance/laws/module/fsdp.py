@@ -190,7 +190,10 @@ def features_fsdp(case: Case) -> set[str]:
 
 
 # cases that few draws would meet
-ALWAYS = {"accumulated": "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held"}
+ALWAYS = {
+    "hybrid": "mesh=2x2 model=norm dims=5x7 reshard=yes",
+    "accumulated": "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=3 synced=held",
+}
 LAWS = family(
     fsdp,
     fsdp_due,

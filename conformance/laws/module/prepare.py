@@ -54,7 +54,7 @@ class Probe(nn.Module):
 @dataclass(frozen=True)
 class Prepared:
     """Which tensors a style prepares: those by position as ``beside`` and ``extra`` say, from a placement to
-    another."""
+    another; ``local``: they leave as local tensors, ``inside``: and the module meets such."""
 
     side: str
     first: Placement
@@ -62,6 +62,7 @@ class Prepared:
     beside: str
     extra: str
     local: bool
+    inside: bool
 
     @property
     def after(self) -> Placement:
@@ -87,7 +88,7 @@ class Prepared:
             options |= {
                 "output_layouts": both(self.last),
                 "desired_output_layouts": both(self.after),
-                "use_local_input": False,
+                "use_local_input": self.inside,
             }
         return style(CLASSES[self.side], **options, use_local_output=self.local)
 
@@ -98,7 +99,8 @@ def prepared_of(case: Case) -> Prepared:
         WordField(("none", "plain", "alike")).parse(case.get("beside", "none")),
     )
     (first,), (last,) = case.placements("from"), case.placements("to")
-    return Prepared(side, first, last, beside, case.get("extra", ""), case.get("local") == "yes")
+    inside = WordField(("sharded", "local")).parse(case.get("inside", "sharded")) == "local"
+    return Prepared(side, first, last, beside, case.get("extra", ""), case.get("local") == "yes", inside)
 
 
 def inputs_of(case: Case) -> list[Any]:
@@ -113,7 +115,7 @@ def inputs_of(case: Case) -> list[Any]:
     return [tensor(0), second, tensor(2) if asked.extra else None]
 
 
-PreparedStyle = Annotated[Any, FromCase(prepared_of, "style", "from", "to", "beside", "extra", "local")]
+PreparedStyle = Annotated[Any, FromCase(prepared_of, "style", "from", "to", "beside", "extra", "local", "inside")]
 Inputs = Annotated[list[Any], FromCase(inputs_of, "shape", "wrapped")]
 
 
@@ -138,7 +140,8 @@ def prepared_due(style: Prepared, mesh: Mesh, inputs: list[Any], rank: Rank):
     tensors = [one if isinstance(one, OnMesh) else None for one in inputs]
     met: list[Any] = [...] * 3
     if side != "output":
-        met = [lies(one, style.last, style.local and side == "input") if one else ... for one in tensors]
+        local = style.inside if side == "both" else style.local
+        met = [lies(one, style.last, local) if one else ... for one in tensors]
         met = [..., ..., met[2]] if alone else met
     outs = [lies(one, style.after, style.local) if one and side != "input" else ... for one in tensors[:2]]
     return {
@@ -164,10 +167,13 @@ def draw_prepare(draw: st.DrawFn, limits: Limits, side: str) -> Case:
     shape = [draw(st.sampled_from([3, 5, 4, 6, 2])) for _ in range(2)]
     if not wrapped and isinstance(first, S):
         shape[first.dim] = mesh.size * draw(st.sampled_from([1, 2]))
+    inside = draw(st.sampled_from([None, "local"])) if side == "both" else None
+    if inside and isinstance(last, S):  # local tensors come out of the module, whose whole is found from even shards
+        shape[last.dim] = mesh.size * draw(st.sampled_from([1, 2]))
     extra = draw(st.sampled_from([None, 1, "alone"] if side == "input" else [None, 1])) if side != "output" else None
     said: dict[str, Any] = {"shape": format_shape(tuple(shape)), "from_": first, "to": last, "wrapped": wrapped}
     said |= {"local": draw(st.sampled_from(["no", "yes"])), "beside": draw(st.sampled_from([None, "plain", "alike"]))}
-    return fields(mesh=mesh, style=side, **said, extra=extra, seed=draw(draws.seeds()))
+    return fields(mesh=mesh, style=side, **said, inside=inside, extra=extra, seed=draw(draws.seeds()))
 
 
 CONTROLS = {
