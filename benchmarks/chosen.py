@@ -8,7 +8,8 @@
 together show what all show: each block of torch's source, and each block under each feature of a case; each call or law, whatever its
 numbers, under what a mesh dim does to its operands and its targets; each kind of deviation of each law. Greedily: the case that adds most
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
-must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones.
+must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones;
+and in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.case_notes import NOTES, noted
-from benchmarks.corners import corners, words_of
+from benchmarks.corners import MEMORIES, corners, words_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
@@ -39,6 +40,7 @@ from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
+TOLD_APART = {"mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
 SAID_WORTH = 10.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
 LEAST_WORTH = 800.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
@@ -52,6 +54,8 @@ PLACED = re.compile(r"\w+=(?:[0-9x()]+:)?((?:R|_?S\(|P\()\S*)")
 PLACEMENT = re.compile(r"R|_?S\([^)]*\)|P\([^)]*\)")
 WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
 NUMBER = re.compile(r"\d+")
+AMOUNTS = ("dtype:", "world:", "size-")
+MEMORY = re.compile(rf":({'|'.join(MEMORIES)})\b")
 
 
 @dataclass
@@ -176,6 +180,28 @@ def at_corners(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
             yield case
 
 
+def words_asked(case: Tried) -> set[object]:
+    """The words of a case's fields, the memory of its tensors, how many dims its meshes have that are longer than 1, and its features
+    but those that say how large it is."""
+    parsed = Case.parse(case.text)
+    found = {one for one in features_of(parsed, find(case.law)) if not one.startswith(AMOUNTS)}
+    longer = {sum(extent > 1 for extent in mesh.shape) for mesh in parsed.meshes}
+    return {*WORD.findall(case.text), *MEMORY.findall(case.text), *longer, *found}
+
+
+def of_words(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
+    """The cheapest of the cases that are not taken which have a word that none of their law's has that is taken."""
+    asked: defaultdict[str, set[object]] = defaultdict(set)
+    for case in cases:
+        if case.text in taken:
+            asked[case.law] |= words_asked(case)
+    for case in sorted(cases, key=lambda case: case.cost):
+        if case.chapter in TOLD_APART and not (words := words_asked(case)) <= asked[case.law]:
+            asked[case.law] |= words
+            taken.add(case.text)
+            yield case
+
+
 def choose(folders: Iterable[Path]) -> None:
     """Print the shares of all laws."""
     cases = tried(folders)
@@ -187,6 +213,7 @@ def choose(folders: Iterable[Path]) -> None:
     taken = {case.text: case for its in chapters.values() for case in cover(its)}
     reached = {*taken, *(case.text for case in cases if case.name in whole)}
     taken |= {case.text: case for case in at_corners(cases, reached)}
+    taken |= {case.text: case for case in of_words(cases, reached)}
     limits = _limits()
     print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")

@@ -172,6 +172,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fsspec_files": ("see what goes through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FileSystem",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
+    "consolidate_on_every_rank": (
+        "put safetensors together",
+        ("torch.distributed.checkpoint._consolidate_hf_safetensors:consolidate_safetensors_files_on_every_rank",),
+    ),
     "load_state_dict_from_keys": (
         "load what some keys name",
         ("torch.distributed.checkpoint.state_dict_loader:_load_state_dict_from_keys",),
