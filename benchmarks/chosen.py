@@ -40,7 +40,7 @@ from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
-TOLD_APART = {"mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
+TOLD_APART = {"layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
 SAID_WORTH = 10.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
 LEAST_WORTH = 800.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run

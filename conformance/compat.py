@@ -170,6 +170,8 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fsspec_writer": ("write checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter",)),
     "fsspec_reader": ("read checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",)),
     "fsspec_files": ("see what goes through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FileSystem",)),
+    "StreamTransformExtension": ("transform streams", ("torch.distributed.checkpoint._extension:StreamTransformExtension",)),
+    "ExtensionRegistry": ("transform streams back", ("torch.distributed.checkpoint._extension:ExtensionRegistry",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
     "consolidate_on_every_rank": (

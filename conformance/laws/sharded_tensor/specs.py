@@ -8,6 +8,7 @@ itself, whichever way it was made. Values are judged by their places.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise, permutations
 from typing import Annotated, Any, Literal
 
 import torch
@@ -249,10 +250,21 @@ def reshard_features(case: Case) -> set[str]:
     return found
 
 
+ORDERS = [",".join(map(str, order)) for order in permutations(range(3))]
+# even chunks, of one dim and then of the other, on the ranks in all orders
+TURNED = (
+    *(f"world=3 x=3x6 spec=chunk(0)@0,1,2 respec=chunk(1)@{order}" for order in ORDERS),
+    *(f"world=3 x=6x3x2 spec=chunk(1)@{order} respec=chunk(0)@0,1,2" for order in ORDERS[1:]),
+    *(f"world=3 x=3x3 spec=chunk(0)@{one} respec=chunk(1)@{other}" for one, other in pairwise(ORDERS)),
+)
+
+
 @sharded_law(
     "sharded_tensor.reshard",
     source=f"{SOURCE}, ShardedTensor.reshard",
     control="world=2 x=4x4 spec=chunk(0)@0,1 respec=chunk(1)@0,1",
+    sweep=texts(*TURNED),
+    sweeps=len(TURNED),
     draw=lambda limits: placed(limits, chunks=True, again=True),
     draws=60,
     features=reshard_features,
