@@ -316,6 +316,20 @@ def __getattr__(key: str) -> Any:
     return name(key)
 
 
+def writer_through(folder: str, transforms: list[Any], **options: Any) -> Any:
+    """A writer of files whose bytes go through these transforms."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    return FileSystemWriter(folder, _extensions=transforms, **options)
+
+
+def reader_through(folder: str, registry: Any = None) -> Any:
+    """A reader of files that knows the transforms of a registry, or those of torch alone."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    return FileSystemReader(folder, _extension_registry=registry)
+
+
 def forget_redistributions() -> None:
     """Empty what torch keeps of the redistributions that it has planned."""
     from torch.distributed.tensor import _redistribute

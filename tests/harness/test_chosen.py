@@ -96,6 +96,6 @@ def test_each_word_of_a_law_that_is_told_apart_by_words_keeps_its_cheapest_case(
     sliced = case(again, "mesh=2 x=6:S(0):float32:distinct:sliced order=aa", 0.3)
     longer = case(again, "mesh=2x2 x=6:S(0),R order=aa", 0.4)
     larger = case(again, "mesh=3 x=7:S(0):int64 order=aa", 0.1)
-    elsewhere = case(LAW, "mesh=2 x=4:R how=data", 0.1)
+    elsewhere = case("redistribute.after", "mesh=2 x=4:R to=R b=4:R to.b=R", 0.1)
     found = list(of_words([taken, dear, cheap, sliced, longer, larger, elsewhere], {taken.text}))
     assert [one.text for one in found if one is not larger] == [cheap.text, sliced.text, longer.text]

@@ -6,8 +6,6 @@ import io
 from functools import cache
 from typing import Any
 
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
@@ -40,7 +38,8 @@ class Translating(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        return self.output.write(bytes(data).translate(self.table))
+        self.output.write(bytes(data).translate(self.table))
+        return len(data)
 
     def close(self) -> None:
         if not self.closed:
@@ -52,7 +51,7 @@ class Translating(io.RawIOBase):
 def transform(name: str) -> Any:
     """The class of the transform of that name."""
 
-    class Transform(compat.StreamTransformExtension):  # type: ignore[misc,name-defined]
+    class Transform(compat.StreamTransformExtension):  # type: ignore[misc]
         @staticmethod
         def registry_name() -> str:
             return f"stream.{name}"
@@ -94,7 +93,7 @@ def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word)
     """What was saved through transforms of its bytes comes back through them the other way round; a reader that does
     not know one of them refuses."""
     transforms = [transform(name)() for name in through.split("+")]
-    save(state, FileSystemWriter(folder, **{"sync_files": False, **options}, _extensions=transforms))
+    save(state, compat.writer_through(folder, transforms, **{"sync_files": False, **options}))
     return {}
 
 
@@ -103,10 +102,10 @@ streams.due(lambda: {})
 
 @streams.then
 def _(state: Blank, other: Blank, folder: Folder, through: Word):
-    unknown = caught(lambda: load(other, FileSystemReader(folder)))
+    unknown = caught(lambda: load(other, compat.reader_through(folder)))
     return {
         "unknown": unknown,
-        "loaded": load(state, FileSystemReader(folder, _extension_registry=knowing(through))),
+        "loaded": load(state, compat.reader_through(folder, knowing(through))),
     }
 
 
