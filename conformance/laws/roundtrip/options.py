@@ -211,23 +211,32 @@ def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: in
         compat.consolidate_on_every_rank(made, folder, numbers, threads or 1)
     path = f"{folder}/model.safetensors.index.json"
     if hf == "shards" or rank > 0:
-        return {"in the index": [], "bytes in the index": 0, "files that are not there": []}
+        return {"in the index": [], "files": [], "bytes in the index": 0, "files that are not there": []}
     if not os.path.exists(path):
         return {"in the index": "no model.safetensors.index.json"}
     with open(path) as file:
         listed = json.load(file)
     places = listed["weight_map"]
     lost = [name for name in places.values() if not os.path.exists(f"{folder}/{name}")]
-    size = listed["metadata"]["total_size"]
-    return {"in the index": sorted(places), "bytes in the index": size, "files that are not there": lost}
+    return {
+        "in the index": sorted(places),
+        "files": sorted({*places.values()}),
+        "bytes in the index": listed["metadata"]["total_size"],
+        "files that are not there": lost,
+    }
 
 
 @hugging_face.due
-def _(state: Contents, rank: Rank, hf):
+def _(state: Contents, rank: Rank, hf, index):
     need("safetensors")
     names = sorted(state.trip.values) if hf != "shards" and rank == 0 else []
-    size = sum(state.full(name).nbytes for name in names)
-    return {"in the index": Of(names), "bytes in the index": Of(size), "files that are not there": Of([])}
+    count = min(len(names), 2 if index else 1)
+    return {
+        "in the index": Of(names),
+        "files": Of([f"model-{at:05}-of-{count:05}.safetensors" for at in range(1, count + 1)]),
+        "bytes in the index": Of(sum(state.full(name).nbytes for name in names)),
+        "files that are not there": Of([]),
+    }
 
 
 @hugging_face.then
