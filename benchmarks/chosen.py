@@ -190,13 +190,14 @@ def words_asked(case: Tried) -> set[object]:
 
 
 def of_words(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
-    """The cheapest of the cases that are not taken which have a word that none of their law's has that is taken."""
+    """The cheapest of the cases that are not taken, nor lost to a known cause, which have a word that none of their law's has that is
+    taken."""
     asked: defaultdict[str, set[object]] = defaultdict(set)
     for case in cases:
         if case.text in taken:
             asked[case.law] |= words_asked(case)
     for case in sorted(cases, key=lambda case: case.cost):
-        if case.chapter in TOLD_APART and not (words := words_asked(case)) <= asked[case.law]:
+        if case.chapter in TOLD_APART and case.word not in LOST and not (words := words_asked(case)) <= asked[case.law]:
             asked[case.law] |= words
             taken.add(case.text)
             yield case
