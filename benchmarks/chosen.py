@@ -10,7 +10,7 @@ numbers, under what a mesh dim does to its operands and its targets; each kind o
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
-gradients is sharded in one case.
+gradients is sharded in one case; and in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.case_notes import NOTES, noted
-from benchmarks.corners import corners, words_of
+from benchmarks.corners import MEMORIES, corners, words_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
@@ -42,6 +42,7 @@ from shardlaw.strategies.op_corners import corner_gradients, corner_samples
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
+TOLD_APART = {"layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
 SAID_WORTH = 10.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
 LEAST_WORTH = 800.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
@@ -59,6 +60,8 @@ PLACEMENT = re.compile(r"R|_?S\([^)]*\)|P\([^)]*\)")
 WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
 NAME = re.compile(r" (\w[\w.]*)=")
 NUMBER = re.compile(r"\d+")
+AMOUNTS = ("dtype:", "world:", "size-")
+MEMORY = re.compile(rf":({'|'.join(MEMORIES)})\b")
 
 
 @dataclass
@@ -210,6 +213,29 @@ def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
             yield case
 
 
+def words_asked(case: Tried) -> set[object]:
+    """The words of a case's fields, the memory of its tensors, how many dims its meshes have that are longer than 1, and its features
+    but those that say how large it is."""
+    parsed = Case.parse(case.text)
+    found = {one for one in features_of(parsed, find(case.law)) if not one.startswith(AMOUNTS)}
+    longer = {sum(extent > 1 for extent in mesh.shape) for mesh in parsed.meshes}
+    return {*WORD.findall(case.text), *MEMORY.findall(case.text), *longer, *found}
+
+
+def of_words(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
+    """The cheapest of the cases that are not taken, nor lost to a known cause, which have a word that none of their law's has that is
+    taken."""
+    asked: defaultdict[str, set[object]] = defaultdict(set)
+    for case in cases:
+        if case.text in taken:
+            asked[case.law] |= words_asked(case)
+    for case in sorted(cases, key=lambda case: case.cost):
+        if case.chapter in TOLD_APART and case.word not in LOST and not (words := words_asked(case)) <= asked[case.law]:
+            asked[case.law] |= words
+            taken.add(case.text)
+            yield case
+
+
 def choose(folders: Iterable[Path]) -> None:
     """Print the shares of all laws."""
     cases = tried(folders)
@@ -224,6 +250,7 @@ def choose(folders: Iterable[Path]) -> None:
     taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
     reached = {*taken, *(case.text for case in cases if case.name in whole)}
     taken |= {case.text: case for case in at_corners(cases, reached)}
+    taken |= {case.text: case for case in of_words(cases, reached | set(taken))}
     print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):

@@ -178,8 +178,14 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fsspec_writer": ("write checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter",)),
     "fsspec_reader": ("read checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",)),
     "fsspec_files": ("see what goes through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FileSystem",)),
+    "StreamTransformExtension": ("transform streams", ("torch.distributed.checkpoint._extension:StreamTransformExtension",)),
+    "ExtensionRegistry": ("transform streams back", ("torch.distributed.checkpoint._extension:ExtensionRegistry",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
+    "consolidate_on_every_rank": (
+        "put safetensors together",
+        ("torch.distributed.checkpoint._consolidate_hf_safetensors:consolidate_safetensors_files_on_every_rank",),
+    ),
     "load_state_dict_from_keys": (
         "load what some keys name",
         ("torch.distributed.checkpoint.state_dict_loader:_load_state_dict_from_keys",),
@@ -316,6 +322,20 @@ def __getattr__(key: str) -> Any:
     if key not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {key!r}")
     return name(key)
+
+
+def writer_through(folder: str, transforms: list[Any], **options: Any) -> Any:
+    """A writer of files whose bytes go through these transforms."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    return FileSystemWriter(folder, _extensions=transforms, **options)
+
+
+def reader_through(folder: str, registry: Any = None) -> Any:
+    """A reader of files that knows the transforms of a registry, or those of torch alone."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    return FileSystemReader(folder, _extension_registry=registry)
 
 
 def forget_redistributions() -> None:

@@ -85,6 +85,7 @@ MODULES = (
     "roundtrip.damage",
     "roundtrip.options",
     "roundtrip.staged",
+    "roundtrip.streams",
     "roundtrip.single",
     "roundtrip.release",
     "gradient.values",

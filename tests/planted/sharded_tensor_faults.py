@@ -131,3 +131,13 @@ def custom_ops_turned_round() -> None:
             return own(types, args[::-1], kwargs, process_group)
 
         return true(turned, op=op, op_table=op_table)
+
+
+@breaks("sharded_tensor.trained")
+def shards_cut_off_from_gradients() -> None:
+    """A sharded tensor is made of shards that require no gradient."""
+
+    @instead(api.ShardedTensor, "_post_init")
+    def fault(true: Any, self: Any) -> None:
+        true(self)
+        self._local_shards = [api.Shard(shard.tensor.detach(), shard.metadata) for shard in self._local_shards]

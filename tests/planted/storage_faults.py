@@ -11,7 +11,15 @@ import time
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import _consolidate_hf_safetensors, _fsspec_filesystem, default_planner, filesystem, format_utils, utils
+from torch.distributed.checkpoint import (
+    _consolidate_hf_safetensors,
+    _fsspec_filesystem,
+    default_planner,
+    filesystem,
+    format_utils,
+    staging,
+    utils,
+)
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from tests.planted.hook import breaks, instead
@@ -173,3 +181,23 @@ def keys_of_the_top_alone() -> None:
     @instead(default_planner._EmptyStateDictLoadPlanner, "_should_include_key")
     def fault(true: Any, self: Any, key: str, metadata: Any) -> bool:
         return self.keys is None or key in self.keys
+
+
+@breaks("roundtrip.staged-again")
+def staged_once_for_all() -> None:
+    """A stager gives each save what it staged for the first."""
+
+    @instead(staging.DefaultStager, "stage")
+    def fault(true: Any, self: Any, state: Any, **options: Any) -> Any:
+        if not hasattr(self, "first"):
+            self.first = true(self, state, **options)
+        return self.first
+
+
+@breaks("roundtrip.streams")
+def transforms_left_out_of_loads() -> None:
+    """What is read is not transformed back."""
+
+    @instead(filesystem._StorageReaderTransforms, "transform_load_stream")
+    def fault(true: Any, self: Any, item: Any, descriptors: Any, stream: Any) -> Any:
+        return stream

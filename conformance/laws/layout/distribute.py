@@ -277,10 +277,22 @@ def draw_together(limits: Limits) -> SearchStrategy[Case]:
     return draws.placed(limits, on=[*lines * 2, *planes], kinds=("R", "S"), memories=("plain", "transposed"))
 
 
+EVENLY_TOGETHER = (
+    "mesh=2x2 x=8x3:S(0),S(0)",
+    "mesh=2x2 x=3x4x2:S(1),S(1):float32:distinct:transposed",
+    "mesh=2x2 x=4x6:S(1),S(0)",
+    "mesh=2x2 x=4x6x4:S(2),R:float32:distinct:transposed",
+    "mesh=1x4 x=5x8:S(0),S(1)",
+    "mesh=2x2x2 x=8x4:S(0),S(1),S(0)",
+)
+
+
 @law(
     "layout.together",
     source="torch.distributed.tensor, docstrings of compute_global_tensor_shape and compute_local_tensor_info",
     control="mesh=2 x=5x6:S(0)",
+    sweep=texts(*EVENLY_TOGETHER),
+    sweeps=len(EVENLY_TOGETHER),
     draw=draw_together,
     draws=16,
     members=True,

@@ -213,7 +213,7 @@ def save_optimizer(
     kept = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
     groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
     optimizer = {"state": {name: kept, other: {"step": torch.full((1, 1), 3)}}, "param_groups": groups}
-    saved = {"model": {"layer.w": torch.zeros(2)}, "opt": optimizer, "schedule": {"rate": 0.5}}
+    saved = {"model": {"layer.w": torch.zeros(2)}, "opt": optimizer, "opt_schedule": {"rate": 0.5}}
     with told_plainly():
         dcp.save(saved, storage_writer=writer(folder))
     return {}

@@ -76,6 +76,9 @@ SAFETENSORS = (
     "mesh=2 x=5x6:S(0):float32:distinct:sliced hf=shards",
     "mesh=2 x=6x4:S(0):float32:distinct:transposed hf=shards",
     "mesh=2 x=5:S(0) hf=consolidated id=given",
+    "mesh=1 world.save=2 mesh.load=2 x=5x6:R a=7:R:int64 to.x=S(0) to.a=- hf=whole",
+    "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):bfloat16 b=4x3:S(1) to.x=S(1) to.b=R hf=together index=two",
+    "mesh=3 mesh.load=2 x=5x7:S(1):float64 a=8:S(0) to.x=S(0) hf=together threads=2",
 )
 
 
@@ -177,13 +180,14 @@ def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
 
 
 def of_hugging_face(case: Case) -> set[str]:
-    return {f"storage:safetensors-{case.get('hf')}"} | ({"checkpoint-id"} if "id" in case else set())
+    kept = "consolidated" if case.get("hf") == "together" else case.get("hf")
+    return {f"storage:safetensors-{kept}"} | ({"checkpoint-id"} if "id" in case else set())
 
 
 @trip_law(
     "hugging-face",
-    source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; StorageWriter.write_data: "
-    "views and strides",
+    source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; "
+    "consolidate_safetensors_files_on_every_rank; StorageWriter.write_data: views and strides",
     holds="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
     texts=SAFETENSORS,
     draw=draw_safetensors,
@@ -193,43 +197,60 @@ def of_hugging_face(case: Case) -> set[str]:
     features=of_hugging_face,
 )
 def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: int = 0, index: Word = "", id: Word = ""):
-    """Tensors saved as safetensors, as shards or consolidated, load under any layout as they were saved."""
+    """Tensors saved as safetensors, as shards or consolidated by one rank or by all, load under any layout as they
+    were saved."""
     options = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
+    numbers = {name: at % 2 + 1 if index else 1 for at, name in enumerate(state)}
     if index:
-        options["fqn_to_index_mapping"] = {name: at % 2 + 1 for at, name in enumerate(state)}  # type: ignore[assignment]
+        options["fqn_to_index_mapping"] = numbers  # type: ignore[assignment]
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}  # type: ignore[dict-item]
-    made = f"{folder}/made" if id else folder
+    made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
     save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
+    if hf == "together":
+        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1)
     path = f"{folder}/model.safetensors.index.json"
     if hf == "shards" or rank > 0:
-        return {"in the index": [], "files that are not there": []}
+        return {"in the index": [], "files": [], "bytes in the index": 0, "files that are not there": []}
     if not os.path.exists(path):
         return {"in the index": "no model.safetensors.index.json"}
     with open(path) as file:
-        places = json.load(file)["weight_map"]
+        listed = json.load(file)
+    places = listed["weight_map"]
     lost = [name for name in places.values() if not os.path.exists(f"{folder}/{name}")]
-    return {"in the index": sorted(places), "files that are not there": lost}
+    return {
+        "in the index": sorted(places),
+        "files": sorted({*places.values()}),
+        "bytes in the index": listed["metadata"]["total_size"],
+        "files that are not there": lost,
+    }
 
 
 @hugging_face.due
-def _(state: Contents, rank: Rank, hf):
+def _(state: Contents, rank: Rank, hf, index):
     need("safetensors")
     names = sorted(state.trip.values) if hf != "shards" and rank == 0 else []
-    return {"in the index": Of(names), "files that are not there": Of([])}
+    count = min(len(names), 2 if index else 1)
+    return {
+        "in the index": Of(names),
+        "files": Of([f"model-{at:05}-of-{count:05}.safetensors" for at in range(1, count + 1)]),
+        "bytes in the index": Of(sum(state.full(name).nbytes for name in names)),
+        "files that are not there": Of([]),
+    }
 
 
 @hugging_face.then
 def _(state: Blank, again: Blank, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
     loaded = {}
-    if hf == "consolidated" and not id:
+    if hf in ("consolidated", "together") and not id:
         loaded["shards"] = load(again, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
     return {**loaded, hf: load(state, compat.HuggingFaceStorageReader(folder, thread_count=threads))}
 
 
 @hugging_face.due
 def _(state, hf, id):
-    return {"shards": state, hf: state} if hf == "consolidated" and not id else {hf: state}
+    both = hf in ("consolidated", "together") and not id
+    return {"shards": state, hf: state} if both else {hf: state}
 
 
 LAWS = (options,)

@@ -25,7 +25,7 @@ from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.fields import Folder, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import failure, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import after_save, round_trip, trip_law, trips
 
@@ -73,7 +73,9 @@ VIEWS = (
     "mesh=2 x=4x6:S(1):int32:distinct:transposed to.x=S(0) a=7:S(0):bool:distinct:sliced memory=transposed",
     "mesh=3 mesh.load=2 x=5x4:R:float64:distinct:expanded a=3x2x4:S(2):float32:distinct:sliced memory=sliced",
     "mesh=2 x=5x6:-:float32:distinct:sliced to.x=S(0) a=6:S(0):float32:distinct:expanded to.a=- memory=sliced",
+    "mesh=2 x=64x64:S(0):float64:distinct:sliced a=999:-:int64:distinct:sliced to.x=S(1) memory=transposed",
 )
+ENVELOPE = 4096  # bytes that a stored tensor may have beside its elements
 # integers whose bits are those of floats, NaN of any payload and zeros of both signs among them
 BITS = (
     "mesh=2 mesh.load=3 x=9x3:S(0):int32:edges to.x=S(1) a=5:R:int32:wide as=float32",
@@ -162,6 +164,17 @@ def between(tensor: torch.Tensor) -> torch.Tensor:
     return memory[hidden.to(local.device)]
 
 
+def stored_in_more(metadata: Any) -> list[str]:
+    """The tensors of which something takes more room in storage than its elements and an envelope."""
+    found = []
+    for index, info in metadata.storage_data.items():
+        leaf = metadata.state_dict_metadata[index.fqn]
+        sizes = [chunk.sizes.numel() for chunk in leaf.chunks if chunk.offsets == index.offset]
+        if info.length > max(sizes) * leaf.properties.dtype.itemsize + ENVELOPE:
+            found.append(index.fqn)
+    return sorted(found)
+
+
 @after_save(
     "views",
     source=f"{DOCS}, StorageWriter.write_data: of a view only the projection is saved; tensors need not be contiguous",
@@ -170,19 +183,30 @@ def between(tensor: torch.Tensor) -> torch.Tensor:
     draw=draw_views,
     draws=6,
 )
-def views(state: Blank, reader: Reader, folder: Folder):
-    """Tensors that are not contiguous are saved and loaded by their elements, in place; the memory between these stays
-    as it is."""
+def views(state: Blank, reader: Reader, in_files: InFiles, folder: Folder):
+    """Tensors that are not contiguous are saved, without the memory between their elements, and loaded in place; what
+    lies between stays as it is."""
     before = {name: (tensor, between(tensor)) for name, tensor in state.items()}
     load(state, reader(folder))
     others = [name for name, (tensor, _) in before.items() if state[name] is not tensor]
     spoilt = [name for name, (tensor, memory) in before.items() if not torch.equal(between(tensor), memory)]
-    return {"loaded": state, "other tensors": others, "changed between the elements": spoilt}
+    larger = stored_in_more(reader(folder).read_metadata()) if in_files else []
+    return {
+        "loaded": state,
+        "other tensors": others,
+        "changed between the elements": spoilt,
+        "stored with more": larger,
+    }
 
 
 @views.due
 def _(state):
-    return {"loaded": state, "other tensors": Of([]), "changed between the elements": []}
+    return {
+        "loaded": state,
+        "other tensors": Of([]),
+        "changed between the elements": [],
+        "stored with more": Of([]),
+    }
 
 
 @after_save(

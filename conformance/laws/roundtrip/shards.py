@@ -83,6 +83,7 @@ WRAPPERS = (
     "mesh=2 x=6:S(0):float64 held=wrapper cut=1@0,2@0,3@1 held.load=wrapper cut.load=4@1,2@0",
     "mesh=3 mesh.load=2 x=4x7:S(1) held=wrapper to.x=S(1) held.load=wrapper cut.load=2@1,3@0,2@0",
     "mesh=2 x=3x6:S(1) held=wrapper cut=1@0,3@1,2@1",
+    "mesh=2 x=3x7:S(1) held=wrapper cut=1@0,2@1,2@1,2@1 to.x=R",
     "mesh=2 x=2:S(0) held.load=wrapper cut.load=2@1",
 )
 SHARDED = (
@@ -92,6 +93,7 @@ SHARDED = (
     "mesh=2 x=6x3:S(0) to.x=S(0) held.load=sharded cut.load=4@1,2@0",
     "mesh=4 mesh.load=2 x=6x2:S(0):bool held=sharded to.x=R",
     "mesh=2 x=5x3:S(0) held=sharded cut=5@1 to.x=- a=4:-",
+    "mesh=2 x=7x2:S(0) held=sharded cut=1@0,2@1,2@1,2@1 to.x=R",
 )
 HOLES = (
     "mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",

@@ -52,6 +52,8 @@ KEYS = (
     "mesh=2 x=5:S(0) a=4:R state={x:x,l:[a,1],t:(1,2)} keys=all",
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R state={x:x,xa:a,n:1} keys=xa",
     "mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},x:a} keys=m.x",
+    "mesh=2 x=5x2:S(0) a=4:R state={m:{i:{j:{x:x,n:1},k:2},l:[a,3]},j:4} keys=m.i.j",
+    "mesh=2 x=5x2:S(0) a=4:R state={m:{x:{p:x},i:{x:{q:a}}}} keys=m.x",
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -13,10 +13,10 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import finish, load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
-from shardlaw.conformance.laws.roundtrip.saves import stager_of
+from shardlaw.conformance.laws.roundtrip.saves import Newer, stager_of
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -72,6 +72,13 @@ STAGED = tuple(
     for at, name in enumerate(VALUES)
 )
 
+STAGED_AGAIN = (
+    "mesh=2 x=5x2:S(0) a=4:R state={x:x,d:{a:a,n:1}}",
+    "mesh=3 mesh.load=2 x=7:S(0):int64 a=3:-:float64 state={x:x,l:[a,1]} to.x=R",
+    "mesh=2 mesh.load=1 x=6x4:-:float32:distinct:sliced a=4:S(0):bool threads=2",
+    "mesh=1 x=():R a=5x3:-:float32:distinct:transposed",
+)
+
 
 @trip_law(
     "staged",
@@ -116,3 +123,56 @@ def _(state, value):
     if isinstance(want, torch.Tensor):
         return {"loaded": state, "value": want.detach().clone()}
     return {"loaded": state, "type": Of(type(want).__name__), "value": repr(want)}
+
+
+def renew(value: Any, newer: Any) -> None:
+    """Give every tensor of a state the elements of that in another, in its own memory."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            value.copy_(newer)
+    elif isinstance(value, dict):
+        for key in value:
+            renew(value[key], newer[key])
+    elif isinstance(value, list):
+        for entry, other in zip(value, newer, strict=True):
+            renew(entry, other)
+
+
+@trip_law(
+    "staged-again",
+    source=f"{DOCS}, async_save: async_stager, closed after the last checkpoint; AsyncStager.stage",
+    holds="mesh=2 x=5:S(0) a=4:R",
+    texts=STAGED_AGAIN,
+    features=lambda case: {"async-save"},
+    stages=worlds,
+)
+def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
+    """A stager that serves one save after another gives each the values of its moment, in tensors that stay the
+    same."""
+    stager = stager_of("stager")
+    finish(dcp.async_save(state, storage_writer=writer(f"{folder}/first"), async_stager=stager))
+    renew(state, newer)
+    finish(dcp.async_save(state, storage_writer=writer(f"{folder}/second"), async_stager=stager))
+    stager.close()
+    return {}
+
+
+staged_again.due(lambda: {})
+
+
+@staged_again.then
+def _(
+    state: Blank,
+    newer: Annotated[dict[str, Any], StateField("load", blank="poison", newer=1)],
+    reader: Reader,
+    folder: Folder,
+):
+    return {
+        "first": load(state, reader(f"{folder}/first")),
+        "second": load(newer, reader(f"{folder}/second")),
+    }
+
+
+@staged_again.due
+def _(state, newer):
+    return {"first": state, "second": newer}

@@ -91,6 +91,7 @@ SUBSET = (
     "mesh=2 mesh.load=3 x=5x2:S(0) y=7:S(0):int64 state={x:x,y:y,n:1} into={x:x} held=sharded",
     "mesh=2 x=4x3:S(0) y=4x2:S(0) state={x:x,y:y} into={y:y} held=wrapper cut=1@0,3@1 held.load=sharded",
     "mesh=2 x=5:S(0) y=3:R state={app:stateful({w:y,n:1}),x:x,l:[x,1]} into={app:stateful({n:1})}",
+    "mesh=2 x=5:S(0) state={x:x,d:{n:1,o:{m:None}}} into={x:x}",
 )
 REFUSED_LOADS = {
     "missing": (
@@ -185,19 +186,23 @@ def _(state: Contents):
     texts=SUBSET,
 )
 def subset(
-    state: Blank, reader: Reader, planner: Annotated[Any, PlannerField(saves=False, partial=True)], folder: Folder
+    state: Blank,
+    whole: Annotated[dict[str, Any], StateField("load", tree="save", blank="poison")],
+    reader: Reader,
+    planner: Annotated[Any, PlannerField(saves=False, partial=True)],
+    folder: Folder,
 ):
     """A load fills what the destination names, ignores what else was saved, and in a partial load leaves alone what was
-    not."""
-    return {"loaded": load(state, reader(folder), planner)}
+    not; the next load can have all of it."""
+    return {"loaded": load(state, reader(folder), planner), "whole": load(whole, reader(folder))}
 
 
 @subset.due
-def _(state: Contents):
+def _(state: Contents, whole):
     saved, into = flatten(state.trip.save.state), flatten(state.tree)
     unsaved = {path for name, (path, _) in into.items() if name not in saved}
     kept = [leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)]
-    return {"loaded": state.holding(spoiled_at(state.tree, unsaved), kept)}
+    return {"loaded": state.holding(spoiled_at(state.tree, unsaved), kept), "whole": whole}
 
 
 def spoiled_at(state: State, paths: set[Path]) -> State:

@@ -225,6 +225,9 @@ TRIPS = (
     "world=3 x=4x3 save=chunk(0)@0,1,2 load=chunk(0)@2,0,1",
     "world=2 x=1x2x2 save=S(0)@2 load=-",
     "world=2 x=0 save=chunk(0)@0,1 load=R@2",
+    # more shards on a rank than on those before it
+    "world=2 x=7x2 save=0:1,0:2@0;1:3,0:2@1;3:5,0:2@1;5:7,0:2@1 load=-",
+    "world=3 x=6:-:int64 save=0:1@0;1:2@1;2:3@1;3:4@2;4:5@2;5:6@2 load=5:6@0;0:1@1;1:2@1;2:3@2;3:4@2;4:5@2",
 )
 
 

@@ -8,13 +8,16 @@ itself, whichever way it was made. Values are judged by their places.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from itertools import pairwise, permutations
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Rank, Word
 from shardlaw.conformance.law.law import Law
@@ -149,6 +152,61 @@ def _(x, boxes, rank: Rank):
     return {**due_of(x, boxes, rank), "copied": Of(False)}
 
 
+TRAINED: dict[str, Callable[..., Any]] = {
+    "scattered": lambda x, spec, boxes, rank: compat.shard_tensor(x.requires_grad_(), spec),
+    "local": lambda x, spec, boxes, rank: compat.init_from_local_tensor(
+        x[cut(*boxes[0])].contiguous().requires_grad_(), spec, *x.shape
+    ),
+    "shards": lambda x, spec, boxes, rank: compat.init_from_local_shards(
+        [
+            compat.ShardOfTensor.from_tensor_and_offsets(
+                x[cut(offset, size)].contiguous().requires_grad_(), [*offset], rank
+            )
+            for offset, size in boxes
+        ],
+        *x.shape,
+    ),
+    "factory": lambda x, spec, boxes, rank: compat.sharded_tensor.full(
+        spec, x.shape, 3.0, dtype=x.dtype, requires_grad=True
+    ),
+}
+OF_TRAINED = (
+    "world=2 x=4x3 spec=chunk(0)@0,1",
+    "world=3 x=5x3:-:float64 spec=chunk(0)@2,0,1",
+    "world=2 x=2x5:-:bfloat16 spec=chunk(1)@1,0",
+)
+
+
+@sharded_law(
+    "sharded_tensor.trained",
+    source=f"{SOURCE}, _shard_tensor, init_from_local_shards and the factories: requires_grad",
+    control="world=2 x=4x3 spec=chunk(0)@0,1 how=local",
+    sweep=texts(*(f"{line} how={how}" for how in TRAINED for line in OF_TRAINED)),
+    sweeps=len(TRAINED) * len(OF_TRAINED),
+)
+def trained(x: Whole, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, ChoiceField(TRAINED)], rank: Rank):
+    """What is made of elements that require a gradient requires one, as every rank's shards do, which are leaves."""
+    sharded = how(x.clone(), spec, boxes, rank)
+    shards = [shard.tensor for shard in sharded.local_shards()]
+    return {
+        **told(sharded),
+        "asks for a gradient": [sharded.requires_grad, sharded.metadata().tensor_properties.requires_grad],
+        "shards that ask for none": sum(not shard.requires_grad for shard in shards),
+        "shards that are no leaves": sum(not shard.is_leaf for shard in shards),
+    }
+
+
+@trained.due
+def _(x, boxes, rank, how):
+    full = torch.full_like(x, 3.0) if how == "factory" else x
+    return {
+        **due_of(full, boxes, rank),
+        "asks for a gradient": Of([True, True]),
+        "shards that ask for none": Of(0),
+        "shards that are no leaves": Of(0),
+    }
+
+
 # Moved
 
 
@@ -192,10 +250,21 @@ def reshard_features(case: Case) -> set[str]:
     return found
 
 
+ORDERS = [",".join(map(str, order)) for order in permutations(range(3))]
+# even chunks, of one dim and then of the other, on the ranks in all orders
+TURNED = (
+    *(f"world=3 x=3x6 spec=chunk(0)@0,1,2 respec=chunk(1)@{order}" for order in ORDERS),
+    *(f"world=3 x=6x3x2 spec=chunk(1)@{order} respec=chunk(0)@0,1,2" for order in ORDERS[1:]),
+    *(f"world=3 x=3x3 spec=chunk(0)@{one} respec=chunk(1)@{other}" for one, other in pairwise(ORDERS)),
+)
+
+
 @sharded_law(
     "sharded_tensor.reshard",
     source=f"{SOURCE}, ShardedTensor.reshard",
     control="world=2 x=4x4 spec=chunk(0)@0,1 respec=chunk(1)@0,1",
+    sweep=texts(*TURNED),
+    sweeps=len(TURNED),
     draw=lambda limits: placed(limits, chunks=True, again=True),
     draws=60,
     features=reshard_features,

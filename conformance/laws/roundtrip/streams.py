@@ -1,0 +1,114 @@
+"""The law on transforms of the byte streams that a checkpoint goes through, such as compression."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.due import Refused, caught
+from shardlaw.conformance.law.fields import Folder, Word
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, WriterOptions
+from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+
+# what each makes of a byte: no two of them commute
+TABLES = {
+    "flip": bytes(byte ^ 0x55 for byte in range(256)),
+    "step": bytes((byte + 1) % 256 for byte in range(256)),
+    "swap": bytes((byte * 16 + byte // 16) % 256 for byte in range(256)),
+}
+STREAMS = (
+    "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=S(1) through=flip",
+    "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R state={x:x,a:a,n:1,m:None} to.x=R through=flip+step",
+    "mesh=3 mesh.load=2 x=7:S(0):bfloat16 a=3:- state={x:x,l:[a,1]} through=step+flip threads=2",
+    "mesh=1 mesh.load=2 x=():R a=4x3:R:bool to.a=S(1) through=swap+step+flip files=item",
+)
+
+
+class Translating(io.RawIOBase):
+    """A stream that writes every byte as the table has it. Closed, it closes the stream below."""
+
+    def __init__(self, output: Any, table: bytes) -> None:
+        self.output, self.table = output, table
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.output.write(bytes(data).translate(self.table))
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.output.close()
+        super().close()
+
+
+@cache
+def transform(name: str) -> Any:
+    """The class of the transform of that name."""
+
+    class Transform(compat.StreamTransformExtension):  # type: ignore[misc]
+        @staticmethod
+        def registry_name() -> str:
+            return f"stream.{name}"
+
+        @staticmethod
+        def from_descriptor(version: str) -> Any:
+            return Transform()
+
+        def get_descriptor(self) -> str:
+            return f"stream.{name}/1"
+
+        def transform_to(self, output: Any) -> Any:
+            return Translating(output, TABLES[name])
+
+        def transform_from(self, input: Any) -> Any:
+            back = bytes(sorted(range(256), key=lambda byte: TABLES[name][byte]))
+            return io.BytesIO(input.read(-1).translate(back))
+
+    return Transform
+
+
+def knowing(through: str) -> Any:
+    """A registry of the transforms."""
+    registry = compat.ExtensionRegistry()
+    for name in through.split("+"):
+        registry.register(transform(name))
+    return registry
+
+
+@trip_law(
+    "streams",
+    source="torch.distributed.checkpoint._extension, docstrings of StreamTransformExtension and ExtensionRegistry",
+    holds="mesh=2 x=5:S(0) a=4:R through=flip",
+    texts=STREAMS,
+    stages=worlds,
+    needs=IN_FILES,
+)
+def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word):
+    """What was saved through transforms of its bytes comes back through them the other way round; a reader that does
+    not know one of them refuses."""
+    transforms = [transform(name)() for name in through.split("+")]
+    save(state, compat.writer_through(folder, transforms, **{"sync_files": False, **options}))
+    return {}
+
+
+streams.due(lambda: {})
+
+
+@streams.then
+def _(state: Blank, other: Blank, folder: Folder, through: Word):
+    unknown = caught(lambda: load(other, compat.reader_through(folder)))
+    return {
+        "unknown": unknown,
+        "loaded": load(state, compat.reader_through(folder, knowing(through))),
+    }
+
+
+@streams.due
+def _(state):
+    return {"unknown": Refused((CheckpointFailed,)), "loaded": state}
