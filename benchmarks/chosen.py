@@ -10,7 +10,7 @@ numbers, under what a mesh dim does to its operands and its targets; each kind o
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
-gradients is sharded in one case; and in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
+gradients is sharded in one case; in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
