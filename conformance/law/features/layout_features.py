@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
+from math import prod
 
 from shardlaw.reference.checkpoint.state_dict import Slot, Stateful, parse_state
 from shardlaw.reference.layout import Layout, LayoutError
@@ -109,15 +110,15 @@ def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[s
         elif isinstance(placement, Shard) and shape[dim] >= mesh[at] and -(-shape[dim] // mesh[at]) * (mesh[at] - 1) >= shape[dim] > 0:
             yield "late-empty-shard"
         if isinstance(placement, StridedShard):
-            lone = not any(shard_dim(other) == dim for other in placements[at + 1 :])
+            inner = [extent for extent, other in zip(mesh, placements, strict=True) if shard_dim(other) == dim][len(others) + 1 :]
             uneven = bool(shape[dim] % (mesh[at] * placement.split_factor))
-            if lone:
+            if not inner:
                 yield "strided-lone"
             if any(isinstance(other, StridedShard) for other in others):
                 yield "strided-stacked"
             if uneven:
                 yield "strided-uneven"
-            if lone or uneven:
+            if uneven or placement.split_factor != prod(inner):
                 yield "strided-loose"
 
 

@@ -236,7 +236,7 @@ def _(states):
     for rank in range(ranks_of(states.mesh)):
         full, coord = numbered(states.specs["x"].shape), states.mesh.coord(rank)
         if layout is not None:
-            full = simulate.take(full, layout, coord) if coord is not None else full.new_empty((0,) * full.ndim)
+            full = simulate.take(full, layout, coord) if coord is not None else full.new_empty(0)
         want = of_metadata({"elements": full.tolist(), "count": full.numel(), "pointless": []})
         found[f"rank {rank}"] = (
             Either((want, Refused(REFUSALS))) if layout is not None and layout.is_strided() else want
