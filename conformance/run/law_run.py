@@ -194,7 +194,7 @@ class LawRun:
                 self._stop = self._stop or run.request.exitfirst
 
     def _is_listed(self, seen: _Seen) -> bool:
-        """Whether lists of supported laws, which smoke runs make, can tell of a case: longer profiles refuse corners that no smoke run has."""
+        """Whether lists of supported laws, which smoke runs make, can tell of a case: longer profiles come to corners beyond."""
         return self._run.request.profile == "smoke" or (not seen.drawn and seen.number <= self.law.sweeps)
 
     def _expects(self, seen: _Seen, reached: AbstractSet[str]) -> bool:
