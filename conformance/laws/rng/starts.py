@@ -106,7 +106,9 @@ def draw_init(limits: Limits) -> SearchStrategy[Case]:
         least, most = (1, 3) if call in any_dims else (3, 3) if call == "dirac" else (2, 2)
         shape = draw(shapes(min_dims=least, max_dims=most, min_size=1))
         at = draw(placements(mesh, len(shape), kinds=("R", "S", "S")))
-        return fields(mesh=mesh, x=TensorSpec(shape, at), call=call, seed=draw(draws.seeds()))
+        other = draw(shapes(min_dims=len(shape), max_dims=len(shape), min_size=1))
+        b = draw(st.sampled_from([None, None, None, TensorSpec(other, at)]))
+        return fields(mesh=mesh, x=TensorSpec(shape, at), b=b, call=call, seed=draw(draws.seeds()))
 
     return case()
 
@@ -127,14 +129,17 @@ def features_init(case: Case) -> set[str]:
     refusal="allowed",
     weight=0.2,
 )
-def init(x: DTensor, call: Annotated[str, WordField((*FIXED, *BOUNDED))], seed: Seed):
-    """torch.nn.init gives a sharded parameter what it gives the whole: its values, bounds by its fans, and replicas
-    that agree."""
+def init(x: DTensor, call: Annotated[str, WordField((*FIXED, *BOUNDED))], seed: Seed, b: DTensor | None = None):
+    """torch.nn.init gives a sharded parameter what it gives the whole, whichever it was called with before: its values,
+    bounds by its fans, and replicas that agree."""
     parameter, shape = nn.Parameter(x.detach()), x.shape
+    function = FIXED[call] if call in FIXED else BOUNDED[call][0]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed + 1)
-        result = FIXED[call](parameter) if call in FIXED else BOUNDED[call][0](parameter)
+        if b is not None:
+            function(nn.Parameter(b.detach()))
+        result = function(parameter)
     if call in FIXED:
         return {"same": result is parameter, "values": parameter.detach()}
     out, into, *rest = *shape, 1
