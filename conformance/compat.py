@@ -76,6 +76,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "deal documents from both ends",
         ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",),
     ),
+    "tensor_parallel_transformation": (
+        "transform exported programs",
+        ("torch.distributed.tensor.experimental._tp_transform:tensor_parallel_transformation",),
+    ),
     "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
     "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
     "OffsetBasedRNGTracker": (
@@ -124,6 +128,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "register an op for sharded tensors of a spec",
         ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
     ),
+    "shard_module": ("shard a module by a plan", ("torch.distributed._shard.api:shard_module",)),
+    "shard_parameter": ("shard a parameter", ("torch.distributed._shard.api:shard_parameter",)),
+    "ShardingPlan": ("say how a module is sharded", ("torch.distributed._shard.sharding_plan:ShardingPlan",)),
+    "Sharder": ("shard a module by a function", ("torch.distributed._shard.sharder:Sharder",)),
     "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
     "ReaderWithOffset": (
         "plan the load of a part of an optimizer's state",
@@ -182,6 +190,13 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ExtensionRegistry": ("transform streams back", ("torch.distributed.checkpoint._extension:ExtensionRegistry",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
+    "QuantizedReader": (
+        "read quantized safetensors",
+        ("torch.distributed.checkpoint.quantized_hf_storage:QuantizedHuggingFaceStorageReader",),
+    ),
+    "PGTransport": ("send states between ranks", ("torch.distributed.checkpoint._pg_transport:PGTransport",)),
+    "ReplicationStager": ("keep replicas of states", ("torch.distributed.checkpoint.staging:_ReplicationStager",)),
+    "async_process": ("end the process of a save", ("torch.distributed.checkpoint._async_process_executor:",)),
     "consolidate_on_every_rank": (
         "put safetensors together",
         ("torch.distributed.checkpoint._consolidate_hf_safetensors:consolidate_safetensors_files_on_every_rank",),
@@ -336,6 +351,11 @@ def reader_through(folder: str, registry: Any = None) -> Any:
     from torch.distributed.checkpoint import FileSystemReader
 
     return FileSystemReader(folder, _extension_registry=registry)
+
+
+def forget_async_process() -> None:
+    """Have the next save in a process of its own start one."""
+    name("async_process")._CHECKPOINT_PROCESS = None
 
 
 def forget_redistributions() -> None:

@@ -68,7 +68,7 @@ class Law:
     a ``script`` of its own, with the ``reason``, and names
     the ``fields`` of its cases with their annotations.
     ``script``: the literal body of a reproducer. ``checks``: how many questions a case stands for, where that is more than one.
-    ``seconds``: for how long a case may use the CPU, where that is longer than the target's limit.
+    ``seconds``: for how long a case may use the CPU, or wait for a process that does, where that is longer than the target's limit.
     """
 
     id: str

@@ -288,7 +288,8 @@ class WorldManager:
         else:
             patience = watch.searching(self._target, storage="checkpoint" in law.needs, hung=law.id in self._late)
         some = any(world.answered(rank, batch, index) for rank in range(world.size))
-        if world.watch.quiet >= (patience.grace if some else patience.quiet) or world.watch.is_busy_for(max(patience.busy, law.seconds)):
+        quiet = max(patience.grace if some else patience.quiet, law.seconds)
+        if world.watch.quiet >= quiet or world.watch.is_busy_for(max(patience.busy, law.seconds)):
             self._late.add(law.id)
             self._retire(world)
 

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
@@ -67,6 +67,9 @@ ASYNC = (
     "mesh=2 x=5:S(0) a=4:R:bool async=cached state={x:x,a:a,n:1}",
     "mesh=3 mesh.load=1 x=5x2:S(1):float64 a=3x2:-:float32:distinct:transposed async=stager",
     "mesh=2 x=():R a=4:S(0) async=writer threads=2",
+    "mesh=2 x=5x2:S(0) a=4:-:int64:distinct:sliced async=shared state={x:x,d:{a:a,l:[1,2]},n:1}",
+    "mesh=2 mesh.load=1 x=5:S(0):bfloat16 a=4:- async=background state={x:x,l:[a,1],n:1} to.x=R",
+    "mesh=2 x=5x2:S(1) a=4:R async=checked state={x:x,d:{a:a,l:[1,2]},n:1}",
 )
 
 
@@ -252,7 +255,14 @@ def scramble(value: Any) -> None:
 
 def stager_of(name: str) -> Any:
     """A stager of its own for an asynchronous save; ``None`` where the writer stages."""
-    return DefaultStager(StagingOptions(False, False, False, False)) if name == "stager" else None
+    options = {
+        "stager": StagingOptions(False, False, False, False),
+        "shared": StagingOptions(False, True, False, False),
+        "background": StagingOptions(False, False, True, False),
+    }
+    if name == "checked":
+        return BlockingAsyncStager(type_check=True)
+    return DefaultStager(options[name]) if name in options else None
 
 
 def of_cache(case: Case) -> dict[str, bool]:
@@ -276,6 +286,9 @@ def asynchronous(
         finish(dcp.async_save(newer, storage_writer=stages))
     with told_plainly():
         pending = dcp.async_save(state, storage_writer=stages, async_stager=stager)
+    if async_ == "background":  # the values are those of the moment at which they are staged
+        pending.staging_completion.result()
+        stager.synchronize_staging()
     scramble(state)
     metadata = finish(pending)
     if stager is not None:

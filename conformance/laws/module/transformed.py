@@ -1,0 +1,82 @@
+"""The law on exported programs that are transformed into parallel ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.due import Near
+from shardlaw.conformance.law.fields import Device, Rank, WorldSize
+
+# a style, or the class of one
+Style = Literal["column", "row", "column-class", "row-class"]
+STYLES: dict[str, Callable[[], Any]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+    "column-class": lambda: ColwiseParallel,
+    "row-class": lambda: RowwiseParallel,
+}
+TRANSFORMED = (
+    "world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=column-class second=row-class",
+    "world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=row second=row",
+    "world=3 x=1x3:-:float64:small a=6x3:-:float64:small b=3x6:-:float64:small first=row-class second=column-class",
+    "world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=column second=row",
+)
+
+
+class Linears(nn.Module):
+    """Two layers of these weights, and of biases that are their first columns."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(*reversed(w.shape)).to(w.dtype) for w in (a, b))
+        for layer, weight in ((self.first, a), (self.second, b)):
+            layer.weight = nn.Parameter(weight)
+            layer.bias = nn.Parameter(weight[:, 0].clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+@law(
+    "module.transformed",
+    source="torch.distributed.tensor.experimental, docstring of tensor_parallel_transformation; ColwiseParallel and "
+    "RowwiseParallel: how they shard nn.Linear",
+    control="world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=row second=row",
+    sweep=texts(*TRANSFORMED),
+    sweeps=1,
+    features=lambda case: {f"style:{case.get('first')}", f"style:{case.get('second')}"},
+    needs=("all_reduce", "all_gather", "object_collectives"),
+)
+def transformed(
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    first: Style,
+    second: Style,
+    rank: Rank,
+    world: WorldSize,
+    device: Device,
+):
+    """An exported program that is transformed for the ranks of a world gives on each what it gave, and has of each
+    weight the part that the layer's style says."""
+    with torch.no_grad():
+        program = torch.export.export(Linears(a, b), (x,)).run_decompositions()
+        styles = {"first": STYLES[first](), "second": STYLES[second]()}
+        parallel = compat.tensor_parallel_transformation(program, rank, world, device.type, styles)
+        given = parallel.module()(x)
+    return {"given": given, "weights": [parallel.state_dict[f"{name}.weight"].detach() for name in styles]}
+
+
+@transformed.due
+def _(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, first: str, second: str, rank: Rank, world: WorldSize):
+    whole = (x @ a.T + a[:, 0]).relu() @ b.T + b[:, 0]
+    dims = [0 if style.startswith("column") else 1 for style in (first, second)]
+    parts = [weight.chunk(world, dim)[rank].contiguous() for weight, dim in zip((a, b), dims, strict=True)]
+    return {"given": Near(whole), "weights": parts}

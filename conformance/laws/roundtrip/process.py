@@ -1,0 +1,95 @@
+"""The law on saves that a process of their own does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing import resource_sharer
+from typing import Annotated, Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.due import Of, Refused, caught
+from shardlaw.conformance.law.fields import Folder
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer, WriterField
+from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.saves import Newer, scramble
+
+STARTING_SECONDS = 30  # on a machine that does little else, a few
+PROCESS = (
+    "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,l:[1,2]},n:1} to.x=R",
+    'mesh=1 mesh.load=2 x=4x3:R:bfloat16 a=3:-:bool state={x:x,a:a,s:"ab"} to.x=S(1) threads=2',
+    "mesh=3 x=7:S(0) a=():R files=item",
+)
+
+
+def end_children() -> int:
+    """End the processes that this one has started, and the thread that hands them tensors; returns how many processes
+    there were."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+        child.join()
+    compat.forget_async_process()
+    resource_sharer.stop()
+    return len(children)
+
+
+@trip_law(
+    "process",
+    source="torch.distributed.checkpoint docs, async_save: async_checkpointer_type, a Future that holds the Metadata",
+    holds="mesh=2 x=5:S(0) a=4:R",
+    texts=PROCESS,
+    stages=worlds,
+    needs=IN_FILES,
+    profile="ci",
+    seconds=STARTING_SECONDS,
+    features=lambda case: {"async-save"},
+)
+def process(
+    state: Saved,
+    newer: Newer,
+    writer: Writer,
+    careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
+    folder: Folder,
+):
+    """A save that a process of its own does holds the values of the call; what fails there is raised by the future, and
+    the process saves on."""
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    apart = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+    try:
+        pending = dcp.async_save(state, storage_writer=writer(f"{folder}/first"), **apart)
+        scramble(state)
+        metadata = finish(pending)
+        over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **apart)
+        refused = caught(lambda: finish(over))
+        finish(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **apart))
+    finally:
+        ended = end_children()
+    return {"metadata given": isinstance(metadata, Metadata), "save over another": refused, "processes": ended}
+
+
+@process.due
+def _():
+    return {"metadata given": Of(True), "save over another": Refused((CheckpointFailed,)), "processes": 1}
+
+
+@process.then
+def _(
+    state: Blank,
+    newer: Annotated[dict[str, Any], StateField("load", blank="poison", newer=1)],
+    reader: Reader,
+    folder: Folder,
+):
+    first = load(state, reader(f"{folder}/first"))
+    return {"first": first, "second": load(newer, reader(f"{folder}/second"))}
+
+
+@process.due
+def _(state, newer):
+    return {"first": state, "second": newer}

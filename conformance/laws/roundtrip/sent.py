@@ -1,0 +1,97 @@
+"""Laws on states that ranks hand each other without storage: sent through a process group, and kept as a replica of
+another rank's."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Device, Folder, Rank
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved
+from shardlaw.conformance.laws.roundtrip.cases import trip_law
+from shardlaw.reference.checkpoint.state_dict import Slot
+
+WAITING = timedelta(seconds=30)
+
+# along the first mesh dim all is replicated: there a rank gets what it has itself
+SENT = (
+    "mesh=2 x=5x2:R a=4:-:int64 state={x:x,d:{a:a,l:[1,(a,None)]},n:1}",
+    "mesh=3 x=7:R:bfloat16 a=3x4:-:float64:distinct:transposed b=():-:bool source=1",
+    "mesh=2x2 x=5x4:R,S(0) a=1:R,S(0) b=6:-:int32 source=1 in_place=yes",
+    "mesh=3 x=7x2:R a=4:R:complex64 state={x:x,a:a,n:1} source=2 in_place=yes",
+    "mesh=2 x=5x4:R:float32:distinct:sliced a=6:-:uint8:distinct:offset",
+    "mesh=2 x=0x3:- a=4:R",
+    "mesh=2 x=3x4:-:float32:distinct:transposed in_place=yes",
+)
+REPLICAS = (
+    "mesh=2 x=5x2:R a=4:-:int64 state={x:x,d:{a:a,l:[1,None]},n:1}",
+    "mesh=2x2 x=5x4:R,S(0) a=3:R,S(0):bfloat16 b=6:-:bool",
+    "mesh=4 x=7:R:float64 a=3x4:-:float32:distinct:transposed",
+)
+
+
+@trip_law(
+    "sent",
+    source="torch.distributed.checkpoint._pg_transport, docstring of PGTransport",
+    holds="mesh=2 x=5x2:R a=4:- state={x:x,d:{a:a},n:1}",
+    texts=SENT,
+    needs=("checkpoint", "p2p", "p2p_tags"),
+    smallest=2,
+    features=lambda case: {"in-place"} if case.get("in_place", "") == "yes" else set(),
+)
+def sent(state: Saved, blank: Blank, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False):
+    """A state that one rank of a group sends to the others is theirs bit by bit, in the tensors of a state that they
+    name or in new ones, and stays as it is."""
+    group = mesh.get_group(0)
+    at = dist.get_rank(group)
+    transport = compat.PGTransport(group, WAITING, device, (lambda: blank) if in_place else None)
+    if at == source:
+        others = [rank for rank in range(dist.get_world_size(group)) if rank != source]
+        transport.send_checkpoint(others, state)
+        return {"source": state}
+    received = transport.recv_checkpoint(source)
+    tensors = [key for key, value in blank.items() if isinstance(value, torch.Tensor)]
+    return {
+        "received": received,
+        "in place": {key: blank[key] for key in tensors} if in_place else {},
+    }
+
+
+@sent.due
+def _(state: Contents, rank: Rank, source=0, in_place=False):
+    coord = state.end.mesh.coord(rank)
+    if coord is None or coord[0] == source:
+        return {"source": state}
+    tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
+    return {"received": state, "in place": state.holding(tensors) if in_place else {}}
+
+
+@trip_law(
+    "replica",
+    source="torch.distributed.checkpoint.staging, docstrings of _ReplicationStager and its stage",
+    holds="mesh=2 x=5x2:R a=4:-",
+    texts=REPLICAS,
+    needs=("checkpoint", "p2p", "p2p_tags"),
+    smallest=2,
+)
+def replica(state: Saved, device: Device, rank: Rank, folder: Folder):
+    """A stager that replicates gives each rank the state of the rank half a world away, and keeps it in a file; its
+    own state stays as it is."""
+    stager = compat.ReplicationStager(dist.group.WORLD, WAITING, device, f"{folder}/{rank}")
+    staged = stager.stage(state)
+    stager.close()
+    files = os.listdir(f"{folder}/{rank}")
+    kept = [torch.load(f"{folder}/{rank}/{file}", weights_only=False) for file in files]
+    return {"staged": staged, "files": len(files), "kept": kept[0], "source": state}
+
+
+@replica.due
+def _(state: Contents):
+    return {"staged": state, "files": Of(1), "kept": state, "source": state}

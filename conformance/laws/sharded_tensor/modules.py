@@ -1,0 +1,119 @@
+"""The law on modules whose parameters are sharded by a plan."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Refused, caught
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
+from shardlaw.conformance.laws.sharded_tensor.fields import Group, ShardingSpec, Whole, due_of, features
+from shardlaw.conformance.laws.sharded_tensor.shards import told
+from shardlaw.reference.sharded_tensor import shards_of
+
+MODULES = (
+    "world=2 x=5x3 spec=chunk(0)@0,1",
+    "world=3 x=4x6:-:float64 spec=chunk(1)@2,0,1 src=1",
+    "world=2 x=4x4 spec=chunk(0)@0,1 respec=chunk(1)@1,0",
+    "world=2 x=4x6 spec=chunk(0)@0,1 gives=local",
+    "world=2 x=2x3:-:bfloat16 spec=chunk(0)@1,0 gives=local",
+    "world=2 x=4x2 spec=chunk(0)@0,1 respec=chunk(1)@0,1 gives=local",
+    "world=3 x=2x4 spec=chunk(0)@1,2 gives=local src=1 group=1,2",
+    "world=2 x=4x3 spec=chunk(0)@0,1 gives=swapped",
+)
+
+
+class Giving(nn.Module):
+    """A module whose output is a copy of its parameter."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        super().__init__()
+        self.held = nn.Parameter(held)
+
+    def forward(self) -> Any:
+        return self.held.clone()
+
+
+class Around(nn.Module):
+    """A module with another in it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self) -> Any:
+        return self.inner()
+
+
+def of_modules(case: Case) -> set[str]:
+    return features("spec")(case) | ({"custom-sharder"} if case.get("gives", "") == "swapped" else set())
+
+
+@sharded_law(
+    "sharded_tensor.module",
+    source="torch.distributed._shard, docstrings of shard_module, shard_parameter, _collect_local_shard, ShardingPlan",
+    control="world=2 x=4x3 spec=chunk(0)@0,1",
+    sweep=texts(*MODULES),
+    sweeps=len(MODULES),
+    features=of_modules,
+)
+def sharded_module(
+    x: Whole,
+    spec: ShardingSpec,
+    gives: Literal["sharded", "local", "swapped"] = "sharded",
+    respec: ShardingSpec = None,
+    src: int = 0,
+    group: Group = None,
+):
+    """A module whose plan shards a parameter holds one rank's values of it in chunks, and gives it in those chunks, in
+    others, or the chunk of this rank alone, without a dim of one row; a sharder's module takes the place of what it is
+    made of."""
+
+    class Swapping(compat.Sharder):  # type: ignore[misc]
+        def shard(self, module: nn.Module) -> nn.Module:
+            return Around(module)
+
+    own = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
+    model = Around(Giving(own))
+    if gives == "swapped":
+        compat.shard_module(model, compat.ShardingPlan({"inner": Swapping()}), src, group)
+        return {"inside": type(model.inner).__name__}
+    plan = compat.ShardingPlan(
+        {"inner.held": spec},
+        None if respec is None else {"inner": respec},
+        ["inner"] if gives == "local" else None,
+    )
+    compat.shard_module(model, plan, src, group)
+    given, held = model(), model.inner.held
+    again = caught(lambda: compat.shard_parameter(model.inner, "absent", spec, src, group))
+    return {
+        "parameter": told(held),
+        "given": given.detach().clone() if gives == "local" else told(given),
+        "an absent parameter": again,
+    }
+
+
+@sharded_module.due
+def _(x, spec, rank: Rank, gives="sharded", respec=None, group=None):
+    if gives == "swapped":
+        return {"inside": "Around"}
+    shape = tuple(x.shape)
+    shards = shards_of(respec or spec, shape)
+    given: Any = due_of(x, shards, rank)
+    if gives == "local":
+        (box,) = shards.of(rank)
+        dim = (respec or spec).dim
+        part = x[box.slices()].contiguous()
+        given = part.squeeze(dim) if part.shape[dim] == 1 else part
+    return {
+        "parameter": due_of(x, shards_of(spec, shape), rank),
+        "given": given,
+        "an absent parameter": Refused(),
+    }
