@@ -122,19 +122,20 @@ def judge(ends):
         print(f"Neither shown nor gone. Exit codes of the ranks: {ends} (2: another error, 3: lost a rank, -14: no answer in $SECONDS s)")
         sys.exit(2)
 
-with tempfile.TemporaryDirectory() as folder:
-    for world, stage in [$STAGES]:
-        fork = multiprocessing.get_context("fork").Process
-        ranks = [fork(None, serve, f"rank {rank}", (rank, world, stage)) for rank in range(world)]
-        for rank in ranks:
-            rank.start()
-        while alive := [rank.sentinel for rank in ranks if rank.exitcode is None]:
-            multiprocessing.connection.wait(alive)
-            if any(rank.exitcode for rank in ranks):  # the others may wait for it for ever
-                [rank.join($GRACE) for rank in ranks]
-                [rank.kill() for rank in ranks if rank.exitcode is None]
-        judge([rank.exitcode for rank in ranks])
-print("The fault is gone.")
+if __name__ == "__main__":  # a process that an act starts reads this file again
+    with tempfile.TemporaryDirectory() as folder:
+        for world, stage in [$STAGES]:
+            fork = multiprocessing.get_context("fork").Process
+            ranks = [fork(None, serve, f"rank {rank}", (rank, world, stage)) for rank in range(world)]
+            for rank in ranks:
+                rank.start()
+            while alive := [rank.sentinel for rank in ranks if rank.exitcode is None]:
+                multiprocessing.connection.wait(alive)
+                if any(rank.exitcode for rank in ranks):  # the others may wait for it for ever
+                    [rank.join($GRACE) for rank in ranks]
+                    [rank.kill() for rank in ranks if rank.exitcode is None]
+            judge([rank.exitcode for rank in ranks])
+    print("The fault is gone.")
 """)
 # which exit codes of the ranks show a fault of a kind
 FAULTS = {

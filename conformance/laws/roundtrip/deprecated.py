@@ -50,7 +50,6 @@ def warned_of(call: Any) -> list[str]:
     holds="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
     texts=DEPRECATED,
     stages=worlds,
-    features=lambda case: {f"deprecated:{case.get('call')}"},
 )
 def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: int = 0):
     """Saved and loaded by calls that are deprecated, whichever rank coordinates, a state is what it was, and each call
@@ -58,7 +57,7 @@ def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: i
     to = writer(folder)
     calls = {
         "names": lambda: dcp.save_state_dict(state, to, coordinator_rank=lead),
-        "order": lambda: dcp.save(state, to),  # type: ignore[misc]
+        "order": lambda: dcp.save(state, to),
         "planner": lambda: save(state, to, Unaware()),
     }
     return {"warned": warned_of(calls[call])}
@@ -81,7 +80,7 @@ def _(state: Blank, reader: Reader, folder: Folder, call: Call, lead: int = 0):
     of = reader(folder)
     calls = {
         "names": lambda: dcp.load_state_dict(state, of, coordinator_rank=lead),
-        "order": lambda: dcp.load(state, of),  # type: ignore[misc]
+        "order": lambda: dcp.load(state, of),
         "planner": lambda: load(state, of),
     }
     return {"warned": warned_of(calls[call]), "loaded": state}

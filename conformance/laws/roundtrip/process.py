@@ -24,7 +24,7 @@ STARTING_SECONDS = 30  # on a machine that does little else, a few
 PROCESS = (
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,l:[1,2]},n:1} to.x=R",
     'mesh=1 mesh.load=2 x=4x3:R:bfloat16 a=3:-:bool state={x:x,a:a,s:"ab"} to.x=S(1) threads=2',
-    "mesh=3 x=7:S(0) a=():R files=item",
+    "mesh=3 x=7:S(0) a=5:R:float64 files=item",
 )
 
 
@@ -61,7 +61,7 @@ def process(
     """A save that a process of its own does holds the values of the call; what fails there is raised by the future, and
     the process saves on."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
-    apart = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+    apart: dict[str, Any] = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
     try:
         pending = dcp.async_save(state, storage_writer=writer(f"{folder}/first"), **apart)
         scramble(state)

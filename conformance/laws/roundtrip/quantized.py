@@ -64,7 +64,7 @@ def in_safetensors(tensors: dict[str, torch.Tensor]) -> bytes:
 
 def put(folder: str, files: list[dict[str, torch.Tensor]]) -> None:
     """Write tensors as safetensors, with the index that says in which file each is."""
-    where = {}
+    where: dict[str, str] = {}
     for at, tensors in enumerate(files):
         Path(folder, f"{at}.safetensors").write_bytes(in_safetensors(tensors))
         where |= dict.fromkeys(tensors, f"{at}.safetensors")
@@ -81,7 +81,6 @@ def put(folder: str, files: list[dict[str, torch.Tensor]]) -> None:
     sweeps=len(QUANTIZED),
     needs=IN_FILES,
     smallest=1,
-    features=lambda case: {f"quantized:{case.get('form', 'blocks')}"},
 )
 def quantized(
     w: torch.Tensor,

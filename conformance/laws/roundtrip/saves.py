@@ -285,7 +285,7 @@ def asynchronous(
     if async_ == "cached":  # the first of two saves through one cache: the second must not give its values
         finish(dcp.async_save(newer, storage_writer=stages))
     with told_plainly():
-        pending = dcp.async_save(state, storage_writer=stages, async_stager=stager)
+        pending: Any = dcp.async_save(state, storage_writer=stages, async_stager=stager)
     if async_ == "background":  # the values are those of the moment at which they are staged
         pending.staging_completion.result()
         stager.synchronize_staging()

@@ -44,7 +44,6 @@ REPLICAS = (
     texts=SENT,
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
-    features=lambda case: {"in-place"} if case.get("in_place", "") == "yes" else set(),
 )
 def sent(state: Saved, blank: Blank, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False):
     """A state that one rank of a group sends to the others is theirs bit by bit, in the tensors of a state that they

@@ -10,11 +10,10 @@ from torch import nn
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import texts
-from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
-from shardlaw.conformance.laws.sharded_tensor.fields import Group, ShardingSpec, Whole, due_of, features
+from shardlaw.conformance.laws.sharded_tensor.fields import Group, ShardingSpec, Whole, due_of
 from shardlaw.conformance.laws.sharded_tensor.shards import told
 from shardlaw.reference.sharded_tensor import shards_of
 
@@ -52,17 +51,12 @@ class Around(nn.Module):
         return self.inner()
 
 
-def of_modules(case: Case) -> set[str]:
-    return features("spec")(case) | ({"custom-sharder"} if case.get("gives", "") == "swapped" else set())
-
-
 @sharded_law(
     "sharded_tensor.module",
     source="torch.distributed._shard, docstrings of shard_module, shard_parameter, _collect_local_shard, ShardingPlan",
     control="world=2 x=4x3 spec=chunk(0)@0,1",
     sweep=texts(*MODULES),
     sweeps=len(MODULES),
-    features=of_modules,
 )
 def sharded_module(
     x: Whole,
