@@ -207,6 +207,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "flatten_state_dict": ("flatten a state", ("torch.distributed.checkpoint._nested_dict:flatten_state_dict",)),
     "unflatten_state_dict": ("put a state together again", ("torch.distributed.checkpoint._nested_dict:unflatten_state_dict",)),
+    "get_element": ("look up an element of a state", ("torch.distributed.checkpoint._traverse:get_element",)),
     "functional": ("call functional collectives", ("torch.distributed._functional_collectives:",)),
     "op_db": ("read samples of ops", ("torch.testing._internal.common_methods_invocations:op_db",)),
     "op_dispatcher": ("ask which ops can be sharded", ("torch.distributed.tensor:DTensor._op_dispatcher",)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed._shard import api as shards
-from torch.distributed.checkpoint import _async_process_executor, _pg_transport, staging, state_dict_saver
+from torch.distributed.checkpoint import _async_process_executor, _pg_transport, _traverse, staging, state_dict_saver
 from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
 from torch.distributed.tensor.experimental import _tp_transform
 
@@ -73,3 +73,10 @@ def weights_left_whole() -> None:
     @instead(_tp_transform, "_shard_state_dict")
     def fault(true: Any, state: Any, *others: Any) -> None:
         true({**state}, *others)
+
+
+@breaks("plan.element")
+def last_part_of_a_path_dropped() -> None:
+    @instead(_traverse, "get_element")
+    def fault(true: Any, root: Any, path: Any, default: Any = None) -> Any:
+        return true(root, path[:-1], default)

@@ -13,6 +13,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.fields import Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
@@ -113,6 +114,46 @@ def _(state):
             "copies": [],
         }
     }
+
+
+ELEMENTS = (
+    "world=1 state={x:x,d:{l:[1,{k:2}]}} path=d/l/1/k",
+    "world=1 state={x:x,d:{l:[1,2]}} path=d/l/5",
+    "world=1 state={x:x,d:{l:[1,2]}} path=d/l/2",
+    "world=1 state={x:x,l:[1,2]} path=d/l",
+    "world=1 state={x:x,n:1} path=n/0",
+    "world=1 state={x:x,n:None} path=x/k",
+)
+
+
+@plan_law(
+    "plan.element",
+    source="torch.distributed.checkpoint._traverse, docstring of get_element: default_value if not found",
+    control="state={x:x,d:{l:[1,2]}} path=d/l/1",
+    sweep=texts(*ELEMENTS),
+    sweeps=len(ELEMENTS),
+    features=None,
+)
+def element(state: Tree, path: Word):
+    """The element at a path is what stands there in the state; where nothing does, it is the default."""
+    parts = tuple(int(part) if part.isdecimal() else part for part in path.split("/"))
+    return {"element": caught(lambda: written(compat.get_element(state, parts, "absent")))}
+
+
+def part_at(tree: Any, path: list[str]) -> Any:
+    """What stands at a path of a state, in whose dicts all keys are texts."""
+    for part in path:
+        places = dict(enumerate(tree)) if isinstance(tree, list) else tree
+        key = int(part) if isinstance(tree, list) else part
+        if not isinstance(places, dict) or key not in places:
+            return "absent"
+        tree = places[key]
+    return tree
+
+
+@element.due
+def _(state, path):
+    return {"element": written(with_tensors(part_at(state, path.split("/")), state))}
 
 
 # Plans that are kept
