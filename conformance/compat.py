@@ -190,10 +190,6 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ExtensionRegistry": ("transform streams back", ("torch.distributed.checkpoint._extension:ExtensionRegistry",)),
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
-    "QuantizedReader": (
-        "read quantized safetensors",
-        ("torch.distributed.checkpoint.quantized_hf_storage:QuantizedHuggingFaceStorageReader",),
-    ),
     "PGTransport": ("send states between ranks", ("torch.distributed.checkpoint._pg_transport:PGTransport",)),
     "ReplicationStager": ("keep replicas of states", ("torch.distributed.checkpoint.staging:_ReplicationStager",)),
     "async_process": ("end the process of a save", ("torch.distributed.checkpoint._async_process_executor:",)),

@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import QuantizedHuggingFaceStorageReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import full
 
-from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Global
 from shardlaw.conformance.law.fields import Folder, Placements, Rank
@@ -107,7 +107,7 @@ def quantized(
     dist.barrier()
     blank = full(size, POISON, dtype=dtype, device_mesh=mesh, placements=to)
     state = {name: blank, "a.bias": torch.full([s.numel()], POISON).to(s)}
-    reader = compat.QuantizedReader(folder, thread_count=threads, target_dtype=dtype, block_size=block)
+    reader = QuantizedHuggingFaceStorageReader(folder, thread_count=threads, target_dtype=dtype, block_size=block)
     loaded = load(state, reader)
     return {"dequantized": loaded[name], "beside": loaded["a.bias"]}
 
