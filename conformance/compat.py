@@ -76,10 +76,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "deal documents from both ends",
         ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",),
     ),
-    "tensor_parallel_transformation": (
-        "transform exported programs",
-        ("torch.distributed.tensor.experimental._tp_transform:tensor_parallel_transformation",),
-    ),
+    "transformation": ("transform exported programs", ("torch.distributed.tensor.experimental._tp_transform:",)),
     "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
     "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
     "OffsetBasedRNGTracker": (
@@ -128,10 +125,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "register an op for sharded tensors of a spec",
         ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
     ),
-    "shard_module": ("shard a module by a plan", ("torch.distributed._shard.api:shard_module",)),
-    "shard_parameter": ("shard a parameter", ("torch.distributed._shard.api:shard_parameter",)),
-    "ShardingPlan": ("say how a module is sharded", ("torch.distributed._shard.sharding_plan:ShardingPlan",)),
-    "Sharder": ("shard a module by a function", ("torch.distributed._shard.sharder:Sharder",)),
+    "shard_api": ("shard modules by a plan", ("torch.distributed._shard.api:",)),
     "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
     "ReaderWithOffset": (
         "plan the load of a part of an optimizer's state",

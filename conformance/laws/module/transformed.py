@@ -69,7 +69,7 @@ def transformed(
     with torch.no_grad():
         program = torch.export.export(Linears(a, b), (x,)).run_decompositions()
         styles = {"first": STYLES[first](), "second": STYLES[second]()}
-        parallel = compat.tensor_parallel_transformation(program, rank, world, device.type, styles)
+        parallel = compat.transformation.tensor_parallel_transformation(program, rank, world, device.type, styles)
         given = parallel.module()(x)
     return {"given": given, "weights": [parallel.state_dict[f"{name}.weight"].detach() for name in styles]}
 

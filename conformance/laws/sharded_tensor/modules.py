@@ -70,23 +70,23 @@ def sharded_module(
     others, or the chunk of this rank alone, without a dim of one row; a sharder's module takes the place of what it is
     made of."""
 
-    class Swapping(compat.Sharder):  # type: ignore[misc]
+    class Swapping(compat.shard_api.Sharder):  # type: ignore[misc]
         def shard(self, module: nn.Module) -> nn.Module:
             return Around(module)
 
     own = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
     model = Around(Giving(own))
     if gives == "swapped":
-        compat.shard_module(model, compat.ShardingPlan({"inner": Swapping()}), src, group)
+        compat.shard_api.shard_module(model, compat.shard_api.ShardingPlan({"inner": Swapping()}), src, group)
         return {"inside": type(model.inner).__name__}
-    plan = compat.ShardingPlan(
+    plan = compat.shard_api.ShardingPlan(
         {"inner.held": spec},
         None if respec is None else {"inner": respec},
         ["inner"] if gives == "local" else None,
     )
-    compat.shard_module(model, plan, src, group)
+    compat.shard_api.shard_module(model, plan, src, group)
     given, held = model(), model.inner.held
-    again = caught(lambda: compat.shard_parameter(model.inner, "absent", spec, src, group))
+    again = caught(lambda: compat.shard_api.shard_parameter(model.inner, "absent", spec, src, group))
     return {
         "parameter": told(held),
         "given": given.detach().clone() if gives == "local" else told(given),
