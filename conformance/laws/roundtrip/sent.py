@@ -25,7 +25,7 @@ SENT = (
     "mesh=2 x=5x2:R a=4:-:int64 state={x:x,d:{a:a,l:[1,(a,None)]},n:1}",
     "mesh=3 x=7:R:bfloat16 a=3x4:-:float64:distinct:transposed b=():-:bool source=1",
     "mesh=2x2 x=5x4:R,S(0) a=1:R,S(0) b=6:-:int32 source=1 in_place=yes",
-    "mesh=3 x=7x2:R a=4:R:complex64 state={x:x,a:a,n:1} source=2 in_place=yes",
+    "mesh=3 x=7x2:R a=4:R:float64 state={x:x,a:a,n:1} source=2 in_place=yes",
     "mesh=2 x=5x4:R:float32:distinct:sliced a=6:-:uint8:distinct:offset",
     "mesh=2 x=0x3:- a=4:R",
     "mesh=2 x=3x4:-:float32:distinct:transposed in_place=yes",
