@@ -22,9 +22,10 @@ from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.arguments import FromCase, on
 from shardlaw.conformance.laws.module.fsdp import sgd
 from shardlaw.conformance.laws.module.sharded import FSDP, inputs_of
-from shardlaw.conformance.laws.module.told import lacking, offered
-from shardlaw.conformance.laws.module.zoo import NEEDS, Model, Pairs, gradients, parameters
+from shardlaw.conformance.laws.module.told import Whole, lacking, offered
+from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs, gradients, parameters
 from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 
@@ -45,7 +46,7 @@ SHOWN = (
     "mesh=1x2 model=mlp dims=5x6x3 way=ddp",
     "mesh=2x2 model=mlp dims=5x4x3 way=ddp-named",
 )
-PLACES = {"net1.weight": S(0), "net1.bias": S(0), "net2.weight": S(1), "net2.bias": R()}
+PLACES: dict[str, Placement] = {"net1.weight": S(0), "net1.bias": S(0), "net2.weight": S(1), "net2.bias": R()}
 
 
 def features(case: Case) -> set[str]:
@@ -90,7 +91,7 @@ def data_dims(way: str, names: Any) -> Any:
     weight=0.3,
 )
 def both_parallel(
-    model: Model,
+    model: Whole,
     mesh: NamedMesh,
     inputs: Annotated[Pairs, FromCase(lambda case: inputs_of(case, shared=True))],
     way: Literal["fully", "told", "flat", "replicated", "remade", "wrapped", "ddp", "ddp-named"],
