@@ -64,6 +64,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "wrap modules whose activations are computed again",
         ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:",),
     ),
+    "fsdp_common": ("shard parameters on meshes of their own", ("torch.distributed.fsdp._fully_shard._fsdp_common:",)),
+    "pre_dp_module_transform": (
+        "replicate tensor-parallel models",
+        ("torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform",),
+    ),
     "context_parallel_unshard": (
         "put buffers together within a context",
         ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),

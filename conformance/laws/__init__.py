@@ -101,6 +101,8 @@ MODULES = (
     "module.sharded",
     "module.experts",
     "module.materialized",
+    "module.told",
+    "module.both",
     "module.losses",
     "module.training",
     "module.scaled",

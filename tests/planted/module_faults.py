@@ -145,6 +145,7 @@ def offsets_round_down() -> None:
 
 @breaks(
     "module.fully-shard",
+    "module.both-parallel",
     "module.fsdp[hybrid]",
     "module.fsdp[accumulated]",
     "module.fsdp[shared]",

@@ -106,6 +106,20 @@ def divide_factors_are_forgotten() -> None:
         return None
 
 
+@breaks("module.told", case="module.told mesh=2 model=mlp dims=5x7x3 way=kept-after-forward")
+def resharding_cannot_be_put_off() -> None:
+    @instead(FSDPModule, "set_reshard_after_forward")
+    def fault(true: Any, self: Any, reshard: bool, **options: Any) -> None:
+        return None
+
+
+@breaks("module.told-otherwise")
+def hooks_are_forgotten() -> None:
+    @instead(FSDPModule, "set_all_reduce_hook")
+    def fault(true: Any, self: Any, hook: Any, **options: Any) -> None:
+        return None
+
+
 # Recomputed, compiled, initialised
 
 

@@ -153,14 +153,15 @@ def _(model, mesh: Mesh, net1, net2, dims, rows: int, seed: int, world, rank: Ra
 def inputs_of(case: Case, *, shared: bool = False) -> ByRank:
     """Inputs of two rows and three steps for two optimizer steps of ``passes`` passes each: for each pass those of
     every rank, or, where
-    tensors are sharded along the second mesh dim too, of every row. A rank has its own."""
+    tensors are sharded along the last of several mesh dims too, of all ranks along it. A rank has its own."""
     kind, sizes, mesh, passes = ZOO[kind_of(case)], case.shape("dims"), case.mesh(), case.integer("passes", 1)
 
     def pair(at: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = kind.entry(sizes, 2, 3, case.seed + 5 * rank + at)
         return x, kind.incoming(sizes, x, case.seed + rank)
 
-    every = [[pair(at, rank) for rank in range(mesh.shape[0] if shared else mesh.size)] for at in range(2 * passes)]
+    apart = mesh.size // mesh.shape[-1] if shared and mesh.ndim > 1 else mesh.size
+    every = [[pair(at, rank) for rank in range(apart)] for at in range(2 * passes)]
     share = mesh.size // len(every[0])
     return ByRank(lambda rank: [pairs[mesh.ranks.index(rank) // share] for pairs in every], every)
 
