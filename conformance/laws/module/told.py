@@ -112,8 +112,6 @@ def tell(model: Any, way: str) -> None:
         case "summed":
             for part in parts:
                 part.set_force_sum_reduction_for_comms(True)
-        case "own-group":
-            offered(model, "set_separate_reduce_scatter_group")()
         case "buffers":
             offered(model, "set_reduce_scatter_max_input_buffers")(2)
         case "unneeded":  # the first layer's input asks for no gradient
@@ -163,7 +161,6 @@ WAYS = Literal[
     "own-communication",
     "allocated",
     "summed",
-    "own-group",
     "buffers",
     "unneeded",
     "two-roots",
@@ -189,8 +186,6 @@ SHOWN = (
     "mesh=2 model=mlp dims=5x7x3 way=allocated",
     "mesh=2 model=mlp dims=5x7x3 way=summed",
     "mesh=2 model=mlp dims=5x7x3 way=summed single=1",
-    "mesh=3 model=mlp dims=5x7x3 way=own-group",
-    "mesh=2x2 model=mlp dims=5x7x3 way=own-group",
     "mesh=2 model=mlp dims=5x7x3 way=buffers",
     "mesh=2 model=mlp dims=5x7x3 way=unneeded",
     "mesh=2 model=mlp dims=5x7x3 way=two-roots",
