@@ -218,14 +218,11 @@ def draw_context(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 def dealt(lengths: Sequence[int], ranks: int) -> torch.Tensor:
-    """The positions of documents one after another, in the order in which they are dealt to the ranks: of each
-    document to each rank a part from its head, and one as far from its tail."""
-    found: list[int] = []
-    for start, length in zip(itertools.accumulate((0, *lengths)), lengths, strict=False):
-        part = length // (2 * ranks)
-        for at in (at for rank in range(ranks) for at in (rank, 2 * ranks - 1 - rank)):
-            found += range(start + at * part, start + (at + 1) * part)
-    return torch.tensor(found)
+    """The positions of documents one after another, in the order in which they are dealt to the ranks: each rank gets
+    of each document a part from its head, and one as far from its tail."""
+    starts = list(itertools.accumulate(lengths, initial=0))
+    parts = [torch.arange(a, b).chunk(2 * ranks) for a, b in itertools.pairwise(starts)]
+    return torch.cat([of[at] for rank in range(ranks) for of in parts for at in (rank, 2 * ranks - 1 - rank)])
 
 
 @law(
