@@ -65,22 +65,13 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:",),
     ),
     "fsdp_common": ("shard parameters on meshes of their own", ("torch.distributed.fsdp._fully_shard._fsdp_common:",)),
-    "pre_dp_module_transform": (
-        "replicate tensor-parallel models",
-        ("torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform",),
-    ),
+    "pre_dp_module_transform": ("replicate parallel models", ("torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform",)),
     "context_parallel_unshard": (
         "put buffers together within a context",
         ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),
     ),
-    "context_parallel_shard": (
-        "cut buffers up for a context",
-        ("torch.distributed.tensor.experimental._attention:_context_parallel_shard",),
-    ),
-    "DocumentBalancer": (
-        "deal documents from both ends",
-        ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",),
-    ),
+    "context_parallel_shard": ("cut buffers up", ("torch.distributed.tensor.experimental._attention:_context_parallel_shard",)),
+    "DocumentBalancer": ("deal documents", ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",)),
     "transformation": ("transform exported programs", ("torch.distributed.tensor.experimental._tp_transform:",)),
     "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
     "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
@@ -193,7 +184,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ReplicationStager": ("keep replicas of states", ("torch.distributed.checkpoint.staging:_ReplicationStager",)),
     "async_process": ("end the process of a save", ("torch.distributed.checkpoint._async_process_executor:",)),
     "consolidate_on_every_rank": (
-        "put safetensors together",
+        "put files together",
         ("torch.distributed.checkpoint._consolidate_hf_safetensors:consolidate_safetensors_files_on_every_rank",),
     ),
     "load_state_dict_from_keys": (

@@ -87,7 +87,7 @@ class Run(RunState):
         known = _known(request.known, {law.id for law in laws})
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
         super().__init__(request, target, laws, expected, known, shrinking)
-        self.supported = supported(torch.__version__)
+        self.supported = supported(torch.__version__, request.profile)
         self.frozen, self.unexcused = listed, unexcused
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)

@@ -181,7 +181,7 @@ class LawRun:
         if verdict.status == "refused":
             result.refused += 1
             result.refusals[struck(verdict.error)] += 1
-            if not self._expects(seen, reached) and self._is_listed(seen):
+            if not self._expects(seen, reached):
                 self._lacking += 1
                 if self._refused is None or seen.number < self._refused.number:
                     self._refused = seen
@@ -192,10 +192,6 @@ class LawRun:
             if new and (verdict.signature not in self._new or seen.number < self._new[verdict.signature].number):
                 self._new[verdict.signature] = seen
                 self._stop = self._stop or run.request.exitfirst
-
-    def _is_listed(self, seen: _Seen) -> bool:
-        """Whether lists of supported laws, which smoke runs make, can tell of a case: longer profiles come to corners beyond."""
-        return self._run.request.profile == "smoke" or (not seen.drawn and seen.number <= self.law.sweeps)
 
     def _expects(self, seen: _Seen, reached: AbstractSet[str]) -> bool:
         """Whether an expectation accounts for a deviation or a refusal, which is then counted."""

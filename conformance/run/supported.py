@@ -1,7 +1,8 @@
 """Which laws a release of torch was seen to support wholly: where one refuses cases of such a law, support was lost.
 
 ``expectations/supported-X.txt`` lists laws that allow refusals and of which torch X refused no case in the runs that the list was
-made from (``python -m benchmarks.supported``). It says something of that release and of later ones.
+made from (``python -m benchmarks.supported``). It says something of that release and of later ones. A law with the word ``smoke`` behind
+it has cases that longer profiles try and that release refuses: of these profiles the list says nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ FILES = "supported-*.txt"
 ENOUGH_REFUSED = 2
 
 
-def supported(torch_version: str) -> frozenset[str]:
-    """The laws of which neither the newest listed release nor an earlier one refuses a case; none on a torch that is older than all."""
+def supported(torch_version: str, profile: str = "smoke") -> frozenset[str]:
+    """The laws of which neither the newest listed release nor an earlier one refuses a case of a profile; none on a torch that is older
+    than all."""
     from packaging.version import Version
 
     release = Version(Version(torch_version).base_version)
     lists = {Version(file.stem.removeprefix("supported-")): file for file in SHIPPED.glob(FILES)}
     earlier = [version for version in lists if version <= release]
-    return frozenset(read(lists[max(earlier)].read_text("utf-8").splitlines())) if earlier else frozenset()
+    return frozenset(read(lists[max(earlier)].read_text("utf-8").splitlines(), profile)) if earlier else frozenset()
 
 
-def read(lines: Iterable[str]) -> list[str]:
-    """The ids of a list; what follows ``#`` is a comment."""
-    return [line for line in (text.partition("#")[0].strip() for text in lines) if line]
+def read(lines: Iterable[str], profile: str = "smoke") -> list[str]:
+    """The ids of a list that speak of a profile; what follows ``#`` is a comment."""
+    named = [text.partition("#")[0].split() for text in lines]
+    return [law for law, *only in filter(None, named) if not only or profile in only]

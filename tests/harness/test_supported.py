@@ -45,6 +45,7 @@ def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
     assert supported("2.11.0") == frozenset()
     assert "op.forward[flip]" in supported("2.13.0+cpu")
     assert supported("99.0.0.dev20300101") >= supported("2.13.0")
+    assert read(["op.forward[a]", "op.forward[b] smoke  # refuses a corner"], "ci") == ["op.forward[a]"]
 
 
 @pytest.mark.ranks

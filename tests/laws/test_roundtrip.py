@@ -32,7 +32,8 @@ def test_every_written_case_is_a_round_trip(law: Law) -> None:
                 assert layout is None or layout.shape == end.specs[name].shape
 
 
-@by_law
+# shapes of blocks and of their scales go together: what is narrowed alone is rejected
+@pytest.mark.parametrize("law", [law for law in LAWS if law.id != "roundtrip.quantized"], ids=lambda law: law.id)
 def test_cases_are_narrowed_to_smaller_ones(law: Law) -> None:
     assert law.narrow is not None
     for case in dict.fromkeys([Case.parse(law.control), *law.sweep(Limits())[:3]]):  # type: ignore[misc]
