@@ -246,7 +246,9 @@ class InFilesField(SurroundingField):
 
 
 Saved = Annotated[dict[str, Any], StateField("save")]
+Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
 Blank = Annotated[dict[str, Any], StateField("load", blank="poison")]
+NewerBlank = Annotated[dict[str, Any], StateField("load", blank="poison", newer=1)]
 States = Annotated[list[dict[str, Any]], StatesField()]
 Blanks = Annotated[list[dict[str, Any]], StatesField(blank=True)]
 Writer = Annotated[Callable[..., Any], WriterField()]

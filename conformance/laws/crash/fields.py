@@ -296,8 +296,6 @@ def crash_law(
     return of
 
 
-Saved = Annotated[dict[str, Any], StateField("save")]
-Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
 Whole = Annotated[dict[str, Any], StateField("load", blank="poison", plain=True)]
 NewWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=1)]
 Newest = Annotated[dict[str, Any], StateField("save", newer=2)]

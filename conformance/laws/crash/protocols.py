@@ -10,15 +10,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.laws.checkpoint.fields import Reader
+from shardlaw.conformance.laws.checkpoint.fields import Newer, Reader, Saved
 from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
-    Newer,
     Newest,
     NewestWhole,
     NewWhole,
-    Saved,
     SyncingWriter,
     Untorn,
     Whole,

@@ -13,17 +13,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.fields import Reader
+from shardlaw.conformance.laws.checkpoint.fields import Newer, Reader, Saved
 from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     CrashingLater,
-    Newer,
     Newest,
     NewestWhole,
     NewWhole,
     Overlapping,
-    Saved,
     SyncingWriter,
     Untorn,
     Whole,

@@ -16,7 +16,15 @@ from shardlaw.conformance.law.due import Of, Refused
 from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, LoadPlanner, Reader, Saved, SavePlanner, Writer
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Blank,
+    LoadPlanner,
+    NewerBlank,
+    Reader,
+    Saved,
+    SavePlanner,
+    Writer,
+)
 from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state, slots
 from shardlaw.reference.mesh import Mesh
@@ -66,6 +74,16 @@ def due_loaded(state):
 def then_loaded(law: Law) -> None:
     """In the next world, what was saved is loaded."""
     law.then(load_act).due(due_loaded)
+
+
+def load_both_act(state: Blank, newer: NewerBlank, reader: Reader, folder: Folder):
+    """A state and a newer one are loaded into, in the next world."""
+    return {"first": load(state, reader(f"{folder}/first")), "second": load(newer, reader(f"{folder}/second"))}
+
+
+def then_both_loaded(law: Law) -> None:
+    """In the next world, what was saved to ``first`` and to ``second`` is loaded."""
+    law.then(load_both_act).due(lambda state, newer: {"first": state, "second": newer})
 
 
 def after_save(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:

@@ -16,6 +16,11 @@ from shardlaw.conformance.laws.roundtrip.cases import trip_law
 
 # by names that are deprecated, with arguments in an order that is, by a planner that is not told of the storage
 Call = Literal["names", "order", "planner"]
+WARNINGS = {
+    "names": "is deprecated and will be removed",
+    "order": "argument order of",
+    "planner": "set_up_planner has been updated",
+}
 
 DEPRECATED = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a},n:1} to.x=S(1) call=names lead=1",
@@ -39,8 +44,7 @@ def warned_of(call: Any) -> list[str]:
         warnings.simplefilter("always")
         with told_plainly():
             call()
-    about = ("is deprecated and will be removed", "argument order of", "set_up_planner has been updated")
-    return sorted({part for part in about for one in caught if part in str(one.message)})
+    return sorted({part for part in WARNINGS.values() for one in caught if part in str(one.message)})
 
 
 @trip_law(
@@ -63,16 +67,9 @@ def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: i
     return {"warned": warned_of(calls[call])}
 
 
-WARNINGS = {
-    "names": ["is deprecated and will be removed"],
-    "order": ["argument order of"],
-    "planner": ["set_up_planner has been updated"],
-}
-
-
 @deprecated.due
 def _(call):
-    return {"warned": WARNINGS[call]}
+    return {"warned": [WARNINGS[call]]}
 
 
 @deprecated.then
@@ -88,4 +85,4 @@ def _(state: Blank, reader: Reader, folder: Folder, call: Call, lead: int = 0):
 
 @deprecated.due
 def _(state, call):
-    return {"warned": [] if call == "planner" else WARNINGS[call], "loaded": state}
+    return {"warned": [] if call == "planner" else [WARNINGS[call]], "loaded": state}

@@ -19,6 +19,7 @@ from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
     Blank,
     Blanks,
+    Newer,
     Place,
     PlannerField,
     Reader,
@@ -256,7 +257,7 @@ then_loaded(failed_save)
 )
 def failed_over(
     state: Saved,
-    newer: Annotated[dict[str, Any], StateField("save", newer=1)],
+    newer: Newer,
     planner: Planner,
     writer: Writer,
     folder: Folder,

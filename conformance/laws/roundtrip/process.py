@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer, WriterField
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish
+from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
 from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
-from shardlaw.conformance.laws.roundtrip.saves import Newer, scramble
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_both_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.saves import scramble
 
 STARTING_SECONDS = 30  # on a machine that does little else, a few
 PROCESS = (
@@ -79,17 +79,4 @@ def _():
     return {"metadata given": Of(True), "save over another": Refused((CheckpointFailed,)), "processes": 1}
 
 
-@process.then
-def _(
-    state: Blank,
-    newer: Annotated[dict[str, Any], StateField("load", blank="poison", newer=1)],
-    reader: Reader,
-    folder: Folder,
-):
-    first = load(state, reader(f"{folder}/first"))
-    return {"first": first, "second": load(newer, reader(f"{folder}/second"))}
-
-
-@process.due
-def _(state, newer):
-    return {"first": state, "second": newer}
+then_both_loaded(process)

@@ -20,7 +20,16 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import App, CheckpointFailed, finish, load, poison, save, told_plainly
-from shardlaw.conformance.laws.checkpoint.fields import Blanks, Reader, Saved, StateField, States, Writer, WriterField
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Blanks,
+    Newer,
+    Reader,
+    Saved,
+    StateField,
+    States,
+    Writer,
+    WriterField,
+)
 from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import save_act, then_loaded, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
@@ -28,7 +37,6 @@ from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 DOCS = "torch.distributed.checkpoint docs"
 # how long a save waits at most for its turn, and how far the one that goes first is ahead
 WAITING_SECONDS, AHEAD_SECONDS = 10, 0.2
-Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
 
 
 OVERWRITE = (

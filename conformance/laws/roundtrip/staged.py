@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -13,10 +13,10 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import finish, load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Newer, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import trip_law
-from shardlaw.conformance.laws.roundtrip.saves import Newer, stager_of
+from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.saves import stager_of
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -160,19 +160,4 @@ def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
 staged_again.due(lambda: {})
 
 
-@staged_again.then
-def _(
-    state: Blank,
-    newer: Annotated[dict[str, Any], StateField("load", blank="poison", newer=1)],
-    reader: Reader,
-    folder: Folder,
-):
-    return {
-        "first": load(state, reader(f"{folder}/first")),
-        "second": load(newer, reader(f"{folder}/second")),
-    }
-
-
-@staged_again.due
-def _(state, newer):
-    return {"first": state, "second": newer}
+then_both_loaded(staged_again)

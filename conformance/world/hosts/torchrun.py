@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SIGN = "TORCHELASTIC_RUN_ID"  # who starts processes for torchrun sets this; no shell has it by accident
 BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from shardlaw.conformance.world.hosts.agent import main; main({descriptor})"
 STORE_SECONDS = 300.0
+HOSTED_SECONDS = 30.0  # where torchrun hosts the store, it is there before this process is; if it has gone, so has the driver
 LAST_ORDERS_SECONDS = 20.0  # for a driver without a parent to write its report
 UNNAMED = -1
 
@@ -87,7 +88,10 @@ def follows(environ: Mapping[str, str] = os.environ) -> bool:
 
 def run(place: LaunchInfo, world_size: int, run_laws: Callable[[Launch, int], int]) -> int:
     """Drive the run, or supervise ranks for it, which does not return; returns the driver's exit code. ``run_laws`` gets what starts ranks,
-    and how many of the largest world are on this machine. Raises :class:`UsageError`."""
+    and how many of the largest world are on this machine. Raises :class:`UsageError`, for what every process can see of itself before any
+    looks for another, which may be gone by then."""
+    if world_size > place.size:
+        raise UsageError(f"--world-size {world_size}: torchrun has launched {place.size} processes")
     if place.process:
         supervise(place)
     return drive(place, world_size, run_laws)
@@ -126,8 +130,6 @@ def drive(place: LaunchInfo, world_size: int, run_laws: Callable[[Launch, int], 
         store = _store(place)
         store.set(_key(place), msgspec.json.encode(orders))
         _fear_for(os.getppid())
-        if world_size > place.size:
-            raise UsageError(f"--world-size {world_size}: torchrun has launched {place.size} processes")
         with _agent(msgspec.structs.replace(orders, process=0, device=place.device), hub):
             return run_laws(hub.begin, min(place.beside, world_size))
     finally:
@@ -168,8 +170,10 @@ def _store(place: LaunchInfo) -> Any:
     import torch.distributed as dist
 
     leads = place.process == 0 and not place.hosted
-    limit = timedelta(seconds=STORE_SECONDS)
-    return dist.TCPStore(place.host, place.port, None, leads, timeout=limit, wait_for_workers=False)
+    limit, patience = timedelta(seconds=STORE_SECONDS), timedelta(seconds=HOSTED_SECONDS if place.hosted else STORE_SECONDS)
+    store = dist.TCPStore(place.host, place.port, None, leads, timeout=patience, wait_for_workers=False)
+    store.set_timeout(limit)
+    return store
 
 
 def _key(place: LaunchInfo) -> str:
