@@ -8,6 +8,9 @@ it has cases that longer profiles try and that release refuses: of these profile
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.version import Version
 
 from shardlaw.conformance.run.expectations import SHIPPED
 
@@ -16,15 +19,23 @@ FILES = "supported-*.txt"
 ENOUGH_REFUSED = 2
 
 
+def _earlier(torch_version: str) -> list[tuple[Version, Path]]:
+    """The lists that say something of a release: its own, and those of earlier ones."""
+    release = Version(Version(torch_version).base_version)
+    lists = ((Version(file.stem.removeprefix("supported-")), file) for file in SHIPPED.glob(FILES))
+    return [(version, file) for version, file in lists if version <= release]
+
+
+def is_listed(torch_version: str) -> bool:
+    """Whether any list says something of a release: of one that is older than all nobody knows what it has to support."""
+    return bool(_earlier(torch_version))
+
+
 def supported(torch_version: str, profile: str = "smoke") -> frozenset[str]:
     """The laws of which neither the newest listed release nor an earlier one refuses a case of a profile; none on a torch that is older
     than all."""
-    from packaging.version import Version
-
-    release = Version(Version(torch_version).base_version)
-    lists = {Version(file.stem.removeprefix("supported-")): file for file in SHIPPED.glob(FILES)}
-    earlier = [version for version in lists if version <= release]
-    return frozenset(read(lists[max(earlier)].read_text("utf-8").splitlines(), profile)) if earlier else frozenset()
+    earlier = _earlier(torch_version)
+    return frozenset(read(max(earlier)[1].read_text("utf-8").splitlines(), profile)) if earlier else frozenset()
 
 
 def read(lines: Iterable[str], profile: str = "smoke") -> list[str]:

@@ -59,7 +59,7 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
             message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
             return deviates("divergence", "error", message, _error(answers[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
-            lost = "the law's control, which must hold," if case.text == law.control else ""
+            lost = "the law's control, which must hold," if case.text == law.control and law.refusal != "early" else ""
             if law.refusal == "lost":
                 lost = lost or "a case of a law of which earlier releases refuse no case"
             if lost:

@@ -119,3 +119,5 @@ def test_a_control_that_is_refused_is_a_loss() -> None:
     )
     assert (control.kind, control.check) == ("raised", "refused-now")
     assert other.status == "refused"
+    early = judge(law.early(), Case.parse(law.control), [Answer(0, "raised", raised=raised)], Target())
+    assert early.status == "refused"

@@ -12,7 +12,7 @@ import pytest
 
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.expectations import SHIPPED
-from shardlaw.conformance.run.supported import FILES, read, supported
+from shardlaw.conformance.run.supported import FILES, is_listed, read, supported
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted(SHIPPED.glob(FILES))
@@ -43,6 +43,8 @@ def test_a_list_names_laws_that_may_refuse(file: Path) -> None:
 
 def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
     assert supported("2.11.0") == frozenset()
+    assert not is_listed("2.11.0")
+    assert is_listed("2.13.0+cpu")
     assert "op.forward[flip]" in supported("2.13.0+cpu")
     assert supported("99.0.0.dev20300101") >= supported("2.13.0")
     assert read(["op.forward[a]", "op.forward[b] smoke  # refuses a corner"], "ci") == ["op.forward[a]"]

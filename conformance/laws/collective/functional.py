@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -72,7 +71,7 @@ def _all_gather(case: Case, ask: Ask) -> Pieces:
 def _reduce_scatter(case: Case, ask: Ask) -> Pieces:
     dim = case.integer("dim", 0)
     rows = [[ask.added(at, to) for to in range(ask.size)] for at in range(ask.size)]
-    given = [ask.laid(collective.joined(row, dim)) for row in rows]
+    given = [ask.joined(row, dim) for row in rows]
     wanted = collective.reduce_scatter(rows, ask.op)
     return Pieces(
         alone(given),
@@ -87,7 +86,7 @@ def _all_to_all(case: Case, ask: Ask) -> Pieces:
     table = [list(row) for row in ask.splits] or [[ask.shape[0]] * ask.size for _ in places]
     turned = collective.all_to_all(table)
     sent = [[ask.given(at * ask.size + to, (table[at][to], *ask.shape[1:])) for to in places] for at in places]
-    given = [ask.laid(torch.cat(row)) for row in sent]
+    given = [ask.joined(row) for row in sent]
     return Pieces(
         alone(given),
         alone(collective.all_to_all_single(given, table)),

@@ -86,9 +86,10 @@ class Ask:
         added = contribution(shape, self.dtype, op, self.size, seed, position % self.size, self.fill)
         return lay_out(added, self.memory)
 
-    def laid(self, whole: torch.Tensor) -> torch.Tensor:
-        """What is joined of pieces, laid out as they are; not expanded, as its rows differ."""
-        return whole if self.memory == "expanded" else lay_out(whole, self.memory)
+    def joined(self, pieces: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        """Pieces joined along a dim, in memory laid out as theirs; not expanded, as rows differ."""
+        whole, plain = collective.joined(pieces, dim), all(piece.is_contiguous() for piece in pieces)
+        return whole if plain or self.memory == "expanded" else lay_out(whole, self.memory)
 
     def rounded(self, want: torch.Tensor) -> Any:
         """A reduction as a due value: averages are exact among as many members as a power of two."""
