@@ -80,6 +80,7 @@ SHAPED = """
 2 | a=3x4x4:S(1) | nn.functional.max_pool2d(a,2) nn.functional.avg_pool2d(a,2) nn.functional.adaptive_avg_pool2d(a,(2,2))
 2 | a=4x4:S(1) | nn.functional.avg_pool1d(a,2) nn.functional.max_pool1d(a,2)
 2 | a=2x4x4x4:S(1) | nn.functional.avg_pool3d(a,2) nn.functional.max_pool3d(a,2) nn.functional.interpolate(a,scale_factor=2.0)
+3 | a=5x4:S(0) | view_copy(a,(20,)) view_copy(a,(5,2,2)) x=t(a);reshape(x,(20,))
 """
 
 # on a mesh of some ranks, what is said to the others too

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -16,7 +15,7 @@ from shardlaw.conformance.law.fields import DIM_NAMES, KeptNamedMesh, NamedMesh,
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import table
 from shardlaw.conformance.laws.mesh.cases import MeshDims, MeshParts, mesh_law, of_several_dims
-from shardlaw.conformance.laws.mesh.description import description, sums
+from shardlaw.conformance.laws.mesh.description import description, members, sums
 from shardlaw.conformance.laws.mesh.expected import described, names_of, slice_of, summed
 from shardlaw.conformance.laws.mesh.views import FLATTEN, SLICES
 from shardlaw.reference.mesh import Mesh
@@ -130,7 +129,7 @@ def unit_dims(mesh: NamedMesh, of: Annotated[Any, MeshDims("+")]):
         "slice": part.mesh.flatten().tolist(),
         "bare slice": bare.mesh.tolist(),
         "flattened": flat.mesh.tolist(),
-        "members": [sorted(dist.get_process_group_ranks(group)) for group in groups],
+        "members": [members(group) for group in groups],
         "local rank": flat.get_local_rank() == bare.get_local_rank(),
         "mixed": mixed,
     }

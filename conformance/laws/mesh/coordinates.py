@@ -19,7 +19,7 @@ from shardlaw.conformance.law.fields import Device, MeshTable, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import table
 from shardlaw.conformance.laws.mesh.cases import DOC, mesh_law, on_every_mesh
-from shardlaw.conformance.laws.mesh.description import description, gathered, sums
+from shardlaw.conformance.laws.mesh.description import description, gathered, members, sums
 from shardlaw.conformance.laws.mesh.expected import described, lines, summed
 from shardlaw.conformance.laws.shared import draws
 
@@ -68,7 +68,7 @@ def groups(mesh: DeviceMesh):
     return {
         "count": len(listed),
         "no dim": only is along[0] if mesh.ndim == 1 else only,
-        "members": [sorted(dist.get_process_group_ranks(group)) for group in along],
+        "members": [members(group) for group in along],
         "all groups": [one is other for one, other in zip(listed, along, strict=False)],
         "traffic": sums(mesh),
     }

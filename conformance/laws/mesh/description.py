@@ -6,6 +6,11 @@ import torch
 import torch.distributed as dist
 
 
+def members(group):
+    """The ranks of a group, ascending."""
+    return sorted(dist.get_process_group_ranks(group))
+
+
 def description(mesh):
     """The table and names of a mesh, where this rank sits in it, and the members of its groups."""
     at = mesh.get_coordinate()
@@ -14,7 +19,7 @@ def description(mesh):
         "table": mesh.mesh.tolist(),
         "names": mesh.mesh_dim_names,
         "coordinate": None if at is None else tuple(at),
-        "members": [sorted(dist.get_process_group_ranks(group)) for group in groups],
+        "members": [members(group) for group in groups],
     }
 
 

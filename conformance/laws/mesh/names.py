@@ -6,18 +6,17 @@ import copy
 import pickle
 from typing import Annotated, Any, Literal
 
-import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, Refused, caught
+from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.mesh.cases import DOC, Dims, MeshDims, all_meshes, mesh_law, of_several_dims
-from shardlaw.conformance.laws.mesh.description import description
+from shardlaw.conformance.laws.mesh.description import description, members
 from shardlaw.conformance.laws.mesh.expected import described, flat_of, names_of, slice_of
 from shardlaw.conformance.laws.mesh.views import FLATTEN
 
@@ -54,7 +53,8 @@ def names(mesh: NamedMesh, flatten: Dims = None):
         "no group": caught(lambda: mesh.get_group("z")),
         "no local rank": caught(lambda: mesh.get_local_rank("z")),
         "no slice": caught(lambda: mesh["z"]),
-        "flat group": sorted(dist.get_process_group_ranks(mesh.get_group("flat"))) if flatten else None,
+        "flat group": members(mesh.get_group("flat")) if flatten else None,
+        "flat slice": caught(lambda: members(mesh["flat"].get_group())) if flatten else None,
     }
 
 
@@ -63,12 +63,15 @@ def _(mesh, flatten, rank: Rank):
     named = {"names": Of(names_of(mesh))}
     if mesh.coord(rank) is None:
         return named
+    flat = sorted(flat_of(mesh, flatten, rank).ranks) if flatten else None
     return {
         **named,
         **dict.fromkeys(("group", "local rank", "slice group"), [True] * mesh.ndim),
         "size": mesh.shape,
         **dict.fromkeys(("no group", "no local rank", "no slice"), Refused()),
-        "flat group": sorted(flat_of(mesh, flatten, rank).ranks) if flatten else None,
+        "flat group": flat,
+        # torch gives up slices by flattened names
+        "flat slice": Either((flat, Refused((KeyError,)))) if flatten else None,
     }
 
 
