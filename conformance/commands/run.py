@@ -61,6 +61,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             str(INI.parent / "laws"),
             *map(str, law_files()),
         ]
+        live.scout()
         with _own_pytest():
             status = pytest.main(arguments, plugins=[HandOver()])
         if status == pytest.ExitCode.INTERRUPTED:

@@ -97,8 +97,27 @@ class Run(RunState):
         listener.begin(self)
         self._one_chapter = len({law.chapter for law in laws}) == 1
         self._ahead: dict[str, LawRun] = {}
+        self._wrong: set[str] = set()
         self._turned = self.clock
         self._last_write = self._write_seconds = 0.0
+
+    def scout(self) -> None:
+        """Where the first finding ends the run, begin with a law whose control deviates, and with that case."""
+        from shardlaw.conformance.run.scout import first_wrong
+        from shardlaw.conformance.world import WorldError
+
+        request = self.request
+        if not request.exitfirst or request.budget is not None or request.shard != (1, 1) or self.frozen is not None:
+            return
+        laws = [law for law in self.laws if self._why_untested(law) is None]
+        try:
+            wrong = first_wrong(self, laws, self.pool, self.limits.most)
+        except WorldError:  # the first law's turn says so
+            return
+        if wrong is not None:
+            self._wrong.add(wrong.law)
+            self.laws.sort(key=lambda law: law.id != wrong.law)
+            self.known.setdefault(wrong.law, []).insert(0, wrong)
 
     # One law
 
@@ -115,7 +134,8 @@ class Run(RunState):
             try:
                 law_run.open()
                 law_run.feed()
-                if self.request.budget is None:  # nobody spends what is left of a budget before their turn
+                # nobody spends what is left of a budget before their turn, nor waits for others where something is wrong
+                if self.request.budget is None and law.id not in self._wrong:
                     self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.side_by_side))
                 law_run.finish()
             except Exception as error:
