@@ -15,15 +15,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.arguments import FromCase, on
 from shardlaw.conformance.laws.module.fsdp import sgd
-from shardlaw.conformance.laws.module.sharded import FSDP, inputs_of
-from shardlaw.conformance.laws.module.told import Whole, lacking, offered
-from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs, gradients, parameters
+from shardlaw.conformance.laws.module.sharded import inputs_of
+from shardlaw.conformance.laws.module.told import Whole, offered, told_law
+from shardlaw.conformance.laws.module.zoo import Pairs, gradients, parameters
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
@@ -79,16 +78,11 @@ def data_dims(way: str, names: Any) -> Any:
     return dims(shard=names[-1], replicate=names[0] if len(names) > 1 else None)
 
 
-@law(
-    "module.both-parallel",
-    source=FSDP + ", dp_mesh_dims; torch.distributed.tensor.parallel; FullyShardedDataParallel, device_mesh",
-    control=SHOWN[0],
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
-    features=features,
-    needs=NEEDS,
-    refusal=lacking,
-    weight=0.3,
+@told_law(
+    "both-parallel",
+    ", dp_mesh_dims; torch.distributed.tensor.parallel; FullyShardedDataParallel, device_mesh",
+    SHOWN,
+    features,
 )
 def both_parallel(
     model: Whole,

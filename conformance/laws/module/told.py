@@ -4,7 +4,7 @@ travel, and which of them do."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
+from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.module.arguments import FromCase
 from shardlaw.conformance.laws.module.fsdp import sgd
 from shardlaw.conformance.laws.module.sharded import FSDP, inputs_of
@@ -32,6 +33,23 @@ Inputs = Annotated[Pairs, FromCase(inputs_of)]
 def features(case: Case) -> set[str]:
     uneven = {"uneven"} if any(extent % case.mesh().shape[-1] for extent in case.shape("dims")[1:]) else set()
     return {"module", "fully-sharded", "backward", f"way:{case.get('way')}"} | uneven
+
+
+def told_law(
+    name: str, source: str, shown: Sequence[str], features: Callable[[Case], set[str]] = features
+) -> Callable[[Callable[..., Any]], Law]:
+    """Make the law ``module.NAME`` of the function below, whose sweep is ``shown``, the first of them its control."""
+    return law(
+        f"module.{name}",
+        source=FSDP + source,
+        control=shown[0],
+        sweep=texts(*shown),
+        sweeps=len(shown),
+        features=features,
+        needs=NEEDS,
+        refusal=lacking,
+        weight=0.3,
+    )
 
 
 # Plain torch, for acts
@@ -203,17 +221,7 @@ SHOWN = (
 )
 
 
-@law(
-    "module.told",
-    source=FSDP + ", the methods of FSDPModule",
-    control=SHOWN[0],
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
-    features=features,
-    needs=NEEDS,
-    refusal=lacking,
-    weight=0.3,
-)
+@told_law("told", ", the methods of FSDPModule", SHOWN)
 def told(model: Whole, mesh: NamedMesh, inputs: Inputs, way: WAYS, passes: int = 1, single: bool = False):
     """When and by what the parameters and gradients of a fully sharded model travel changes neither, and layers have
     their parameters whole when they are told to."""
@@ -306,17 +314,7 @@ CHANGED = (
 )
 
 
-@law(
-    "module.told-otherwise",
-    source=FSDP + ", the methods of FSDPModule, ignored_params, shard_placement_fn",
-    control=CHANGED[0],
-    sweep=texts(*CHANGED),
-    sweeps=len(CHANGED),
-    features=features,
-    needs=NEEDS,
-    refusal=lacking,
-    weight=0.2,
-)
+@told_law("told-otherwise", ", the methods of FSDPModule, ignored_params, shard_placement_fn", CHANGED)
 def told_otherwise(
     model: Whole,
     mesh: NamedMesh,
