@@ -70,6 +70,9 @@ KEYS = (
     'mesh=2 x=4:S(0) state={o:{2:x,True:x,None:"a",(x,y):x,2.5:x}}',
     "mesh=2 mesh.load=1 x=4:S(0) state={o:{4:x,False:x,None:x,(0,1):{step:3,m:x},0.5:x}} to.x=R",
     "mesh=2 x=4:S(0) state={o:{True:x,6:x,None:x,(0,1):x,0.5:1.5}}",
+    "mesh=3 x=7x2:S(0) y=5:R state={o:{5:x,False:{m:y},None:{w:x},(3,):y,4.5:x}}",
+    "mesh=2 mesh.load=1 x=5:S(0):int32 y=2x3:- state={a:{b:{1:y,True:x}},c:{None:x,(1,2,3):{w:y},-2.5:y}} to.x=R",
+    "mesh=1 mesh.load=3 x=6x2:R y=4:R:bool state={o:[{12:x},{False:x},{None:y},{(0,):y},{8.5:x}]} to.x=S(0) to.y=R",
 )
 STATEFUL = (
     "mesh=2 mesh.load=3 x=5:S(0) y=2x3:R state={app:stateful({w:x,n:3}),y:y}",
