@@ -97,7 +97,7 @@ class Run(RunState):
         listener.begin(self)
         self._one_chapter = len({law.chapter for law in laws}) == 1
         self._ahead: dict[str, LawRun] = {}
-        self._wrong: set[str] = set()
+        self._first = ""  # the law whose control was found to deviate
         self._turned = self.clock
         self._last_write = self._write_seconds = 0.0
 
@@ -115,7 +115,7 @@ class Run(RunState):
         except WorldError:  # the first law's turn says so
             return
         if wrong is not None:
-            self._wrong.add(wrong.law)
+            self._first = wrong.law
             self.laws.sort(key=lambda law: law.id != wrong.law)
             self.known.setdefault(wrong.law, []).insert(0, wrong)
 
@@ -135,7 +135,7 @@ class Run(RunState):
                 law_run.open()
                 law_run.feed()
                 # nobody spends what is left of a budget before their turn, nor waits for others where something is wrong
-                if self.request.budget is None and law.id not in self._wrong:
+                if self.request.budget is None and law.id != self._first:
                     self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.side_by_side))
                 law_run.finish()
             except Exception as error:
