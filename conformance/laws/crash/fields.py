@@ -228,8 +228,8 @@ def shown(state: Mapping[str, Any]) -> str:
 
 
 def counted(*scenarios: tuple[str, int]) -> Callable[[Limits], list[Case]]:
-    """The enumerator of scenarios that are written down, each with how many of its states are tried; of one scenario
-    those that lie far apart come first."""
+    """The enumerator of scenarios that are written down, each with how many of its states are tried, at most as many as
+    it has; of one scenario those that lie far apart come first."""
 
     def sweep(limits: Limits) -> list[Case]:
         found = [(Case.parse(f"- {text}"), most) for text, most in scenarios]

@@ -27,7 +27,7 @@ DOCS = "torch.distributed.checkpoint docs"
 SOURCE = f"{DOCS}, save and load; docs/crash.md: how to save safely"
 TWO = "mesh=2 x=4:S(0) a=3:R"
 ONE = "mesh=1 x=4:S(0)"
-BOTH = ((f"{TWO} disk=posix", 100), (f"{TWO} disk=kill", 40), (f"{ONE} disk=posix", 60))
+BOTH = ((f"{TWO} disk=posix", 74), (f"{TWO} disk=kill", 20), (f"{ONE} disk=posix", 36))
 
 
 def settle(folder: Any) -> None:
@@ -186,7 +186,7 @@ renamed.due(last_or_before)
     "waiting",
     source=SOURCE,
     control=f"{TWO} disk=posix crash=0",
-    scenarios=((f"{TWO} disk=posix", 250), *BOTH[1:]),
+    scenarios=((f"{TWO} disk=posix", 171), (f"{TWO} disk=kill", 31), (f"{ONE} disk=posix", 57)),
     smoke=2,
 )
 def waiting(

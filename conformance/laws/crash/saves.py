@@ -40,18 +40,18 @@ THREE = "mesh=3 x=7:S(0) a=4:S(0)"
 FOUR = "mesh=2x2 x=4x4:S(0),S(1) a=3:R,R"
 ONE = "mesh=1 x=4:S(0) a=3:-"
 SAVES = (
-    (f"{TWO} disk=posix", 100),
-    (f"{TWO} disk=kill", 40),
-    (f"{MANY} disk=posix", 250),
-    (f"{THREE} disk=posix", 300),
-    (f"{TWO} files=item disk=posix", 100),
-    (f"{TWO} threads=2 disk=posix", 150),
-    (f"{TWO} files=item threads=2 disk=kill", 40),
-    (f"{TWO} sync=0 disk=kill", 40),
-    (f"{TWO} ahead=0 disk=kill", 40),
-    ("mesh=2 x=3000:S(0) disk=posix", 60),
-    (f"{ONE} disk=posix", 40),
-    (f"{FOUR} disk=kill", 120),
+    (f"{TWO} disk=posix", 41),
+    (f"{TWO} disk=kill", 16),
+    (f"{MANY} disk=posix", 128),
+    (f"{THREE} disk=posix", 216),
+    (f"{TWO} files=item disk=posix", 48),
+    (f"{TWO} threads=2 disk=posix", 119),
+    (f"{TWO} files=item threads=2 disk=kill", 32),
+    (f"{TWO} sync=0 disk=kill", 16),
+    (f"{TWO} ahead=0 disk=kill", 16),
+    ("mesh=2 x=3000:S(0) disk=posix", 61),
+    (f"{ONE} disk=posix", 18),
+    (f"{FOUR} disk=kill", 96),
 )
 OF_SAVES: dict[str, Any] = {"source": FINISH, "control": f"{TWO} disk=posix crash=0", "scenarios": SAVES}
 
@@ -111,7 +111,7 @@ replaced = crash_law(
     clause="Whatever a crash leaves of a save over a checkpoint loads, as the old one or as the new one.",
     source="issue trackers of trainers: the last checkpoint must outlive the save of the next; no document promises it",
     control=f"{TWO} disk=kill crash=0",
-    scenarios=((f"{TWO} disk=posix", 100), (f"{TWO} files=item disk=kill", 100), (f"{THREE} disk=kill", 100)),
+    scenarios=((f"{TWO} disk=posix", 38), (f"{TWO} files=item disk=kill", 19), (f"{THREE} disk=kill", 60)),
     smoke=2,
     tier="advisory",
 )(over)
@@ -128,10 +128,10 @@ returned = crash_law(
     source=SYNC,
     control=f"{TWO} disk=kill crash=0",
     scenarios=(
-        (f"{TWO} disk=posix", 30),
+        (f"{TWO} disk=posix", 7),
         (f"{TWO} disk=kill", 1),
-        (f"{TWO} files=item disk=posix", 30),
-        (f"{THREE} disk=posix", 30),
+        (f"{TWO} files=item disk=posix", 7),
+        (f"{THREE} disk=posix", 7),
     ),
     smoke=4,
     takes={"crash": CrashingLater},
@@ -157,8 +157,8 @@ in_background.due(old_new_or_nothing)
     "overlap",
     source=FINISH,
     control=f"{TWO} turns=0,0,0",
-    scenarios=((TWO, 150), (f"{TWO} files=item", 150), (ONE, 80)),
-    smoke=10,
+    scenarios=((TWO, 66), (f"{TWO} files=item", 77), (ONE, 42)),
+    smoke=16,
 )
 def overlap(
     state: Saved,
