@@ -194,6 +194,16 @@ def staged_once_for_all() -> None:
         return self.first
 
 
+@breaks("roundtrip.stager")
+def stagers_not_waited_for() -> None:
+    """A stager that says that it must be waited for is not."""
+
+    @instead(dcp, "async_save")
+    def fault(true: Any, *given: Any, async_stager: Any = None, **options: Any) -> Any:
+        async_stager.should_synchronize_after_execute = False
+        return true(*given, async_stager=async_stager, **options)
+
+
 @breaks("roundtrip.streams")
 def transforms_left_out_of_loads() -> None:
     """What is read is not transformed back."""

@@ -84,7 +84,7 @@ BACKENDS = Literal["name", "number", "some", "unknown", "both"]
     "mesh=2x2 by=name",
     needs=("all_reduce",),
     sweep=lambda limits: [fields(mesh=mesh, by=by) for by in get_args(BACKENDS) for mesh in ascending(limits)],
-    sweeps=40,
+    sweeps=90,
     weight=0.3,
     tier="extended",
 )

@@ -115,7 +115,7 @@ ODD_SLICES = Literal["z", "a,z", "z,a", "b,z", "z,b", "a,b,z", "a,a", "b,b", "no
     SLICES,
     "mesh=2x2 slice=a,z",
     sweep=texts(
-        *(f"mesh={mesh} slice={odd}" for odd in get_args(ODD_SLICES) for mesh in ("1x2", "2x1", "1x3", "2x2", "1x2x2"))
+        *(f"mesh={mesh} slice={odd}" for mesh in ("2x2", "1x2x2", "1x2", "2x1", "1x3") for odd in get_args(ODD_SLICES))
     ),
     sweeps=32,
     weight=0.3,

@@ -44,6 +44,7 @@ SHOWN = (
     "mesh=2x2 model=mlp dims=5x4x3 way=ddp",
     "mesh=1x2 model=mlp dims=5x6x3 way=ddp",
     "mesh=2x2 model=mlp dims=5x4x3 way=ddp-named",
+    "mesh=2x1x2 model=mlp dims=5x4x3 way=replicated",
 )
 PLACES: dict[str, Placement] = {"net1.weight": S(0), "net1.bias": S(0), "net2.weight": S(1), "net2.bias": R()}
 
@@ -72,7 +73,7 @@ def data_dims(way: str, names: Any) -> Any:
     of them, along all, or along none."""
     dims = offered(fsdp, "DataParallelMeshDims")
     if way == "replicated":
-        return dims(replicate=names[0])
+        return dims(replicate=tuple(names) if len(names) > 1 else names[0])
     if way == "flat":
         return dims(shard=tuple(names))
     return dims(shard=names[-1], replicate=names[0] if len(names) > 1 else None)

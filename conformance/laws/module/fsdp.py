@@ -34,7 +34,8 @@ CLAUSES = {
         "are means over all."
     ),
     "accumulated": (
-        "Gradients of several backward passes add up whether each is shared with the other ranks or the last alone."
+        "Gradients of several backward passes add up whether each is shared with the other ranks or the last alone; a "
+        "parameter that is frozen between two steps gets none."
     ),
     "precision": (
         "Parameters compute in param_dtype, gradients travel in reduce_dtype and arrive in the parameter's own dtype."
@@ -62,7 +63,8 @@ def sgd(model: nn.Module, named: dict[str, Any]) -> None:
     """A step of plain gradient descent with such gradients."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter -= 0.5 * named[name]  # type: ignore[misc]
+            if named[name] is not None:  # frozen
+                parameter -= 0.5 * named[name]  # type: ignore[misc]
 
 
 def fsdp(
@@ -79,6 +81,7 @@ def fsdp(
     dim: int | None = None,
     factor: float | None = None,
     looked: bool = False,
+    freezes: bool = False,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
     if compute is not None:
@@ -93,6 +96,8 @@ def fsdp(
             part.set_gradient_divide_factor(factor)
     stepping, steps, looks = torch.optim.SGD(model.parameters(), lr=0.5), [{"parameters": parameters(model)}], {}
     for step in range(2):
+        if freezes and step:
+            next(model.parameters()).requires_grad_(False)
         outs = []
         for at, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
             if synced == "held":  # shared with the ranks that shard, held back from those that replicate
@@ -124,6 +129,7 @@ def fsdp_due(
     dim: int | None,
     factor,
     looked,
+    freezes,
     rank: Rank,
 ):
     dtype, place = compute or torch.float64, mesh.ranks.index(rank)
@@ -135,10 +141,16 @@ def fsdp_due(
         }
         return {name: on(mesh, whole.double(), *at[name]).near(compute) for name, whole in named.items()}
 
+    def arrived(named: dict[str, Any]) -> dict[str, Any]:
+        present = {name: whole for name, whole in named.items() if whole is not None}
+        return dict.fromkeys(named) | sharded(present)
+
     steps: list[Any] = [{"parameters": sharded(parameters(model))}]
     looks: dict[str, Any] = {}
     for step in range(2):
         computed, outs = copy.deepcopy(model).to(dtype), []
+        if freezes and step:
+            next(computed.parameters()).requires_grad_(False)
         for pairs in inputs[step * passes : (step + 1) * passes]:
             every = [computed(x.to(dtype) if x.is_floating_point() else x) for x, _ in pairs]
             for out, (_, grad) in zip(every, pairs, strict=True):
@@ -146,7 +158,7 @@ def fsdp_due(
             outs.append(Near(every[place].detach().to(output or dtype), compute))
         sgd(model, gradients(computed))
         steps.append(
-            {"forward": outs, "gradients": sharded(gradients(computed)), "parameters": sharded(parameters(model))}
+            {"forward": outs, "gradients": arrived(gradients(computed)), "parameters": sharded(parameters(model))}
         )
     if looked:  # in the dtype that they compute in
         whole = {name: one.detach().to(dtype) for name, one in model.named_parameters(recurse=not units)}
@@ -191,8 +203,12 @@ def features_fsdp(case: Case) -> set[str]:
 
 # cases that few draws would meet
 ALWAYS = {
-    "hybrid": "mesh=2x2 model=norm dims=5x7 reshard=yes",
-    "accumulated": "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=3 synced=held",
+    "hybrid": ("mesh=2x2 model=norm dims=5x7 reshard=yes",),
+    "accumulated": (
+        "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=3 synced=held",
+        "mesh=2 model=mlp dims=5x7x3 reshard=no freezes=1",
+    ),
+    "precision": ("mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",),
 }
 LAWS = family(
     fsdp,
@@ -203,7 +219,7 @@ LAWS = family(
             "control": CONTROLS[kind],
             "draw": partial(draw_fsdp, kind=kind),
             "draws": 3 if kind == "partly" else 5,
-            **({"sweep": texts(ALWAYS[kind]), "sweeps": 1} if kind in ALWAYS else {}),
+            **({"sweep": texts(*ALWAYS[kind]), "sweeps": len(ALWAYS[kind])} if kind in ALWAYS else {}),
         }
         for kind, clause in CLAUSES.items()
     },

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.staging import AsyncStager
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
@@ -15,7 +17,7 @@ from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import finish, load
 from shardlaw.conformance.laws.checkpoint.fields import Blank, Newer, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, then_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import stager_of
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -45,6 +47,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "named-tuple": lambda: Pair(1, 2),
     "size": lambda: torch.Size((2, 3)),
     "dtype": lambda: torch.float16,
+    "deque": lambda: deque([1, 2]),
 }
 
 
@@ -56,7 +59,7 @@ def spoil(value: Any) -> None:
     elif isinstance(value, tuple):
         for entry in value:
             spoil(entry)
-    elif isinstance(value, list):
+    elif isinstance(value, list | deque):
         for entry in value:
             spoil(entry)
         value.append("late")
@@ -161,3 +164,44 @@ staged_again.due(lambda: {})
 
 
 then_both_loaded(staged_again)
+
+
+@trip_law(
+    "stager",
+    source=f"{DOCS}, AsyncStager: stage, should_synchronize_after_execute, synchronize_staging; async_save",
+    holds="mesh=2 x=5:S(0) a=4:R waits=yes",
+    texts=(
+        "mesh=2 x=5:S(0) a=4:R waits=no",
+        "mesh=2x2 x=5x4:S(0),S(1) a=3:-:int64 state={x:x,d:{a:a,n:1}} waits=yes",
+        "mesh=3 mesh.load=2 x=7:S(0):float64 waits=no",
+    ),
+    features=lambda case: {"async-save"},
+    stages=worlds,
+)
+def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
+    """What a user's stager gives is what an asynchronous save keeps, and it is waited for where it says so."""
+    calls = []
+
+    class Giving(AsyncStager):
+        should_synchronize_after_execute = waits == "yes"
+
+        def stage(self, given):
+            calls.append("stage")
+            return state
+
+        def synchronize_staging(self):
+            calls.append("synchronize")
+
+        def close(self):
+            pass
+
+    finish(dcp.async_save(newer, storage_writer=writer(folder), async_stager=Giving()))
+    return {"calls": calls}
+
+
+@stager.due
+def _(waits):
+    return {"calls": ["stage", "synchronize"] if waits == "yes" else ["stage"]}
+
+
+then_loaded(stager)
