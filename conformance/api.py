@@ -234,9 +234,11 @@ class Worlds:
         return self._ask(law, case, True) if not fresh and _is_of_time(verdict) else verdict
 
     def _ask(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        from shardlaw.conformance.run.supported import as_listed
         from shardlaw.conformance.world import WorldError
 
         assert self._live is not None
+        law = as_listed(law)
         try:
             return self._live.fresh(law, case) if fresh else self._live.judge(law, [case])[0]
         except WorldError as error:

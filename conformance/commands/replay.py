@@ -15,6 +15,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
 from shardlaw.conformance.run.request import DEFAULT_REPORT
+from shardlaw.conformance.run.supported import as_listed
 from shardlaw.conformance.world.judge import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
@@ -169,7 +170,7 @@ def _try(one: Wanted, pool: Pool, times: int, trace: bool) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.fresh(one.law, one.case, traced=trace)
+            verdict = pool.fresh(as_listed(one.law), one.case, traced=trace)
         except NotationError as error:
             raise UsageError(f"case {one.case.text!r}: {error}") from None
         for answer in verdict.ranks:

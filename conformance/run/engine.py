@@ -67,7 +67,7 @@ class Run(RunState):
         from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
         from shardlaw.conformance.run.frozen import frozen
-        from shardlaw.conformance.run.supported import is_listed, supported
+        from shardlaw.conformance.run.supported import as_listed, supported
 
         listed = frozen(request.certify) if request.certify else None
         if listed is None:
@@ -78,8 +78,6 @@ class Run(RunState):
                 raise UsageError(f"--certify {request.certify}: target {target.name} has a tolerance of its own: want none")
             laws = [find(law_id) for law_id in listed.laws]
             files = expectations.shipped()
-        if not is_listed(torch.__version__):
-            laws = [law.early() for law in laws]
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
         expected.chosen = frozenset(chosen() if request.of_chosen else ())
         unexcused = None
@@ -88,7 +86,7 @@ class Run(RunState):
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
         known = _known(request.known, {law.id for law in laws})
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
-        super().__init__(request, target, laws, expected, known, shrinking)
+        super().__init__(request, target, [*map(as_listed, laws)], expected, known, shrinking)
         self.supported = supported(torch.__version__, request.profile)
         self.frozen, self.unexcused = listed, unexcused
         self.pool = pool

@@ -8,11 +8,16 @@ it has cases that longer profiles try and that release refuses: of these profile
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from shardlaw.conformance.run.expectations import SHIPPED
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
 
 FILES = "supported-*.txt"
 # one refused case of many may be a corner that no earlier run drew
@@ -26,9 +31,17 @@ def _earlier(torch_version: str) -> list[tuple[Version, Path]]:
     return [(version, file) for version, file in lists if version <= release]
 
 
+@cache
 def is_listed(torch_version: str) -> bool:
     """Whether any list says something of a release: of one that is older than all nobody knows what it has to support."""
     return bool(_earlier(torch_version))
+
+
+def as_listed(law: Law) -> Law:
+    """A law as the torch at hand has to support it."""
+    import torch
+
+    return law if is_listed(torch.__version__) else law.early()
 
 
 def supported(torch_version: str, profile: str = "smoke") -> frozenset[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.expectations import SHIPPED
-from shardlaw.conformance.run.supported import FILES, is_listed, read, supported
+from shardlaw.conformance.run.supported import FILES, as_listed, is_listed, read, supported
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted(SHIPPED.glob(FILES))
@@ -48,6 +48,12 @@ def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
     assert "op.forward[flip]" in supported("2.13.0+cpu")
     assert supported("99.0.0.dev20300101") >= supported("2.13.0")
     assert read(["op.forward[a]", "op.forward[b] smoke  # refuses a corner"], "ci") == ["op.forward[a]"]
+
+
+@pytest.mark.parametrize(("release", "refusal"), [("2.11.0", "early"), ("2.13.0+cpu", "allowed"), ("99.0", "allowed")])
+def test_on_a_release_that_no_list_speaks_of_a_control_may_be_refused(release: str, refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", release)
+    assert as_listed(catalogue()["op.forward[linalg.inv]"]).refusal == refusal
 
 
 @pytest.mark.ranks
