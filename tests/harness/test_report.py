@@ -286,14 +286,15 @@ def test_a_stale_law_fails_under_strict_only(run: FakeRun) -> None:
 def test_report_md_is_one_screen(run: FakeRun) -> None:
     for at in range(30):
         run.take(finding(id=f"{at:08x}", where=f"rule_{at}, torch/rules.py:{at}"))
-    text = markdown(run.update(1), Path("shardlaw-report"))
+    report = run.update(1)
+    text = markdown(report, Path("shardlaw-report"))
     assert len(text.splitlines()) <= 70
     assert "30 new findings" in text
     assert "and 20 more" in text
     assert f"`{CASE.text}`" in text
     assert "`python shardlaw-report/findings/00000000.py` exits 1" in text
     assert "needs 8 ranks" in text
-    assert (run.writer.folder / "report.md").read_text() == markdown(run.update(1), run.writer.folder)
+    assert (run.writer.folder / "report.md").read_text() == markdown(report, run.writer.folder)
 
 
 def test_a_folder_of_other_json_is_no_folder_of_findings(tmp_path: Path) -> None:
