@@ -37,7 +37,7 @@ SECONDS = 15.0
 LIMIT = 200.0  # seconds of a change, all in all
 COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in",
             ast.Is: "is not", ast.IsNot: "is"}  # fmt: skip
-REACHED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "//"}
+RECKONED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "//"}
 QUIET = {"warn", "warning", "warning_once", "debug", "info", "error", "format", "cast"}  # calls of which nothing is changed
 
 
@@ -105,8 +105,8 @@ class Source:
                 yield node, f"({words[1].join(map(of, node.values[:-1]))})"
             case ast.UnaryOp(op=ast.Not()):
                 yield node, f"({of(node.operand)})"
-            case ast.BinOp() if type(node.op) in REACHED and not isinstance(node.left, ast.Constant):
-                yield node, f"({of(node.left)} {REACHED[type(node.op)]} {of(node.right)})"
+            case ast.BinOp() if type(node.op) in RECKONED and not isinstance(node.left, ast.Constant):
+                yield node, f"({of(node.left)} {RECKONED[type(node.op)]} {of(node.right)})"
             case ast.Constant(value=bool()):
                 yield node, str(not node.value)
             case ast.Constant(value=int()):
