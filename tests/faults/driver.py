@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -45,4 +46,5 @@ def main(how: str) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("SHARDLAW_LAWS", "tests.faults.laws")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
     main(sys.argv[1])

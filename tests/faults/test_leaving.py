@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,8 @@ def test_driver_that_ends_by_itself(how: str) -> None:
 def test_driver_that_is_killed_while_ranks_work(number: signal.Signals) -> None:
     with driver("works") as (process, started):
         time.sleep(0.2)
-        for _ in range(3):  # Python throws away an interrupt that comes inside a finalizer
-            process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-                break
-        assert process.poll() is not None
+        process.send_signal(number)
+        process.wait(60)
         assert left(started, 5) == []
 
 
