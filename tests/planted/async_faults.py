@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import _async_thread_executor as executor
+
+from torch.distributed.checkpoint import staging
 
 from tests.planted.hook import breaks, instead
 
@@ -17,3 +21,29 @@ def saves_write_what_the_first_was_given() -> None:
     def fault(true: Any, self: Any, state: Any, **options: Any) -> Any:
         given.append(state)
         return true(self, given[0], **options)
+
+
+class WhenAsked(Future[Any]):
+    """A save that is made when its result is asked for: later than whatever its caller does before, however busy the machine is."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self.save())
+        return super().result(timeout)
+
+
+@breaks("roundtrip.async", "roundtrip.staged")
+def staging_without_copy() -> None:
+    """An asynchronous save writes the tensors of the caller, whatever they hold by then."""
+
+    def unstaged(self: Any, state: Any, *args: Any, **options: Any) -> Any:
+        return state
+
+    staging.BlockingAsyncStager.stage = unstaged
+    dcp.FileSystemWriter.stage = unstaged
+
+    @instead(executor._ThreadBasedAsyncCheckpointExecutor, "execute_save")
+    def later(true: Any, self: Any, state: Any, **options: Any) -> Any:
+        pending = WhenAsked()
+        pending.save = lambda: true(self, state, **options).result()
+        return pending

@@ -233,17 +233,6 @@ def stale_cached_metadata() -> None:
     dcp.DefaultSavePlanner._create_global_plan_with_caching = fault
 
 
-@breaks("roundtrip.async", "roundtrip.staged")
-def staging_without_copy() -> None:
-    """An asynchronous save writes the tensors of the caller, whatever they hold by then."""
-
-    def fault(self: Any, state: Any, *args: Any, **options: Any) -> Any:
-        return state
-
-    staging.BlockingAsyncStager.stage = fault
-    dcp.FileSystemWriter.stage = fault
-
-
 @breaks("roundtrip.local-shards")
 def wrapper_forgets_a_shard() -> None:
     """Of the shards in a wrapper only the first is saved and loaded, the others are taken for zeros."""
