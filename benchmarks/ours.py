@@ -20,12 +20,11 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.rank.reuse import PLANS
 from shardlaw.conformance.run.law_run import SHARED_PLANS
 from shardlaw.conformance.run.search import draw
 from shardlaw.conformance.world import Pool
 
-REUSE = PLANS if os.environ.get(SHARED_PLANS) != "0" else ""  # as a smoke run does
+REUSE = os.environ.get(SHARED_PLANS) != "0"  # as a smoke run does
 
 
 def case(point: Point, ranks: int) -> Case:

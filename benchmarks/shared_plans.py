@@ -16,7 +16,6 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.rank.reuse import PLANS
 from shardlaw.conformance.world import Pool
 
 MESHES = {"4": "{}", "2x2": "{},S(0)"}
@@ -44,7 +43,7 @@ def main() -> int:
                     verdicts: list[Verdict] = []
                     used = burnt()
                     for one in cases(mesh, rows):
-                        pool.feed(find(one.law), one, verdicts.append, reuse=PLANS if sharing else "")
+                        pool.feed(find(one.law), one, verdicts.append, reuse=sharing)
                     pool.flush()
                     if at:  # the first round warms up
                         told[f"{mesh} {'shared' if sharing else 'alone'}"].append(round(burnt() - used, 2))

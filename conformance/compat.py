@@ -104,6 +104,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "have ops refuse to redistribute",
         ("torch.distributed.tensor._utils:ExplicitRedistributionContext",),
     ),
+    "are_tracing": ("plan alone what is traced", ("torch.distributed._functional_collectives:_are_we_tracing",)),
     "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),
     "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
     "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),

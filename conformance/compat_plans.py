@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 from shardlaw.conformance import compat
 from shardlaw.conformance import compat_trace as heard
@@ -16,8 +19,16 @@ from shardlaw.conformance.compat_trace import PLANS_AN_OP
 _DERIVES = "_ops.autogen"  # the module that derives rules of overloads
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
 FINDS_METADATA = "_propagate_tensor_meta_non_cached"
+# functions of specs that each plan asks again and again
+_ASKED_AGAIN = ("redistribute_cost", "is_tensor_shardable")
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
 _READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
+
+
+@functools.cache
+def spec_type() -> Any:
+    """The class of what a plan is made of, which is asked for often."""
+    return compat.name("DTensorSpec")
 
 
 def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
@@ -28,6 +39,80 @@ def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], No
 def find_metadata_by(find: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
     """From here on torch finds the metadata of an op's result by ``find(true, schema)``, as :func:`plan_by` says."""
     return _in_place_of(FINDS_METADATA, "find the metadata of a result once", find)
+
+
+def remember_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
+    """From here on torch makes specs of the same parts once, and asks once what it costs to move from one to another and whether a shape
+    can be sharded so. Gives what forgets all that, and what undoes it."""
+    spec = spec_type()
+    plain = {Shard, Replicate, Partial, compat.name("StridedShard"), compat.name("TensorMeta")}
+    numbers, known = dict[Any, int](), dict[int, int]()  # of parts, and by their ids: the same one for equal plain ones
+    made, said = dict[Any, dict[str, Any]](), dict[Any, Any]()
+    held: list[Any] = []  # an id is an object's for as long as it lives
+    true_init = spec.__init__
+
+    def number(part: Any) -> int:
+        held.append(part)
+        told = (type(part), part, *(map(type, part) if isinstance(part, tuple) else ())) if type(part) in plain else id(part)
+        try:
+            return known.setdefault(id(part), numbers.setdefault(told, len(numbers) + 1))
+        except TypeError:  # a symbolic size has no hash
+            return known.setdefault(id(part), numbers.setdefault(id(part), len(numbers) + 1))
+
+    @functools.wraps(true_init)
+    def init(self: Any, mesh: Any, placements: Any, *rest: Any, **options: Any) -> None:
+        if type(placements) is not tuple:
+            return true_init(self, mesh, placements, *rest, **options)
+        key = *[known.get(id(part)) or number(part) for part in (mesh, *placements, *rest, *options.values())], *options
+        if key in made:
+            vars(self).update(made[key], placements=placements)
+        else:
+            true_init(self, mesh, placements, *rest, **options)
+            made[key] = dict(vars(self))
+        return None
+
+    def asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
+        def told(one: Any) -> Any:
+            if type(one) is not spec:
+                return one
+            parts = (one.mesh, *one.placements, one.tensor_meta, one.shard_order)
+            return tuple([known.get(id(part)) or number(part) for part in parts])
+
+        @functools.wraps(function)
+        def asking(*args: Any, **options: Any) -> Any:
+            key = function, *map(told, args), *options.items(), *_flags()
+            try:
+                if key not in said:
+                    said[key] = function(*args, **options)
+            except TypeError:
+                return function(*args, **options)
+            return said[key]
+
+        return asking
+
+    def forget() -> None:
+        for remembered in (numbers, known, made, said, held):
+            remembered.clear()  # type: ignore[attr-defined]
+
+    true = [(module, name, getattr(module, name)) for name in _ASKED_AGAIN for module in _naming(name)]
+    once = {function: asked_once(function) for *_, function in true}
+
+    def undo() -> None:
+        spec.__init__ = true_init
+        for place in true:
+            setattr(*place)
+        forget()
+
+    spec.__init__ = init
+    for module, name, function in true:
+        setattr(module, name, once[function])
+    return forget, undo
+
+
+def _naming(name: str) -> list[Any]:
+    """The modules of DTensor that call a function by this name."""
+    modules = [module for at, module in sys.modules.items() if at.startswith("torch.distributed.tensor.")]
+    return [module for module in modules if isinstance(vars(module).get(name), types.FunctionType)]
 
 
 def _in_place_of(method: str, what: str, function: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
@@ -62,9 +147,12 @@ def _has_rule(op: Any) -> bool:
 def plans_depend_on() -> tuple[Any, ...]:
     """What a plan depends on beside its schema."""
     import torch
-    from torch.distributed.tensor import _redistribute
 
-    return (torch.get_default_dtype(), *(getattr(_redistribute, flag, None) for flag in _PLANNER_FLAGS))
+    return (torch.get_default_dtype(), *_flags())
+
+
+def _flags() -> tuple[Any, ...]:
+    return tuple([getattr(_redistribute, flag, None) for flag in _PLANNER_FLAGS])
 
 
 def note_coordinates(note: Callable[[], object]) -> Callable[[], None]:

@@ -2,8 +2,9 @@
 
 torch finds the shape, strides and dtype of an op's result by running it on fake tensors, for each layout of its operands anew. They depend
 on the op and on the shapes, strides and dtypes of what it is given, not on how that is sharded: a rank asks once for each, and what one
-rank of a pool has found the others take, but for one question in :data:`CHECKED`, which each rank asks torch itself. With :data:`PLANS` a
-world's ranks also share whole plans (:mod:`shardlaw.conformance.rank.shared_plans`).
+rank of a pool has found the others take, but for one question in :data:`CHECKED`, which each rank asks torch itself. Within a case it also
+remembers what one plan asks again and again of the same specs. The ranks of a world share whole plans besides
+(:mod:`shardlaw.conformance.rank.shared_plans`).
 """
 
 from __future__ import annotations
@@ -17,31 +18,33 @@ from typing import Any
 
 import torch
 
-from shardlaw.conformance import compat
 from shardlaw.conformance import compat_plans as plans
 
-METADATA, PLANS = "metadata", "plans"
 REMEMBERED = 4096  # of each rank, and as many at most that it leaves for others
 CHECKED = 16
 ATOMS = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
-class RememberedMetadata:
-    """The metadata of results that the ranks of a pool have found: the folder at ``path`` takes what is new, a file each."""
+class Remembered:
+    """What a rank remembers; the folder at ``path`` takes the metadata of results that are new to the ranks of a pool, a file each."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._undo: Callable[[], None] | None = None
+        self._undo: tuple[Callable[[], None], ...] = ()
+        self._forget: Callable[[], None] = int
         self._found: dict[Any, Any] = {}
         self._left = REMEMBERED
 
     def begin(self, *, wanted: bool) -> None:
-        """Take from here on what was found, or leave torch as it was."""
-        if wanted and self._undo is None:
-            self._undo = plans.find_metadata_by(self._find)
-        elif not wanted and self._undo is not None:
-            self._undo()
-            self._undo = None
+        """A case begins: take from here on what was found, or leave torch as it was."""
+        self._forget()
+        if wanted and not self._undo:
+            self._forget, undo = plans.remember_within_plans()
+            self._undo = undo, plans.find_metadata_by(self._find)
+        elif not wanted and self._undo:
+            for undo in self._undo:
+                undo()
+            self._undo, self._forget = (), int
 
     def _find(self, true: Callable[[Any], Any], schema: Any) -> Any:
         try:
@@ -87,7 +90,7 @@ def _told(value: Any) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return kind, value
-    if kind is compat.DTensorSpec:
+    if kind is plans.spec_type():
         return value.tensor_meta, value.mesh.device_type
     if kind is dict:
         return kind, tuple((key, _told(item)) for key, item in value.items())

@@ -2,13 +2,14 @@
 most of the work of a case.
 
 The leader of a schema is chosen by a hash of all that the plan depends on. It writes its answer into a file of the world's folder, under
-the number of the case: what an earlier case has shown is never taken. The others wait for the file, no longer than they would need
-themselves; whoever waits in vain works it out, and waits no more in that case. Meshes and ops travel by name: each rank puts its own in.
+the number of the case: what an earlier case has shown is never taken. The others wait for the file: for a leader that has begun, which an
+empty file says, as long as it takes, and else no longer than they would need themselves; whoever waits in vain works it out, and waits no
+more in that case. Meshes and ops travel by name: each rank puts its own in.
 
 On every rank are planned: one schema in :data:`CHECKED`; ops whose plan holds local shapes, or that have neither rule nor decomposition;
 schemas with what has a state or an identity (tensors, generators, symbolic sizes) and with placements that ops make (masks, sums with a
-transform); whatever makes the leader raise or ask where it stands; and all that ranks outside the mesh plan. A case that is not to share
-forgets first what was taken before it.
+transform); what is traced; whatever makes the leader raise or ask where it stands; and all that ranks outside the mesh plan. A case that
+is not to share forgets first what was taken before it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from shardlaw.conformance import compat_plans as plans
 from shardlaw.conformance.rank.context import mesh_once_read
 
 CHECKED = 16
-PATIENCE = 0.3  # seconds
-KEPT_ANSWERS = 256  # of each rank
+PATIENCE = 0.3  # seconds, with a leader that has not begun
+LONGEST = 10.0  # seconds, with one that has
+BEGUN = "-begun"
+KEPT_FILES = 512  # of each rank
 NAP = 0.0005  # seconds
 APART = b""  # an answer: each rank must find its own
 PLAIN = (torch.dtype, torch.Size, torch.device, torch.layout, torch.memory_format)
@@ -82,7 +85,7 @@ class SharedPlans:
         self._asked = True
 
     def _plan(self, true: Plan, schema: Any) -> Any:
-        if not self._case or self._busy:  # busy: an op that is planned within the plan of another
+        if not self._case or self._busy or compat.name("are_tracing")():  # busy: an op that is planned within the plan of another
             return true(schema)
         try:
             key, meshes = key_of(schema)
@@ -106,6 +109,7 @@ class SharedPlans:
     def _lead(self, true: Plan, schema: Any, name: str, meshes: list[DeviceMesh]) -> Any:
         """Work it out, and tell the others."""
         answer = APART
+        self._publish(name + BEGUN, b"")
         try:
             found = self._own(true, schema)
             if not self._asked:
@@ -131,12 +135,12 @@ class SharedPlans:
                 file.write(answer)
             os.rename(arriving, name)
             self._files.append(name)
-            if len(self._files) > KEPT_ANSWERS:
+            if len(self._files) > KEPT_FILES:
                 os.unlink(self._files.popleft())
 
     def _wait_for(self, name: str) -> bytes:
         """The leader's answer, or :data:`APART` where it does not come."""
-        until = time.monotonic() + min(PATIENCE, max(PATIENCE / 3, 3 * self._usual))
+        began = time.monotonic()
         while True:
             try:
                 with open(name, "rb") as file:
@@ -144,7 +148,7 @@ class SharedPlans:
             except OSError:
                 if not self._patient:
                     return APART
-            if time.monotonic() > until:
+            if time.monotonic() > began + (LONGEST if os.path.exists(name + BEGUN) else PATIENCE):
                 self._patient = False
             else:
                 time.sleep(max(NAP, self._usual / 4))
@@ -166,7 +170,7 @@ def _told(value: Any, meshes: list[DeviceMesh]) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return value
-    if kind is compat.DTensorSpec:
+    if kind is plans.spec_type():
         if not all(map(_travels, value.placements)):
             raise ApartError
         said = {key: _told(item, meshes) for key, item in vars(value).items() if key not in ("mesh", "placements", plans.SPEC_HASH)}
@@ -232,7 +236,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if kind is compat.DTensorSpec:
+        if kind is plans.spec_type():
             return copyreg.__newobj__, (kind,), {**vars(value), plans.SPEC_HASH: None}  # type: ignore[attr-defined]
         if isinstance(value, Placement) and not _travels(value):
             raise ApartError

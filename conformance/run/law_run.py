@@ -13,7 +13,6 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import finding_id, struck
-from shardlaw.conformance.rank.reuse import METADATA, PLANS
 from shardlaw.conformance.run.confirm import Confirmer
 from shardlaw.conformance.run.search import Enough
 from shardlaw.conformance.run.state import Finding, HarnessFault
@@ -50,14 +49,12 @@ class _Seen:
     number: int
 
 
-def reuse_of(law: Law, profile: str) -> str:
-    """How much ranks may reuse in a law's first pass: nothing of laws that try what torch remembers or look on how it works; in laws of
-    ops, which plan most, one rank's plans for all."""
+def reuses(law: Law, profile: str) -> bool:
+    """Whether ranks reuse in a law's first pass what they have worked out: not in laws that try what torch remembers or look on how it
+    works."""
     fields = [parameter.type for act in law.acts for parameter in act.all_parameters().values()]
     looks_on = not fields or any(getattr(field, "fresh", False) for field in fields)
-    if os.environ.get(SHARED_PLANS) == "0" or profile == "nightly" or looks_on:
-        return ""
-    return PLANS if law.chapter == "op" else METADATA
+    return os.environ.get(SHARED_PLANS) != "0" and profile != "nightly" and not looks_on
 
 
 class LawRun:
@@ -74,7 +71,7 @@ class LawRun:
         self._plan = plan
         plan.covered = lambda case: run.expectations.covers(case, features_of(case, plan.law))
         self._seconds = seconds
-        self._reuse = reuse_of(plan.law, run.request.profile)
+        self._reuse = reuses(plan.law, run.request.profile)
         self._fed = False
         self._owed = self._lost = self._lacking = 0
         self._early: list[_Seen] | None = []
@@ -265,7 +262,7 @@ class LawRun:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
             seconds = min(SHRINK_SECONDS, run.shrinking)
-            confirmer = Confirmer(self._plan, self._pool, self._memory, seconds, self._is_known, self._reuse == PLANS)
+            confirmer = Confirmer(self._plan, self._pool, self._memory, seconds, self._is_known, self._reuse)
             found = confirmer.confirm(seen.verdict, seen.drawn)
             run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
             if found is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.program.names import NoFunctionError
-from shardlaw.conformance.run.law_run import reuse_of
+from shardlaw.conformance.run.law_run import reuses
 from shardlaw.conformance.world import signals
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def first_wrong(run: RunState, laws: Sequence[Law], pool: Pool, most: int) -> Ca
             continue
         if control.world <= most:
             owed.add(at)
-            pool.feed(law, control, partial(tell, at, law), reuse=reuse_of(law, run.request.profile))
+            pool.feed(law, control, partial(tell, at, law), reuse=reuses(law, run.request.profile))
             pool.wait(lambda: len(owed) < AHEAD)
         if wrong:
             break

@@ -71,9 +71,9 @@ class Pool:
 
     # What callers ask for
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: str = "", traced: bool = False) -> None:
-        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``reuse``: how much ranks may
-        reuse of what was worked out before."""
+    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: bool = False, traced: bool = False) -> None:
+        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``reuse``: whether ranks
+        may reuse what was worked out before."""
         job = self._job(law, case, done)
         job.reuse, job.traced, job.lane = reuse, traced, self._lane(law)
         self._queue(job).append(job)

@@ -54,14 +54,14 @@ class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
 
 class Task(msgspec.Struct, array_like=True, frozen=True):
     """A case to run: its law, its text, the folder that its ranks share, which of the law's worlds this is, whether it is traced, and
-    how much ranks may reuse of what was worked out before (:mod:`shardlaw.conformance.rank.reuse`)."""
+    whether ranks may reuse what was worked out before (:mod:`shardlaw.conformance.rank.reuse`)."""
 
     law: str
     text: str
     folder: str
     stage: int
     traced: bool = False
-    reuse: str = ""
+    reuse: bool = False
 
 
 # driver to rank

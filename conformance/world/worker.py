@@ -31,7 +31,7 @@ from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import RankContext, Rejected
 from shardlaw.conformance.rank.perform import try_case
-from shardlaw.conformance.rank.reuse import PLANS, RememberedMetadata
+from shardlaw.conformance.rank.reuse import Remembered
 from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
@@ -52,7 +52,7 @@ class LeftBehindError(Exception):
 @dataclass
 class Rank:
     """A rank of a live world, serving its driver at the other end of ``stream``; ``plans`` where its ranks share them. ``together``: all
-    ranks have their places on ``page``; ``metadata``: the file of what ranks of this pool found of results."""
+    ranks have their places on ``page``; ``metadata``: the folder of what ranks of this pool found of results."""
 
     rank: int
     world: int
@@ -74,7 +74,7 @@ class Rank:
             self._registry, self._count = compat.name("groups"), compat.name("sequence_number")
         except ImportError:
             self._registry = self._count = None
-        self._metadata = RememberedMetadata(self.metadata)
+        self._remembered = Remembered(self.metadata)
         self._rng = torch.get_rng_state()
         self._at_first = frozenset(threading.enumerate())  # the target's own
         self._threads = len(self._at_first)
@@ -127,9 +127,9 @@ class Rank:
         here.stage = task.stage
         if task.traced:
             here.tracer = Tracer()
-        self._metadata.begin(wanted=bool(task.reuse))
+        self._remembered.begin(wanted=task.reuse)
         if self.plans is not None:
-            self.plans.begin(f"{batch}.{index}" if task.reuse == PLANS else "")
+            self.plans.begin(f"{batch}.{index}" if task.reuse else "")
         self._outside = False
         try:
             case = Case.parse(task.text)

@@ -43,7 +43,7 @@ class Job:
     ran: dict[int, dict[str, int]] = field(default_factory=dict)
     lost: int = 0
     traced: bool = False
-    reuse: str = ""
+    reuse: bool = False
     lane: int = 0
     fed: float = field(default_factory=time.monotonic)
 

@@ -44,7 +44,7 @@ class Ranks:
         self.fed: list[str] = []
         self.waiting: list[Callable[[], None]] = []
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: str) -> None:
+    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: bool) -> None:
         verdict = Verdict(case, "deviates", "wrong-value", "x") if law.id in self.wrong else Verdict(case, "held")
         self.fed.append(law.id)
         self.waiting.append(lambda: done(verdict))

@@ -25,9 +25,9 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank import shared_plans
-from shardlaw.conformance.rank.reuse import METADATA, PLANS, RememberedMetadata
+from shardlaw.conformance.rank.reuse import Remembered
 from shardlaw.conformance.rank.shared_plans import ApartError, key_of, read, written
-from shardlaw.conformance.run.law_run import SHARED_PLANS, reuse_of
+from shardlaw.conformance.run.law_run import SHARED_PLANS, reuses
 from shardlaw.conformance.world import Pool
 from tests.laws.planting import ROOT, first_cases
 from tests.planted import rank_faults
@@ -180,15 +180,14 @@ def test_a_key_tells_apart_what_plans_depend_on(lonely: DeviceMesh) -> None:
 def test_what_a_law_reuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARED_PLANS, raising=False)
     law = find("op.forward[add]")
-    assert [reuse_of(law, profile) for profile in ("smoke", "ci", "nightly")] == [PLANS, PLANS, ""]
-    assert reuse_of(find("redistribute.local"), "smoke") == METADATA
-    assert reuse_of(find("op.history"), "smoke") == ""
+    assert [reuses(law, profile) for profile in ("smoke", "ci", "nightly")] == [True, True, False]
+    assert not reuses(find("op.history"), "smoke")
     monkeypatch.setenv(SHARED_PLANS, "0")
-    assert reuse_of(law, "smoke") == ""
+    assert not reuses(law, "smoke")
 
 
 def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_path: Path) -> None:
-    asked, remembered = [], RememberedMetadata(str(tmp_path / "metadata"))
+    asked, remembered = [], Remembered(str(tmp_path / "metadata"))
     compat.name("op_plans")()
     remembered.begin(wanted=True)
     own = remembered._find
@@ -196,7 +195,7 @@ def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_
     def counted(true: Any, schema: Any) -> Any:
         return own(lambda schema: asked.append(schema) or true(schema), schema)
 
-    remembered._undo = compat_plans.find_metadata_by(counted)
+    remembered._undo = *remembered._undo[:1], compat_plans.find_metadata_by(counted)
     for dtype in (torch.int64, torch.float64):
         for placement in (Shard(0), Shard(1), Replicate()):
             x = DTensor.from_local(torch.ones(4, 4, dtype=dtype), lonely, [placement, Replicate()], shape=(4, 4), stride=(4, 1))
@@ -210,7 +209,7 @@ def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_
 
 
 def test_metadata_that_one_rank_found_the_others_take(lonely: DeviceMesh, tmp_path: Path) -> None:
-    ranks = [RememberedMetadata(str(tmp_path / "metadata")) for _ in range(3)]
+    ranks = [Remembered(str(tmp_path / "metadata")) for _ in range(3)]
     asked: list[list[Any]] = [[], [], []]
     shapes = range(1, 65)
     for rank, remembered in enumerate(ranks):
@@ -234,7 +233,7 @@ def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lo
     folder = tmp_path / "metadata"
     for part in (1, 2):
         asked: list[Any] = []
-        own = RememberedMetadata(str(folder))._find
+        own = Remembered(str(folder))._find
         compat.name("op_plans")()
         undo = compat_plans.find_metadata_by(
             lambda true, schema, own=own, asked=asked: own(lambda its: asked.append(its) or true(its), schema)
@@ -267,7 +266,7 @@ def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
     verdicts = []
     with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
         for case in first_cases(find(law)):
-            pool.feed(find(law), case, verdicts.append, reuse=PLANS)
+            pool.feed(find(law), case, verdicts.append, reuse=True)
         pool.flush()
     assert [verdict.error for verdict in verdicts if "what was taken" in verdict.error] == []
     assert len(taken.read_text().splitlines()) > 20
@@ -303,7 +302,7 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
     cases = cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4)
     while not seen and (some := [*itertools.islice(cases, 12)]):  # some of these faults make ranks hang
         for case in some:
-            pool.feed(find(case.law), case, verdicts.append, reuse=PLANS)
+            pool.feed(find(case.law), case, verdicts.append, reuse=True)
         pool.flush()
         seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
     assert bool(seen) == bool(fault), [verdict.message for verdict in seen][:3]

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import _async_thread_executor as executor
-
 from torch.distributed.checkpoint import staging
 
 from tests.planted.hook import breaks, instead

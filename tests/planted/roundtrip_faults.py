@@ -20,7 +20,6 @@ from torch.distributed.checkpoint import (
     filesystem,
     planner_helpers,
     resharding,
-    staging,
     state_dict_loader,
     utils,
 )
