@@ -41,7 +41,7 @@ PATIENCE = 0.3  # seconds, with a leader that has not begun
 LONGEST = 10.0  # seconds, with one that has
 BEGUN = "-begun"
 KEPT_FILES = 512  # of each rank
-NAP = 0.0005  # seconds
+NAP, LONGEST_NAP = 0.001, 0.01  # seconds
 APART = b""  # an answer: each rank must find its own
 PLAIN = (torch.dtype, torch.Size, torch.device, torch.layout, torch.memory_format)
 ATOMS = {type(None), bool, int, float, complex, str, *PLAIN} - {torch.Size}
@@ -63,7 +63,8 @@ class SharedPlans:
         self._folder = folder
         self._case = ""
         self._undo: tuple[Callable[[], None], ...] = ()
-        self._busy = self._asked = self._taken = False
+        self._busy = self._taken = False
+        self._leads = ""  # the name of what this rank plans for others
         self._patient = True
         self._usual = PATIENCE / 30
         self._files: deque[str] = deque()
@@ -82,7 +83,9 @@ class SharedPlans:
         self._case, self._patient = case, True
 
     def _note(self) -> None:
-        self._asked = True
+        if self._leads:  # the others need not wait for the end
+            self._publish(self._leads, APART)
+            self._leads = ""
 
     def _plan(self, true: Plan, schema: Any) -> Any:
         if not self._case or self._busy or compat.name("are_tracing")():  # busy: an op that is planned within the plan of another
@@ -108,20 +111,22 @@ class SharedPlans:
 
     def _lead(self, true: Plan, schema: Any, name: str, meshes: list[DeviceMesh]) -> Any:
         """Work it out, and tell the others."""
-        answer = APART
+        answer, self._leads = APART, name
         self._publish(name + BEGUN, b"")
         try:
             found = self._own(true, schema)
-            if not self._asked:
+            if self._leads:
                 with suppress(ApartError):
                     answer = written(found, meshes)
             return found
         finally:
-            self._publish(name, answer)
+            if self._leads:
+                self._publish(name, answer)
+            self._leads = ""
 
     def _own(self, true: Plan, schema: Any) -> Any:
         began = time.monotonic()
-        self._busy, self._asked = True, False
+        self._busy = True
         try:
             return true(schema)
         finally:
@@ -151,7 +156,7 @@ class SharedPlans:
             if time.monotonic() > began + (LONGEST if os.path.exists(name + BEGUN) else PATIENCE):
                 self._patient = False
             else:
-                time.sleep(max(NAP, self._usual / 4))
+                time.sleep(min(max(NAP, self._usual / 3), LONGEST_NAP))
 
 
 def key_of(schema: Any) -> tuple[bytes, list[DeviceMesh]]:

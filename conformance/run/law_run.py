@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.run.confirm import Confirmer
@@ -53,7 +54,7 @@ def reuses(law: Law, profile: str) -> bool:
     """Whether ranks reuse in a law's first pass what they have worked out: not in laws that try what torch remembers or look on how it
     works."""
     fields = [parameter.type for act in law.acts for parameter in act.all_parameters().values()]
-    looks_on = not fields or any(getattr(field, "fresh", False) for field in fields)
+    looks_on = not fields or any(isinstance(field, ProgramField) and field.fresh for field in fields)
     return os.environ.get(SHARED_PLANS) != "0" and profile != "nightly" and not looks_on
 
 
