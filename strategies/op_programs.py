@@ -266,6 +266,35 @@ transposed
 """)
 
 
+# Further ones, each tried once.
+MORE_FAMILIES = read_ops("""
+deviations small
+    a=m,n m>=2 n>=2 | std(a,0) std(a,0,keepdim=True) std(a,1,keepdim=True) std(a,1) var_mean(a,1) var_mean(a,1,keepdim=True)
+largest
+    a=m,n m>=2 n>=2 | topk(a,2,1) topk(a,2,0) topk(a,2,0,False) topk(a,2,1,False)
+norms    small
+    a=m,n | linalg.vector_norm(a,2,1) linalg.vector_norm(a,2,0) linalg.vector_norm(a,1,0) linalg.vector_norm(a,2,0,True)
+moved
+    a=m,m | movedim(a,0,0) movedim(a,0,1) rot90(a,1,(0,1)) rot90(a,2,(0,1)) squeeze(a,0) t(a) tile(a,(1,2)) tile(a,(2,1))
+apart
+    a=2,2 | chunk(a,2) chunk(a,2,1) diff(a,1,0) diff(a,1,1) cumprod(a,0) cumprod(a,1)
+rolled
+    a=m,n m>=2 n>=2 | roll(a,1,1) roll(a,1,0) roll(a,1) roll(a,(1,1),(0,1)) flip(a,(1,)) flip(a,(0,1)) flip(a,(0,))
+spectra  small
+    a=m,n | fft.fft(a,dim=0) fft.fft(a,dim=1) fft.rfft(a,dim=1) fft.rfft(a,dim=0)
+losses   small
+    a=m,3 i=m:int64:index3 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.nll_loss(a,i,reduction='none')
+        | nn.functional.nll_loss(a,i,ignore_index=1,reduction='sum')
+along
+    a=m,m i=m,m:int64:index2 m>=2 | take_along_dim(a,i,1) take_along_dim(a,i,0) scatter_add(a,1,i,a) scatter_add(a,0,i,a)
+added
+    a=m,m i=2:int64:index2 m>=2 | index_select(a,1,i) index_select(a,0,i) index_fill(a,1,i,2.5) index_fill(a,0,i,2.5)
+within   small
+    a=m,n | nn.functional.layer_norm(a,({n},)) nn.functional.layer_norm(a,({m},{n})) nn.functional.softmax(a,1)
+        | nn.functional.softmax(a,0) nn.functional.softmax(a,0,dtype=torch.float64)
+""")
+
+
 def history(choose: Choose, ground: Ground) -> Sample:
     """Two or three calls of one family on tensors of which the first lies as the ground says."""
     fitting = [[v for v in family.variants if not ground.empty or not (v.least or REGROUPED.search(v.call))] for family in FAMILIES]
@@ -304,7 +333,7 @@ def histories_enumerated(world_size: int) -> list[Sample]:
 def family_histories() -> list[Sample]:
     """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn."""
     found = []
-    for at, family in enumerate(FAMILIES):
+    for at, family in enumerate([*FAMILIES, *MORE_FAMILIES]):
         for args in dict.fromkeys(variant.args for variant in family.variants):
             several = [variant for variant in family.variants if variant.args == args]
             sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
