@@ -18,7 +18,7 @@ from shardlaw.reference.placement import Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
 from shardlaw.strategies.op_table import read_ops
-from shardlaw.strategies.ops import Sample
+from shardlaw.strategies.ops import Op, Sample
 
 NAMES = ("x", "y", "z")
 
@@ -331,16 +331,20 @@ def histories_enumerated(world_size: int) -> list[Sample]:
 
 
 def family_histories() -> list[Sample]:
-    """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn."""
-    found = []
-    for at, family in enumerate([*FAMILIES, *MORE_FAMILIES]):
-        for args in dict.fromkeys(variant.args for variant in family.variants):
-            several = [variant for variant in family.variants if variant.args == args]
-            sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
-            placed: dict[str, Placements] = {}
-            for arg in args:
-                shards = [Shard(dim) for dim in range(len(arg.dims)) if not arg.dtype]
-                placed[arg.name] = (shards[at % len(shards)] if shards else Replicate(),)
-            sample = several[0].sample(Mesh.of(2), sizes, placed, several[0].dtypes[0])
-            found.append(replace(sample, steps=";".join(variant.steps(sizes) for variant in several)))
-    return found
+    """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn; after these, on the last dim where
+    that was the first one: what is planned for a dim that no rank has a part of does harm along one that is sharded."""
+    families = [*FAMILIES, *MORE_FAMILIES]
+    found = [sample for at, family in enumerate(families) for sample in _sharded_on(family, at)]
+    return found + [sample for family in families[::2] for sample in _sharded_on(family, -1)]
+
+
+def _sharded_on(family: Op, dim: int) -> Iterator[Sample]:
+    for args in dict.fromkeys(variant.args for variant in family.variants):
+        several = [variant for variant in family.variants if variant.args == args]
+        sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
+        placed: dict[str, Placements] = {}
+        for arg in args:
+            shards = [Shard(at) for at in range(len(arg.dims)) if not arg.dtype]
+            placed[arg.name] = (shards[dim % len(shards)] if shards else Replicate(),)
+        sample = several[0].sample(Mesh.of(2), sizes, placed, several[0].dtypes[0])
+        yield replace(sample, steps=";".join(variant.steps(sizes) for variant in several))
