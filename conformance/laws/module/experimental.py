@@ -241,7 +241,7 @@ def dealt(lengths: Sequence[int], ranks: int) -> torch.Tensor:
         "mesh=2 shape=2x8x3 dim=1 documents=8 others=8",
         "mesh=2 shape=2x8x3 dim=1 documents=8x4 others=4x8 back=1",
     ),
-    sweeps=2,
+    sweeps=7,
     features=lambda case: {"context-parallel"},
     needs=("all_gather",),
     weight=0.1,
