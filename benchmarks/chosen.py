@@ -39,6 +39,7 @@ from shardlaw.conformance.run.chosen import written
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.target.config import find_target
 from shardlaw.strategies.op_corners import corner_gradients, corner_samples
+from shardlaw.strategies.op_programs import family_histories
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
@@ -195,7 +196,11 @@ def at_corners(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
 def tables(cases: Iterable[Tried], limits: Limits) -> Iterator[Tried]:
     """The cases of tables of laws that draw: what programs begin with, and all that enumerators of few cases have. Those that cost a
     world stay away."""
-    by_hand = {"op.program": len(corner_samples()), "op.program-backward": len(corner_gradients())}
+    by_hand = {
+        "op.program": len(corner_samples()),
+        "op.program-backward": len(corner_gradients()),
+        "op.history": len(family_histories()),  # what a cache confuses runs no other lines
+    }
     written_down: set[str] = set()
     for law_id, law in catalogue().items():
         if law.draws and law.sweep is not None and (law.sweeps <= TABLE or law_id in by_hand):

@@ -180,9 +180,23 @@ RARE = f"""
 2x2 | a=4x6:S(1),S(0):float32:small | x=to(a,{E5});y=transpose(x,0,1);to(y,torch.float32) x=to(a,{E4});y=clone(x);to(y,torch.float32)
 """
 
+# dims of which one lies between others, or behind them, and what only tensors of more dims tell apart
+BETWEEN = """
+2 | a=4x4x4:S(1) b=4x4:R | diagonal_scatter(a,b,0,0,2)
+2 | a=2x4x3x4:R i=4:S(0):int64:index4 | getitem(a,(slice(None),i,slice(None),i)) getitem(a,(slice(None),i,i))
+2 | a=4x4x2x4:S(0) i=4:R:int64:index4 b=4x4x2:R | setitem(a,(slice(None),i,slice(None),i),b)
+2 | w=4x6:S(1) i=():R:int64:index4 | nn.functional.embedding(i,w)
+2 | w=4x6:S(1) i=2x3:R:int64:index4 | nn.functional.embedding(i,w)
+2 | a=5x4:S(0) | argmax(a,keepdim=True) argmin(a,keepdim=True)
+2x2 | a=4x4x4:R,S(2) | select(a,0,1) unbind(a,1) stack([a,a]) sum(a,0) amax(a,1) median(a,0)
+2x2 | a=4x4x4:S(1),S(2) | select(a,0,1) unbind(a) stack([a,a]) mean(a,0) argmin(a,0) movedim(a,2,0)
+2 | a=3x5x2x8:_S(3,2) i=3x2x8:R:int64:index5 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='sum')
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-)
+    + BETWEEN
+)  # fmt: skip
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """
@@ -202,6 +216,14 @@ BACKWARD = """
 2 | a=6x4:R | narrow(a,0,1,3) getitem(a,slice(1,5)) select(a,1,1) getitem(a,(slice(None),slice(1,3))) | a | S(0)
 2 | a=4x4:S(1) i=4:R:int64:index4 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.nll_loss(a,i) | a |
 2x2 | a=6x4:S(0),S(0) | mean(a,0) mean(a) linalg.vector_norm(a,2,1) view(a,(24,)) | a | R,R
+2 | w=4x6:R i=2x4:R:int64:index4 | nn.functional.embedding(i,w) | w | S(1)
+2 | a=8x3:R | narrow(a,0,2,4) | a | _S(0,2)
+2 | a=5x7:S(0) | x=nn.functional.softmax(a,1);y=nn.functional.softmax(a,0);add(x,y) | a | S(0)
+2 | a=5x5:S(0) | x=nn.functional.log_softmax(a,0);y=nn.functional.log_softmax(a,1);add(x,y) | a | S(0)
+2 | a=5x5:S(0) | x=select(a,1,1);y=select(a,0,1);add(x,y) x=narrow(a,1,1,3);y=narrow(a,0,1,3);u=sum(x,1);v=sum(y,0);add(u,v) | a | R
+2 | a=5x5:S(0) | x=select(a,1,1);y=select(a,0,1);add(x,y) | a | S(0)
+2 | a=5x5:S(0) | x=cumsum(a,1);y=cumsum(a,0);add(x,y) x=amax(a,1);y=amax(a,0);add(x,y) x=logsumexp(a,1);y=logsumexp(a,0);add(x,y) | a |
+2 | w=4x3:R v=6x3:R i=5:S(0):int64:index4 | x=nn.functional.embedding(i,w);y=nn.functional.embedding(i,v);add(x,y) | w,v | S(0)
 """
 
 

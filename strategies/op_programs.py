@@ -18,7 +18,7 @@ from shardlaw.reference.placement import Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
 from shardlaw.strategies.op_table import read_ops
-from shardlaw.strategies.ops import Sample
+from shardlaw.strategies.ops import Op, Sample
 
 NAMES = ("x", "y", "z")
 
@@ -266,6 +266,35 @@ transposed
 """)
 
 
+# Further ones, each tried once.
+MORE_FAMILIES = read_ops("""
+deviations small
+    a=m,n m>=2 n>=2 | std(a,0) std(a,0,keepdim=True) std(a,1,keepdim=True) std(a,1) var_mean(a,1) var_mean(a,1,keepdim=True)
+largest
+    a=m,n m>=2 n>=2 | topk(a,2,1) topk(a,2,0) topk(a,2,0,False) topk(a,2,1,False)
+norms    small
+    a=m,n | linalg.vector_norm(a,2,1) linalg.vector_norm(a,2,0) linalg.vector_norm(a,1,0) linalg.vector_norm(a,2,0,True)
+moved
+    a=m,m | movedim(a,0,0) movedim(a,0,1) rot90(a,1,(0,1)) rot90(a,2,(0,1)) squeeze(a,0) t(a) tile(a,(1,2)) tile(a,(2,1))
+apart
+    a=2,2 | chunk(a,2) chunk(a,2,1) diff(a,1,0) diff(a,1,1) cumprod(a,0) cumprod(a,1)
+rolled
+    a=m,n m>=2 n>=2 | roll(a,1,1) roll(a,1,0) roll(a,1) roll(a,(1,1),(0,1)) flip(a,(1,)) flip(a,(0,1)) flip(a,(0,))
+spectra  small
+    a=m,n | fft.fft(a,dim=0) fft.fft(a,dim=1) fft.rfft(a,dim=1) fft.rfft(a,dim=0)
+losses   small
+    a=m,3 i=m:int64:index3 | nn.functional.nll_loss(a,i,reduction='sum') nn.functional.nll_loss(a,i,reduction='none')
+        | nn.functional.nll_loss(a,i,ignore_index=1,reduction='sum')
+along
+    a=m,m i=m,m:int64:index2 m>=2 | take_along_dim(a,i,1) take_along_dim(a,i,0) scatter_add(a,1,i,a) scatter_add(a,0,i,a)
+added
+    a=m,m i=2:int64:index2 m>=2 | index_select(a,1,i) index_select(a,0,i) index_fill(a,1,i,2.5) index_fill(a,0,i,2.5)
+within   small
+    a=m,n | nn.functional.layer_norm(a,({n},)) nn.functional.layer_norm(a,({m},{n})) nn.functional.softmax(a,1)
+        | nn.functional.softmax(a,0) nn.functional.softmax(a,0,dtype=torch.float64)
+""")
+
+
 def history(choose: Choose, ground: Ground) -> Sample:
     """Two or three calls of one family on tensors of which the first lies as the ground says."""
     fitting = [[v for v in family.variants if not ground.empty or not (v.least or REGROUPED.search(v.call))] for family in FAMILIES]
@@ -302,16 +331,20 @@ def histories_enumerated(world_size: int) -> list[Sample]:
 
 
 def family_histories() -> list[Sample]:
-    """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn."""
-    found = []
-    for at, family in enumerate(FAMILIES):
-        for args in dict.fromkeys(variant.args for variant in family.variants):
-            several = [variant for variant in family.variants if variant.args == args]
-            sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
-            placed: dict[str, Placements] = {}
-            for arg in args:
-                shards = [Shard(dim) for dim in range(len(arg.dims)) if not arg.dtype]
-                placed[arg.name] = (shards[at % len(shards)] if shards else Replicate(),)
-            sample = several[0].sample(Mesh.of(2), sizes, placed, several[0].dtypes[0])
-            found.append(replace(sample, steps=";".join(variant.steps(sizes) for variant in several)))
-    return found
+    """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn; after these, on the last dim where
+    that was the first one: what is planned for a dim that no rank has a part of does harm along one that is sharded."""
+    families = [*FAMILIES, *MORE_FAMILIES]
+    found = [sample for at, family in enumerate(families) for sample in _sharded_on(family, at)]
+    return found + [sample for family in families[::2] for sample in _sharded_on(family, -1)]
+
+
+def _sharded_on(family: Op, dim: int) -> Iterator[Sample]:
+    for args in dict.fromkeys(variant.args for variant in family.variants):
+        several = [variant for variant in family.variants if variant.args == args]
+        sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
+        placed: dict[str, Placements] = {}
+        for arg in args:
+            shards = [Shard(at) for at in range(len(arg.dims)) if not arg.dtype]
+            placed[arg.name] = (shards[dim % len(shards)] if shards else Replicate(),)
+        sample = several[0].sample(Mesh.of(2), sizes, placed, several[0].dtypes[0])
+        yield replace(sample, steps=";".join(variant.steps(sizes) for variant in several))

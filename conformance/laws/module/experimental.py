@@ -237,8 +237,11 @@ def dealt(lengths: Sequence[int], ranks: int) -> torch.Tensor:
     sweep=texts(
         "mesh=2 shape=2x8x3 dim=1 documents=8x4 others=4x8",
         *(f"mesh=2 shape={shape} dim={dim}" for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1))),
+        # one document a sequence; what several documents are put together to, whoever was dealt which part
+        "mesh=2 shape=2x8x3 dim=1 documents=8 others=8",
+        "mesh=2 shape=2x8x3 dim=1 documents=8x4 others=4x8 back=1",
     ),
-    sweeps=2,
+    sweeps=7,
     features=lambda case: {"context-parallel"},
     needs=("all_gather",),
     weight=0.1,
@@ -251,6 +254,7 @@ def context(
     kept: bool = False,
     documents: Shape | None = None,
     others: Shape | None = None,
+    back: bool = False,
 ):
     """Within context_parallel buffers are cut at the same positions, dealt from both ends of the sequence or of each
     document, each on one rank, can be put together, and are restored."""
@@ -266,7 +270,8 @@ def context(
         balancer = compat.DocumentBalancer([[*documents], [*others]], mesh.size(), mesh.device_type)
         rows = torch.arange(2 * sum(documents), device=mesh.device_type).reshape(2, -1)
         shards = compat.context_parallel_shard(mesh, [rows], [1], balancer)
-        pair = [shards[0].clone(), *compat.context_parallel_unshard(mesh, shards, [1], balancer)]
+        pair = [shards[0].clone()] if not back else []
+        pair += compat.context_parallel_unshard(mesh, shards, [1], balancer)
     return {
         "taken": taken,
         "pair": pair,
@@ -281,13 +286,13 @@ def context(
 
 
 @context.due
-def _(mesh: Mesh, shape, dim: int, seed: int, kept: bool, documents, others, rank: Rank):
+def _(mesh: Mesh, shape, dim: int, seed: int, kept: bool, documents, others, back: bool, rank: Rank):
     whole, order, share = eighths(shape, seed), torch.arange(shape[dim]), shape[dim] // mesh.size
     at, pair = mesh.ranks.index(rank), []
     if documents is not None and others is not None:
         rows = torch.arange(2 * sum(documents)).reshape(2, -1)
         places = [dealt(lengths, mesh.size).chunk(mesh.size)[at] for lengths in (documents, others)]
-        pair = [torch.stack([row[place] for row, place in zip(rows, places, strict=True)]), rows]
+        pair = [torch.stack([row[place] for row, place in zip(rows, places, strict=True)]), rows][back:]
     return {
         "taken": dealt((shape[dim],), mesh.size).chunk(mesh.size)[at] if share % 2 == 0 else ...,
         "pair": pair,

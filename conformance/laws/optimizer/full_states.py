@@ -170,6 +170,11 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+def each_at_its_rate(net: Net) -> list[dict[str, Any]]:
+    """A group for each parameter, no two of which learn alike."""
+    return [{"params": [parameter], "lr": rate} for parameter, rate in zip(net.parameters(), RATES, strict=False)]
+
+
 def differing(held: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names of tensors of which this rank holds other elements; what only one of the two has is nothing that
     differs."""
@@ -192,7 +197,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def asked(tensors: Tensors, opt: Literal["adam", "sgd", "momentum", "adagrad", "rmsprop"]):
     """Asking for the state of an optimizer changes neither it nor its model: the step that follows is its first."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
-    optimizers = [OPTIMIZERS[opt]([*net.parameters()]) for net in nets]
+    optimizers = [OPTIMIZERS[opt](each_at_its_rate(net)) for net in nets]
     get_optimizer_state_dict(nets[0], optimizers[0])
     model = {path: parameter.detach().clone() for path, parameter in nets[0].held().items()}
     gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]

@@ -206,14 +206,15 @@ def _(x, part, world: WorldSize, axis):
 def save_optimizer(
     x: Whole, save: End, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
 ):
-    """A model and rates are saved beside an optimizer with a tensor of the parameter's shape, one of one element,
-    and values."""
+    """A model, with a name like that of the optimizer, and rates are saved beside an optimizer with a tensor of the
+    parameter's shape, one of one element, and values."""
     tensor = put(x, save, rank, None)
     name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
     kept = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
     groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
     optimizer = {"state": {name: kept, other: {"step": torch.full((1, 1), 3)}}, "param_groups": groups}
-    saved = {"model": {"layer.w": torch.zeros(2)}, "opt": optimizer, "opt_schedule": {"rate": 0.5}}
+    model = {"layer.w": torch.zeros(2), "opt": torch.zeros(3)}
+    saved = {"model": model, "opt": optimizer, "opt_schedule": {"rate": 0.5}}
     with told_plainly():
         dcp.save(saved, storage_writer=writer(folder))
     return {}

@@ -79,6 +79,7 @@ SAFETENSORS = (
     "mesh=1 world.save=2 mesh.load=2 x=5x6:R a=7:R:int64 to.x=S(0) to.a=- hf=whole",
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):bfloat16 b=4x3:S(1) to.x=S(1) to.b=R hf=together index=two",
     "mesh=3 mesh.load=2 x=5x7:S(1):float64 a=8:S(0) to.x=S(0) hf=together threads=2",
+    "mesh=1 world.save=2 mesh.load=2 x=5x6:R a=7:R:int64 b=3:R to.x=S(0) to.a=- hf=whole index=two",
 )
 
 

@@ -216,13 +216,23 @@ def _(state):
     texts=META,
 )
 def meta(state: Annotated[dict[str, Any], StateField("load", blank="meta")], reader: Reader, folder: Folder):
-    """A destination on the meta device is given memory of its layout and filled."""
-    return {"loaded": load(state, reader(folder))}
+    """A destination on the meta device is given memory of its layout and filled; it claims the strides that it had."""
+    before = claimed(state)
+    loaded = load(state, reader(folder))
+    return {"loaded": loaded, "strides as before": claimed(loaded) == before}
+
+
+def claimed(value: Any) -> list[tuple[int, ...]]:
+    """The strides that the tensors in a state claim."""
+    if isinstance(value, torch.Tensor):
+        return [value.stride()]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [stride for entry in inside for stride in claimed(entry)]
 
 
 @meta.due
 def _(state):
-    return {"loaded": state}
+    return {"loaded": state, "strides as before": Of(True)}
 
 
 def sweep_bits(limits: Limits) -> Sequence[Case]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,6 +31,22 @@ class Pair(NamedTuple):
     second: int
 
 
+class Slotted:
+    """Keeps a value in a slot."""
+
+    __slots__ = ("first",)
+
+
+class Both(Slotted):
+    """Keeps one value in a slot, and one beside it."""
+
+    def __init__(self) -> None:
+        self.first, self.second = [1], [2]
+
+    def __repr__(self) -> str:
+        return f"Both({getattr(self, 'first', None)}, {getattr(self, 'second', None)})"
+
+
 COMPLEX = (1 + 2j, 3 - 4j)
 # what makes a value, by its name
 VALUES: dict[str, Callable[[], Any]] = {
@@ -49,6 +66,11 @@ VALUES: dict[str, Callable[[], Any]] = {
     "dtype": lambda: torch.float16,
     "deque": lambda: deque([1, 2]),
 }
+# objects, with what only a copy of all of their parts keeps from later changes
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "slots": Both,
+    "entries": lambda: SimpleNamespace(kept=OrderedDict(a=[1]), later=(1, [2]), counted=defaultdict(list, b=[3])),
+}
 
 
 def spoil(value: Any) -> None:
@@ -67,13 +89,21 @@ def spoil(value: Any) -> None:
         value.add("late")
     elif isinstance(value, bytearray):
         value.extend(b"late")
+    elif isinstance(value, dict):
+        for entry in value.values():
+            spoil(entry)
+        value["late"] = [0]
+    elif isinstance(value, Both | SimpleNamespace):
+        for name in ("first", *vars(value)):
+            spoil(getattr(value, name, None))
 
 
 STAGED = tuple(
     f"mesh={2 if at % 3 else 1} x=5:S(0) value={name} async={how}"
     for how in ("stager", "writer")
     for at, name in enumerate(VALUES)
-)
+) + tuple(f"mesh=1 x=5:S(0) value={name} async={how}" for name in OBJECTS for how in ("stager", "writer"))
+VALUES |= OBJECTS
 
 STAGED_AGAIN = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,d:{a:a,n:1}}",
