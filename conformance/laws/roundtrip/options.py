@@ -79,6 +79,13 @@ SAFETENSORS = (
     "mesh=1 world.save=2 mesh.load=2 x=5x6:R a=7:R:int64 to.x=S(0) to.a=- hf=whole",
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):bfloat16 b=4x3:S(1) to.x=S(1) to.b=R hf=together index=two",
     "mesh=3 mesh.load=2 x=5x7:S(1):float64 a=8:S(0) to.x=S(0) hf=together threads=2",
+    "mesh=2 x=5x2:S(0) a=4x3:R hf=consolidated index=more",
+    "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole index=more",
+)
+ANEW = (
+    "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",
+    "mesh=2 mesh.load=3 x=5x2:S(0) a=4x3:S(0):bfloat16 b=7:S(0) to.x=S(1) to.a=R to.b=S(0) hf=consolidated",
+    "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole",
 )
 
 
@@ -202,7 +209,9 @@ def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: in
     options = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
     numbers = {name: at % 2 + 1 if index else 1 for at, name in enumerate(state)}
     if index:
-        options["fqn_to_index_mapping"] = numbers  # type: ignore[assignment]
+        # an index of whole models names what this state may not have, such as the second name of a tied tensor
+        more = {"not.saved": 1} if index == "more" else {}
+        options["fqn_to_index_mapping"] = numbers | more  # type: ignore[assignment]
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}  # type: ignore[dict-item]
     made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
@@ -251,6 +260,53 @@ def _(state: Blank, again: Blank, folder: Folder, hf: Word, threads: int = 1, id
 def _(state, hf, id):
     both = hf in ("consolidated", "together") and not id
     return {"shards": state, hf: state} if both else {hf: state}
+
+
+def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
+    """Save these as safetensors, in two files or in one."""
+    options: dict[str, Any] = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
+    if parted:
+        options["fqn_to_index_mapping"] = {name: at % 2 + 1 for at, name in enumerate(state)}
+    save(state, compat.HuggingFaceStorageWriter(folder, **options))
+
+
+@trip_law(
+    "hugging-face-anew",
+    source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
+    holds="mesh=2 x=5x2:S(0) hf=consolidated",
+    texts=ANEW,
+    stages=worlds,
+    needs=IN_FILES,
+    features=of_hugging_face,
+)
+def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", blank="poison")], folder: Folder, hf: Word):
+    """Tensors that are saved as safetensors over older ones, in more files than these or in fewer, are what is loaded
+    then."""
+    in_files(older, f"{folder}/fewer", hf, True)
+    in_files(state, f"{folder}/fewer", hf, False)
+    in_files(older, f"{folder}/more", hf, True)
+    in_files(older, f"{folder}/more", hf, False)
+    in_files(state, f"{folder}/more", hf, True)
+    return {"source": state}
+
+
+@anew.due
+def _(state):
+    need("safetensors")
+    return {"source": state}
+
+
+@anew.then
+def _(state: Blank, again: Blank, folder: Folder):
+    return {
+        "in fewer files": load(state, compat.HuggingFaceStorageReader(f"{folder}/fewer")),
+        "in more files": load(again, compat.HuggingFaceStorageReader(f"{folder}/more")),
+    }
+
+
+@anew.due
+def _(state):
+    return {"in fewer files": state, "in more files": state}
 
 
 LAWS = (options,)
