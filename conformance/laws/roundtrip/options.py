@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
@@ -81,6 +82,8 @@ SAFETENSORS = (
     "mesh=3 mesh.load=2 x=5x7:S(1):float64 a=8:S(0) to.x=S(0) hf=together threads=2",
     "mesh=2 x=5x2:S(0) a=4x3:R hf=consolidated index=more",
     "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole index=more",
+    "mesh=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
+    "mesh=2@1,2 world.save=3 mesh.load=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
 )
 ANEW = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",
@@ -203,9 +206,19 @@ def of_hugging_face(case: Case) -> set[str]:
     needs=IN_FILES,
     features=of_hugging_face,
 )
-def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: int = 0, index: Word = "", id: Word = ""):
-    """Tensors saved as safetensors, as shards or consolidated by one rank or by all, load under any layout as they
-    were saved."""
+def hugging_face(
+    state: Saved,
+    mesh: DeviceMesh,
+    rank: Rank,
+    folder: Folder,
+    hf: Word,
+    threads: int = 0,
+    index: Word = "",
+    id: Word = "",
+    group: bool = False,
+):
+    """Tensors saved as safetensors, as shards or consolidated by one rank, by all or by those of a group, load under
+    any layout as they were saved."""
     options = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
     numbers = {name: at % 2 + 1 if index else 1 for at, name in enumerate(state)}
     if index:
@@ -216,10 +229,11 @@ def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: in
         options |= {"thread_count": threads, "thread_count_consolidation": threads}  # type: ignore[dict-item]
     made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
     save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
-    if hf == "together":
-        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1)
+    of_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
+    if hf == "together" and (of_group is not None or not group):
+        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1, of_group)
     path = f"{folder}/model.safetensors.index.json"
-    if hf == "shards" or rank > 0:
+    if hf == "shards" or rank != (int(mesh.mesh.min()) if group else 0):
         return {"in the index": [], "files": [], "bytes in the index": 0, "files that are not there": []}
     if not os.path.exists(path):
         return {"in the index": "no model.safetensors.index.json"}
@@ -236,9 +250,10 @@ def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: in
 
 
 @hugging_face.due
-def _(state: Contents, rank: Rank, hf, index):
+def _(state: Contents, rank: Rank, hf, index, group):
     need("safetensors")
-    names = sorted(state.trip.values) if hf != "shards" and rank == 0 else []
+    first = min(state.end.mesh.ranks) if group else 0
+    names = sorted(state.trip.values) if hf != "shards" and rank == first else []
     count = min(len(names), 2 if index else 1)
     return {
         "in the index": Of(names),
