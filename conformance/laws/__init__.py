@@ -117,6 +117,7 @@ MODULES = (
     "optimizer.full_states",
     "optimizer.both_states",
     "optimizer.set_states",
+    "optimizer.resumed",
     "op.samples",
     "op.backward",
     "op.refusals",

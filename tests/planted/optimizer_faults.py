@@ -52,7 +52,7 @@ def given_planner_is_ignored() -> None:
         return true(**asked)
 
 
-@breaks("optimizer.state", "optimizer.pending")
+@breaks("optimizer.state", "optimizer.pending", "optimizer.resumed")
 def rates_of_the_last_group() -> None:
     """Every group gets the options of the last one."""
 
@@ -188,3 +188,22 @@ def anything_is_taken() -> None:
         if options is not None and options.broadcast_from_rank0:
             options.full_state_dict = True
         return true(model, optims, optim_only, submodules=submodules, options=options)
+
+
+@breaks("optimizer.left-alone")
+def given_state_is_used_up() -> None:
+    """What a model is given is taken out of the state."""
+
+    @instead(state_dict, "_load_model_state_dict")
+    def fault(true: Any, model: Any, state: Any, info: Any) -> Any:
+        said = true(model, state, info)
+        state.popitem()
+        return said
+
+
+@breaks("optimizer.unfrozen")
+def frozen_parameters_stay() -> None:
+    @instead(state_dict, "_get_model_state_dict")
+    def fault(true: Any, model: Any, info: Any) -> Any:
+        info.ignore_frozen_params = False
+        return true(model, info)

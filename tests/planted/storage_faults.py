@@ -147,7 +147,7 @@ def fsspec_forgets_the_end() -> None:
         true(self, path, new_path)
 
 
-@breaks("roundtrip.hugging-face")
+@breaks("roundtrip.hugging-face", "roundtrip.hugging-face-anew")
 def consolidated_from_the_first_offset() -> None:
     """Whole tensors are put together from shards that all start at the beginning."""
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Rank
@@ -41,6 +41,11 @@ DOCS = "torch.distributed.checkpoint.state_dict docs"
 COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1}
 FLAT = {"flat": {"flat-state"}, "each": {"whole-state"}}
 ASKED = ("adagrad", "sgd", "momentum", "adam", "rmsprop")
+SELDOM = (
+    *(f"mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small opt={opt}" for opt in ("decayed", "dampened")),
+    *(f"mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("nadam", "radam", "adamax")),
+    *(f"mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("rprop", "asgd", "lbfgs")),
+)
 
 
 def models(
@@ -167,7 +172,20 @@ OPTIMIZERS: dict[str, Any] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, foreach=False),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.5, foreach=False),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.5, alpha=0.5, foreach=False),
+    "decayed": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, weight_decay=0.5, foreach=False),
+    "dampened": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, dampening=0.5, foreach=False),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.5, foreach=False),
+    "radam": lambda parameters: torch.optim.RAdam(parameters, lr=0.5, foreach=False),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.5, foreach=False),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.5, foreach=False),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=0.5, foreach=False),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.5),
 }
+WITHOUT_STEPS = ("sgd", "momentum", "decayed", "dampened", "lbfgs")
+Opt = Literal[
+    "adam", "sgd", "momentum", "adagrad", "rmsprop",
+    "decayed", "dampened", "nadam", "radam", "adamax", "rprop", "asgd", "lbfgs",
+]  # fmt: skip
 
 
 def each_at_its_rate(net: Net) -> list[dict[str, Any]]:
@@ -192,9 +210,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     control="mesh=2 x=4x2:S(0):float32:small opt=adagrad",
     draw=models(*ASKED, field="opt"),
     draws=16,
+    sweep=texts(*SELDOM),
+    sweeps=len(SELDOM),
     **COMMON,
 )
-def asked(tensors: Tensors, opt: Literal["adam", "sgd", "momentum", "adagrad", "rmsprop"]):
+def asked(tensors: Tensors, opt: Opt):
     """Asking for the state of an optimizer changes neither it nor its model: the step that follows is its first."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
     optimizers = [OPTIMIZERS[opt](each_at_its_rate(net)) for net in nets]
@@ -204,7 +224,7 @@ def asked(tensors: Tensors, opt: Literal["adam", "sgd", "momentum", "adagrad", "
     for net, optimizer in zip(nets, optimizers, strict=True):
         for path, grad in named(tensors).items():
             net.held()[path].grad = grad.clone()
-        optimizer.step()
+        optimizer.step(lambda: torch.zeros(()))
     states = [learned(net.given(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     return {
         "model": model,
@@ -219,7 +239,7 @@ def asked(tensors: Tensors, opt: Literal["adam", "sgd", "momentum", "adagrad", "
 
 @asked.due
 def _(tensors, opt):
-    counted = dict.fromkeys(named(tensors), None if opt in ("sgd", "momentum") else 1.0)
+    counted = dict.fromkeys(named(tensors), None if opt in WITHOUT_STEPS else 1.0)
     unequal = {path: list[str]() for path in named(tensors)}
     return {
         "model": named(tensors),

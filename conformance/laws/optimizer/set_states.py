@@ -205,10 +205,16 @@ REFUSES = (
     f"{MODEL} what=groups with=hollow saved=2",
     f"{MODEL} what=adds adds=yes how=broadcast",
     f"{MODEL} what=merged",
+    f"{MODEL} what=unkept",
+    f"{MODEL} what=unkept how=flat",
+    f"{MODEL} what=size how=whole",
+    f"{MODEL} what=size how=broadcast",
+    f"mesh=2 x=4x2:S(0):{SMALL} a=4:R:{SMALL} what=size how=broadcast",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} what=size how=broadcast",
 )
 WHAT = Literal[
-    "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged",
-    "broadcast-get", "broadcast-get-model", "broadcast-set",
+    "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged", "unkept",
+    "size",    "broadcast-get", "broadcast-get-model", "broadcast-set",
 ]  # fmt: skip
 
 
@@ -247,11 +253,14 @@ def refuses(
         "texts": lambda: ask_for_texts(model, optimizer),
         "groups": lambda: give_groups(model, optimizer, saved),
         "merged": lambda: give_one_group(model, optimizer, [*named(tensors)]),
+        "unkept": lambda: give_no_averages(model, optimizer, next(iter(named(tensors))), options),
+        "size": lambda: set_model_state_dict(model, cut_short(state), options=options),
         "broadcast-get": lambda: get_state_dict(model, optimizer, options=alone),
         "broadcast-get-model": lambda: get_model_state_dict(model, options=alone),
         "broadcast-set": lambda: set_model_state_dict(model, state, options=alone),
     }
-    return {what: caught(attempts[what])}
+    refused = caught(attempts[what])
+    return {what: refused, "names what is missing": next(iter(named(tensors))) in str(refused)}
 
 
 def ask_for_texts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
@@ -278,8 +287,26 @@ def give_one_group(model: nn.Module, optimizer: torch.optim.Optimizer, names: li
     return [group.get("lr") for group in optimizer.param_groups]
 
 
+def give_no_averages(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
+    """Give a state that has nothing of one parameter, but for its group."""
+    state: Any = get_optimizer_state_dict(model, optimizer, options=options)
+    lost = [name for name in state if name.startswith(f"state.{path}.")]
+    for name in lost:
+        state.pop(name)
+    if not lost:
+        state["state"].pop(path)
+    return set_optimizer_state_dict(model, optimizer, state, options=options)
+
+
+def cut_short(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of which the first tensor has fewer rows."""
+    return {path: value[: len(value) // 2] if at == 0 else value for at, (path, value) in enumerate(state.items())}
+
+
 @refuses.due
 def _(tensors, what):
     if what == "merged":
-        return {what: Either(([RATES[0]] * len(given(tensors)), Refused((ValueError, RuntimeError, KeyError))))}
-    return {what: Refused()}
+        rates = [RATES[0]] * len(given(tensors))
+        return {what: Either((rates, Refused((ValueError, RuntimeError, KeyError)))), "names what is missing": ...}
+    message = "the refusal does not name the parameter"
+    return {what: Refused(), "names what is missing": Of(True, "wrong-error", message) if what == "unkept" else ...}

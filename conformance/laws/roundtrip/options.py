@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
@@ -80,6 +81,15 @@ SAFETENSORS = (
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):bfloat16 b=4x3:S(1) to.x=S(1) to.b=R hf=together index=two",
     "mesh=3 mesh.load=2 x=5x7:S(1):float64 a=8:S(0) to.x=S(0) hf=together threads=2",
     "mesh=1 world.save=2 mesh.load=2 x=5x6:R a=7:R:int64 b=3:R to.x=S(0) to.a=- hf=whole index=two",
+    "mesh=2 x=5x2:S(0) a=4x3:R hf=consolidated index=more",
+    "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole index=more",
+    "mesh=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
+    "mesh=2@1,2 world.save=3 mesh.load=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
+)
+ANEW = (
+    "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",
+    "mesh=2 mesh.load=3 x=5x2:S(0) a=4x3:S(0):bfloat16 b=7:S(0) to.x=S(1) to.a=R to.b=S(0) hf=consolidated",
+    "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole",
 )
 
 
@@ -197,21 +207,34 @@ def of_hugging_face(case: Case) -> set[str]:
     needs=IN_FILES,
     features=of_hugging_face,
 )
-def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: int = 0, index: Word = "", id: Word = ""):
-    """Tensors saved as safetensors, as shards or consolidated by one rank or by all, load under any layout as they
-    were saved."""
+def hugging_face(
+    state: Saved,
+    mesh: DeviceMesh,
+    rank: Rank,
+    folder: Folder,
+    hf: Word,
+    threads: int = 0,
+    index: Word = "",
+    id: Word = "",
+    group: bool = False,
+):
+    """Tensors saved as safetensors, as shards or consolidated by one rank, by all or by those of a group, load under
+    any layout as they were saved."""
     options = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
     numbers = {name: at % 2 + 1 if index else 1 for at, name in enumerate(state)}
     if index:
-        options["fqn_to_index_mapping"] = numbers  # type: ignore[assignment]
+        # an index of whole models names what this state may not have, such as the second name of a tied tensor
+        more = {"not.saved": 1} if index == "more" else {}
+        options["fqn_to_index_mapping"] = numbers | more  # type: ignore[assignment]
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}  # type: ignore[dict-item]
     made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
     save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
-    if hf == "together":
-        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1)
+    of_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
+    if hf == "together" and (of_group is not None or not group):
+        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1, of_group)
     path = f"{folder}/model.safetensors.index.json"
-    if hf == "shards" or rank > 0:
+    if hf == "shards" or rank != (int(mesh.mesh.min()) if group else 0):
         return {"in the index": [], "files": [], "bytes in the index": 0, "files that are not there": []}
     if not os.path.exists(path):
         return {"in the index": "no model.safetensors.index.json"}
@@ -228,9 +251,10 @@ def hugging_face(state: Saved, rank: Rank, folder: Folder, hf: Word, threads: in
 
 
 @hugging_face.due
-def _(state: Contents, rank: Rank, hf, index):
+def _(state: Contents, rank: Rank, hf, index, group):
     need("safetensors")
-    names = sorted(state.trip.values) if hf != "shards" and rank == 0 else []
+    first = min(state.end.mesh.ranks) if group else 0
+    names = sorted(state.trip.values) if hf != "shards" and rank == first else []
     count = min(len(names), 2 if index else 1)
     return {
         "in the index": Of(names),
@@ -252,6 +276,53 @@ def _(state: Blank, again: Blank, folder: Folder, hf: Word, threads: int = 1, id
 def _(state, hf, id):
     both = hf in ("consolidated", "together") and not id
     return {"shards": state, hf: state} if both else {hf: state}
+
+
+def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
+    """Save these as safetensors, in two files or in one."""
+    options: dict[str, Any] = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
+    if parted:
+        options["fqn_to_index_mapping"] = {name: at % 2 + 1 for at, name in enumerate(state)}
+    save(state, compat.HuggingFaceStorageWriter(folder, **options))
+
+
+@trip_law(
+    "hugging-face-anew",
+    source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
+    holds="mesh=2 x=5x2:S(0) hf=consolidated",
+    texts=ANEW,
+    stages=worlds,
+    needs=IN_FILES,
+    features=of_hugging_face,
+)
+def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", blank="poison")], folder: Folder, hf: Word):
+    """Tensors that are saved as safetensors over older ones, in more files than these or in fewer, are what is loaded
+    then."""
+    in_files(older, f"{folder}/fewer", hf, True)
+    in_files(state, f"{folder}/fewer", hf, False)
+    in_files(older, f"{folder}/more", hf, True)
+    in_files(older, f"{folder}/more", hf, False)
+    in_files(state, f"{folder}/more", hf, True)
+    return {"source": state}
+
+
+@anew.due
+def _(state):
+    need("safetensors")
+    return {"source": state}
+
+
+@anew.then
+def _(state: Blank, again: Blank, folder: Folder):
+    return {
+        "in fewer files": load(state, compat.HuggingFaceStorageReader(f"{folder}/fewer")),
+        "in more files": load(again, compat.HuggingFaceStorageReader(f"{folder}/more")),
+    }
+
+
+@anew.due
+def _(state):
+    return {"in fewer files": state, "in more files": state}
 
 
 LAWS = (options,)

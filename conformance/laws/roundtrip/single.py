@@ -39,6 +39,7 @@ FILES = (
     "mesh=2 x=2x3:- a=1:-:bool through=reader nested=kept",
     "mesh=2 mesh.load=3 x=5x2:- a=7:-:bool state={m:{x:x,l:[a,1]},n:2} to.x=S(1) to.a=S(0) through=checkpoint",
     "mesh=1 mesh.load=2x2 x=5x6:- a=3:-:float64 to.x=S(0),S(0) to.a=R,S(0) through=checkpoint",
+    "mesh=2 x=4x2:- to.x=S(0) through=reader",
 )
 VALUES = (
     "mesh=2 x=5:- a=4:- state={x:x,n:1}",

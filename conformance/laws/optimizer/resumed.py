@@ -1,0 +1,195 @@
+"""Laws on states that are taken in the midst of training: of parameters that were not trained yet or are frozen by now,
+of optimizers that keep nothing or know the names of their parameters; and on what becomes of the states themselves.
+
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` says in which form its state
+is taken and given (see :mod:`~.both_states`), ``since`` what is odd about it:
+
+``untrained``  the last parameter had no gradient until then
+``frozen``     the last parameter is trained no longer
+``stateless``  the optimizer keeps nothing of any parameter
+``named``      the optimizer that is given a state knows the names of its parameters, the one that it is of does not
+``unnamed``    the other way round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.laws.checkpoint.models import (
+    OTHER_RATES,
+    RATES,
+    adam,
+    dense,
+    frozen,
+    keeps,
+    learned,
+    saved_rates,
+    with_rates,
+)
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, Having, How, Wrap, swept
+from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
+from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned, Tensors, trained
+from shardlaw.conformance.laws.optimizer.nets import Net, learn, named, options_of, wrapped
+
+Since = Literal["trained", "untrained", "frozen", "stateless", "named", "unnamed"]
+SINCE = {"untrained": "stateless", "stateless": "stateless", "frozen": "frozen"}
+FORMS = ("plain", "flat", "whole", "broadcast")
+
+
+def features(case: Case) -> set[str]:
+    since = SINCE.get(case.get("since", "trained"))
+    return features_of_both(case) - {"broadcast-both"} | ({since} if since else set())
+
+
+def optimizer_of(net: Net, rates: Sequence[float], since: Since, names: bool) -> torch.optim.Optimizer:
+    """Adam, one group for each parameter, or what keeps nothing of them."""
+    if since == "stateless":
+        return torch.optim.SGD(with_rates([[one] for one in net.parameters()], rates), foreach=False)
+    if not names:
+        return adam([*net.parameters()], rates)
+    groups: Any = [{"params": [one], "lr": rate} for one, rate in zip(net.named_parameters(), rates, strict=False)]
+    return torch.optim.Adam(groups, betas=(0.5, 0.5), foreach=False)
+
+
+ODD = [(since, how) for since in ("trained", "frozen", "stateless", "named", "unnamed") for how in FORMS]
+RESUMED = (
+    *(
+        f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} since={since} how={how}"
+        for since, how in (*ODD, *(("untrained", how) for how in ("plain", "flat", "whole")))
+    ),
+    f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} b=2:-:{SMALL} since=frozen",
+    f"mesh=2x2 x=5x4:S(0),S(1):{SMALL} a=6:R,S(0):{SMALL} since=named how=plain,offload",
+    # behind what smoke tries: where ranks wait for each other it takes as long as a case may
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} since=untrained how=broadcast",
+)
+
+
+@law(
+    "optimizer.resumed",
+    source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict: load the state of optimizers; torch.optim",
+    control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
+    features=features,
+    **swept(*RESUMED, behind=1),
+)
+def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since: Since = "trained"):
+    """What an optimizer keeps is taken over by another one, whichever of the parameters were trained until then and are
+    trained from then on; it knows as much afterwards, and no more."""
+    net = Net(tensors)
+    optimizer, last = optimizer_of(net, RATES, since, since == "unnamed"), [*net.parameters()][-1]
+    last.requires_grad_(since != "untrained")
+    learn(optimizer)
+    last.requires_grad_(since != "frozen")
+    options = options_of(how)
+    taking = replace(options, broadcast_from_rank0=False)
+    state: Any = get_optimizer_state_dict(net, optimizer, options=taking)
+
+    net = Net(others)
+    optimizer, last = optimizer_of(net, OTHER_RATES, since, since == "named"), [*net.parameters()][-1]
+    last.requires_grad_(since != "frozen")
+    set_optimizer_state_dict(net, optimizer, state if rank == 0 or "broadcast" not in how else {}, options=options)
+    last.requires_grad_(True)
+    given = net.given()
+    if since == "untrained":
+        optimizer.state.pop(given.popitem()[1], None)
+    return {
+        "entries": len(optimizer.state),
+        **learned(given, optimizer),
+        "options": [repr(group.get("betas")) for group in optimizer.param_groups],
+    }
+
+
+@resumed.due
+def _(others, since):
+    found = trained(others)
+    rates = saved_rates([*found])
+    if since == "untrained":
+        found.popitem()
+    kept = keeps(found, rates)
+    if since == "stateless":
+        kept |= {"steps": dict.fromkeys(found), "averages": {path: dict[str, Any]() for path in found}}
+    return {
+        "entries": Of(0 if since == "stateless" else len(found)),
+        **kept,
+        "options": Of(["(0.5, 0.5)"] * len(rates)) if since == "trained" else ...,
+    }
+
+
+ALONE = (
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=compile",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=whole",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=broadcast",
+    f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} b=3:R:int64 with=extra,tied",
+)
+
+
+@law(
+    "optimizer.left-alone",
+    source=f"{DOCS}, set_model_state_dict: model_state_dict; torch.nn.Module.load_state_dict, which takes a copy",
+    control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
+    features=features,
+    **swept(*ALONE),
+)
+def left_alone(tensors: Given, others: Poisoned, rank: Rank, how: How = (), with_: Having = (), wrap: Wrap = "none"):
+    """The state that a model is given stays what it was: it can be given to another one."""
+    extra = {"_extra_state": {"count": 3}} if "extra" in with_ else None
+    state = named(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
+    before = dict(state)
+    set_model_state_dict(wrapped(Net(others, with_, other=True), wrap), state, options=options_of(how))
+    return {
+        "names": sorted(state),
+        "other values": [name for name, value in before.items() if name in state and state[name] is not value],
+    }
+
+
+@left_alone.due
+def _(tensors, rank: Rank, how, with_):
+    extra = {"_extra_state": {}} if "extra" in with_ else None
+    given = named(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
+    return {"names": Of(sorted(given)), "other values": Of([], "wrong-value")}
+
+
+UNFROZEN = (
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=frozen,tied",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=frozen,same",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} b=2:-:int64 wrap=ddp with=frozen",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=frozen wrap=compile how=whole",
+)
+
+
+@law(
+    "optimizer.unfrozen",
+    source=f"{DOCS}, StateDictOptions: ignore_frozen_params, the state has no frozen parameters",
+    control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} with=frozen",
+    features=features,
+    **swept(*UNFROZEN),
+)
+def unfrozen(tensors: Tensors, how: How = (), with_: Having = (), wrap: Wrap = "none"):
+    """Without its frozen parameters, the state of a model has none of their names."""
+    options = StateDictOptions(full_state_dict="whole" in how, ignore_frozen_params=True)
+    model: nn.Module = wrapped(Net(tensors, with_), wrap)
+    return {"names": sorted(get_model_state_dict(model, options=options))}
+
+
+@unfrozen.due
+def _(tensors, with_):
+    still = frozen(dense(tensors)) if "frozen" in with_ else []
+    homes = named({name: name for name in tensors}, with_)
+    return {"names": Of(sorted(path for path, name in homes.items() if name not in still))}
