@@ -110,6 +110,7 @@ MODULES = (
     "module.scaled",
     "module.locally",
     "module.experimental",
+    "module.registered",
     "module.fsdp",
     "module.transformed",
     "optimizer.sharded_load",
