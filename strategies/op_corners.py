@@ -193,10 +193,36 @@ BETWEEN = """
 2 | a=3x5x2x8:_S(3,2) i=3x2x8:R:int64:index5 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='sum')
 """
 
+# what a view put together, taken apart at other places than it was put together, or where two mesh dims shard one dim of it
+REGROUPED = """
+2 | a=4x4:S(1) | x=view(a,(16,));view(x,(2,8)) x=view(a,(16,));view(x,(8,2)) x=view(a,(16,));view(x,(2,2,4)) x=view(a,(16,));view(x,(4,2,2))
+2 | a=2x8x2:S(1) | x=view(a,(16,2));view(x,(4,4,2)) x=flatten(a,0,1);unflatten(x,0,(2,2,4)) x=view(a,(2,16));view(x,(2,2,8)) view(a,(4,8))
+2 | a=2x4x4:S(2) | x=view(a,(2,16));view(x,(2,2,8)) x=view(a,(32,));view(x,(4,8)) x=view(a,(8,4));view(x,(2,16))
+2x2 | a=2x8x4:S(1),S(1) | x=view(a,(16,4));view(x,(2,8,4)) x=view(a,(64,));view(x,(2,8,4)) x=view(a,(16,4));mul(x,2)
+2x2 | a=2x8x4:S(2),S(1) | x=view(a,(64,));view(x,(2,8,4)) x=view(a,(2,32));view(x,(2,8,4)) x=view(a,(64,));mul(x,2)
+2x2 | a=2x8x4:S(1),S(2) | x=view(a,(64,));view(x,(2,8,4)) x=view(a,(2,32));view(x,(2,2,4,4)) x=view(a,(2,32));view(x,(1,16,4))
+2x2 | a=4x4x2:S(0),S(1) | x=view(a,(16,2));view(x,(2,8,2)) x=view(a,(16,2));view(x,(4,4,2))
+2x2 | a=2x8x3:S(1),S(1):float32:small w=5x3:R,R:float32:small | nn.functional.linear(a,w)
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN
+    + BETWEEN + REGROUPED
 )  # fmt: skip
+
+# views and other ops, for torch's modes
+MODES = """
+2 | a=4x6:S(0) | mul(a,2) t(a) view(a,(2,2,6)) permute(a,(1,0)) unsqueeze(a,0) expand(a,(2,4,6)) narrow(a,1,1,2) select(a,1,0) detach(a)
+2 | a=4x6:S(0) | getitem(a,...) getitem(a,(slice(None),slice(1,3))) unflatten(a,0,(2,2)) view_as(a,a) clone(a) sum(a,0) chunk(a,2,1) a.T
+2 | a=4x6:S(0) b=4x6:R | add(a,b) maximum(b,a) cat([a,b]) where(gt(a,b),a,b) a.add_(b) a.copy_(b) nn.functional.softmax(a,1)
+2 | a=4x3:S(0):float32:small b=3x4:S(1):float32:small | mm(a,b) matmul(b,a) nn.functional.linear(a,t(b))
+2 | a=4x3:R w=3:R b=3:R | nn.functional.layer_norm(a,(3,),w,b) squeeze(unsqueeze(a,1),1) movedim(a,0,1)
+2x2 | a=4x6:S(0),S(1) | t(a) view(a,(2,2,6)) add(a,a) sum(a) redistribute(a,'R,R') a.mul_(2)
+3 | a=5x4:S(0) | t(a) unbind(a,1) split(a,2,1) cumsum(a,1) flip(a,(1,))
+2 | a=4x3:P(sum):float32:small | t(a) mul(a,2) redistribute(a,'S(0)') nn.functional.relu(a)
+2 | a=4x6:S(0) b=1x6:R | x=mul(a,2);y=mul(b,2);expand_as(y,x) x=mul(a,2);view_as(x,a) x=mul(a,2);unflatten(x,0,(2,2)) x=mul(a,2);t(x)
+2 | a=4x6:S(0) b=1x6:R | x=mul(a,2);reshape(x,(2,2,6)) x=mul(a,2);flatten(x) x=mul(a,2);tensor_split(x,3,1) expand_as(b,a)
+"""
 
 # the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
 BACKWARD = """

@@ -85,3 +85,10 @@ def exit_is_differentiable_once() -> None:
     @instead(_api._ToTorchTensor, "backward")
     def fault(true: Any, ctx: Any, grad: Any) -> Any:
         return true(ctx, None if grad is None else grad.detach())
+
+
+@breaks("gradient.function")
+def goes_back_from_twice() -> None:
+    @instead(DTensor, "backward")
+    def fault(true: Any, self: Any, *rest: Any) -> Any:
+        return true(self * 2, *rest)

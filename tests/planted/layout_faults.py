@@ -261,3 +261,17 @@ def old_path_has_a_function_of_its_own() -> None:
     @instead(compat.old_tensor, "distribute_tensor")
     def fault(true: Any, *args: Any, **options: Any) -> Any:
         return true(*args, **options)
+
+
+@breaks("layout.copies")
+def pickled_without_gradient() -> None:
+    @instead(DTensor, "__reduce_ex__")
+    def fault(true: Any, self: Any, protocol: Any) -> Any:
+        return true(self.detach(), protocol)
+
+
+@breaks("layout.assigned")
+def copies_into_nothing() -> None:
+    @instead(DTensor, "copy_")
+    def fault(true: Any, self: Any, other: Any, *rest: Any) -> Any:
+        return self

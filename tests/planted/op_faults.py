@@ -183,3 +183,12 @@ def unbind_of_shards_accepted() -> None:
     @instead(_tensor_ops, "is_tensor_dim_sharded")
     def fault(true: Any, *args: Any, **options: Any) -> bool:
         return False
+
+
+@breaks("op.modes")
+def inference_counts_twice() -> None:
+    """Products are doubled in inference mode."""
+
+    @instead(torch, "mul")
+    def fault(true: Any, *args: Any) -> Any:
+        return true(true(*args), 2) if torch.is_inference_mode_enabled() else true(*args)

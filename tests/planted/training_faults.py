@@ -177,6 +177,13 @@ def rules_allow_any_shard() -> None:
         return true(mesh, schema, [*rules, [Shard(1), Shard(1), None]], **options)
 
 
+@breaks("module.registered-forms")
+def contributions_pass_for_shares() -> None:
+    @instead(_register_sharding, "expand_to_full_mesh_op_strategy")
+    def fault(true: Any, mesh: Any, schema: Any, rules: Any, **options: Any) -> Any:
+        return true(mesh, schema, [*rules, [Shard(0), Shard(1), Partial()]], **options)
+
+
 # Sequences that are cut up for a while
 
 
