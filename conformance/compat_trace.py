@@ -63,6 +63,16 @@ HANDS_ON = re.compile(
 
 REFUSED_BY = "refused by "  # before the function whose own statement raised an error
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
+# by which collective of the back end a method of a placement moves data
+CALLS = {
+    "_to_replicate_tensor": "all_gather",
+    "_to_new_shard_dim": "all_to_all",
+    "_reduce_value": "all_reduce",
+    "_reduce_shard_value": "reduce_scatter",
+    "_reduce_shard_tensor": "reduce_scatter",
+    "_shard_tensor": "scatter",
+    "_replicate_tensor": "broadcast",
+}
 MOVES_ONE = "redistribute_local_tensor"  # from one spec to another, whatever lies between
 
 
@@ -99,6 +109,11 @@ def is_step(place: str) -> bool:
 
 def _name(place: str) -> str:
     return place.partition(",")[0].rpartition(".")[2] or place.partition(",")[0]
+
+
+def collective_of(place: str) -> str:
+    """The collective by which a function moves data, as far as a method of a placement tells; else nothing."""
+    return CALLS.get(_name(place), "") if "/placement_types.py" in place else ""
 
 
 def carries(place: str) -> bool:

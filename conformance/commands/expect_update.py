@@ -1,9 +1,9 @@
 """``shardlaw expect update``: the new findings of a report as expectations, each with a reason to fill in.
 
-An entry names the fewest features that part what deviates from what holds, and stands for all findings that it then accounts for, of one
-law or of all laws of a chapter: see :mod:`shardlaw.conformance.report.parting`. Entries are only ever added, at the end of the file: what
-somebody wrote there stays as it is. What a run saw of the entries that it was given is listed: those that are stale, and those that are too
-wide.
+An entry names the fewest features that part what deviates from what holds, and as few entries are written as account for all findings: each
+is of a law, of its chapter or of all, and of one error or all of its class, where hardly any case with its features holds
+(:mod:`shardlaw.conformance.report.parting`). Entries are only ever added, at the end of the file: what somebody wrote there stays as it is.
+What a run saw of the entries that it was given is listed: those that are stale, and those that are too wide.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import facts
+from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, struck
-from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Tried, common_pattern, parting, tried
+from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry, read
 from shardlaw.conformance.run.expectations import WIDEST_SHARE
@@ -50,17 +53,16 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
     if os.path.exists(output) and not os.path.isfile(output):
         raise UsageError(f"-o {output}: cannot be written: want a file")
     there = read(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
-    cases = tried(folder / "cases.txt")
-    lines, drafts = [], list[Draft]()
+    lines, left = [], list[FindingLine]()
     for found in report.new():
         law = laws[aliases.get(found.law, found.law)]
         entry = _entry_for(found, law, there, report)
         if entry is not None:
             said = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
             lines.append(f"{entry.where}: {said} {found.id}: no entry added")
-        elif not any(draft.takes(found, law) for draft in drafts):
-            drafts.append(_draft(found, law, cases.get(law.id, [])))
-    drafts = _of_chapters(drafts, cases)
+        else:
+            left.append(msgspec.structs.replace(found, law=law.id))
+    drafts = _fewest(left, tried(folder / "cases.txt")) if left else []
     starts = _append(output, [_written(draft, versions, report, folder) for draft in drafts])
     for draft, line in zip(drafts, starts, strict=True):
         lines += [f"{output}:{line}: {found.kind} {found.id} {found.text}" for found in draft.found]
@@ -68,32 +70,50 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
     return 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Draft:
     """An entry to be: what it matches (``features`` also holds words of fields, as ``NAME=WORD``), the findings that it accounts for, and
     the share of its law's cases that it would match and which hold."""
 
     law: str
     kind: str
-    features: list[str]
+    features: tuple[str, ...]
     signature: str
-    found: list[FindingLine]
     share: float = 0.0
+    found: list[FindingLine] = field(default_factory=list, compare=False)
 
-    def takes(self, found: FindingLine, law: Law) -> bool:
-        """Account for a finding, if it is one of this entry's."""
-        fits = (law.id, found.kind, _signature(found)) == (self.law, self.kind, self.signature) and {*self.features} <= {*_told(found)}
-        if fits:
-            self.found.append(found)
-        return fits
+    def takes(self, found: FindingLine) -> bool:
+        """Whether it accounts for a finding."""
+        same = matches(self.law, found.law) and found.kind == self.kind and {*self.features} <= {*_told(found)}
+        return same and self.signature in (_signature(found), _class(found))
 
 
-def _draft(found: FindingLine, law: Law, cases: Sequence[Tried]) -> Draft:
-    features = parting(_told(found), found.kind, cases)
-    share = 0.0
-    if features is None:
-        features, share = _narrow(found, cases)
-    return Draft(law.id, found.kind, features, _signature(found), [found], share)
+def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Draft]:
+    """The fewest entries that account for all these findings: again and again the one that accounts for most of what is left. Of equals the
+    first, which says more."""
+    drafts = list(dict.fromkeys(draft for found in left for draft in _drafts(found, cases)))
+    drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*"))
+    taken = {draft: {at for at, found in enumerate(left) if draft.takes(found)} for draft in drafts}
+    open_, chosen = {*range(len(left))}, list[Draft]()
+    while open_:
+        best = max(drafts, key=lambda draft: len(taken[draft] & open_))
+        best.found.extend(left[at] for at in sorted(taken[best] & open_))
+        open_ -= taken[best]
+        chosen.append(best)
+    return sorted(chosen, key=lambda draft: left.index(draft.found[0]))
+
+
+def _drafts(found: FindingLine, cases: Mapping[str, Table]) -> Iterator[Draft]:
+    """The entries that a finding may get, those first that say more."""
+    choices = parting(_told(found), found.kind, cases.get(found.law, Table(())))
+    signatures = dict.fromkeys((_signature(found), _class(found)))
+    for pattern in patterns(found.law):
+        for features in choices:
+            if pattern == found.law or allowed(pattern, features, found.kind, cases):
+                yield from (Draft(pattern, found.kind, features, signature) for signature in signatures)
+    if not choices:
+        narrow, share = _narrow(found, cases.get(found.law, Table(())))
+        yield Draft(found.law, found.kind, tuple(narrow), _signature(found), share)
 
 
 def _told(found: FindingLine) -> list[str]:
@@ -102,21 +122,10 @@ def _told(found: FindingLine) -> list[str]:
     return [*found.features, *(() if case.after else sorted(facts(case)))]
 
 
-def _of_chapters(drafts: Sequence[Draft], cases: Mapping[str, Sequence[Tried]]) -> list[Draft]:
-    """The same, those of one chapter alike in all but the law as one where no case of the chapter speaks against it."""
-    alike: dict[tuple[object, ...], list[Draft]] = {}
-    for draft in drafts:
-        chapter = draft.law.partition(".")[0]
-        alike.setdefault((chapter, draft.kind, tuple(draft.features), draft.signature, draft.share), []).append(draft)
-    found = []
-    for same in alike.values():
-        first = same[0]
-        pattern = common_pattern([draft.law for draft in same], first.features, first.kind, cases) if len(same) > 1 and cases else None
-        if pattern is None:
-            found += same
-        else:
-            found.append(replace(first, law=pattern, found=[one for draft in same for one in draft.found]))
-    return found
+def _class(found: FindingLine) -> str:
+    """The class of the error alone, as a signature: where every case with some features deviates, their errors differ as the cases do."""
+    name = re.match(r"[A-Za-z_.]+(?=: )", _error(found).strip())
+    return name[0] if name and found.kind in ("raised", "divergence") else _signature(found)
 
 
 def _versions(report: RunReport, path: Path) -> str:
@@ -195,7 +204,7 @@ def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> li
     return [*(f"# {_printable(text)}" for text in comments), "[[expect]]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
 
 
-def _narrow(found: FindingLine, cases: Sequence[Tried]) -> tuple[list[str], float]:
+def _narrow(found: FindingLine, cases: Table) -> tuple[list[str], float]:
     """The features for an entry, and the share of a law's cases that have them and hold; the share is 0 where nobody can tell."""
     features = [feature for feature in found.features if not feature.startswith(LAST_FEATURES)]
     share = _share(features, found.kind, cases)
@@ -208,12 +217,11 @@ def _narrow(found: FindingLine, cases: Sequence[Tried]) -> tuple[list[str], floa
     return features, share
 
 
-def _share(features: Sequence[str], kind: str, cases: Sequence[Tried]) -> float:
+def _share(features: Sequence[str], kind: str, cases: Table) -> float:
     """The share of cases with these features which do not deviate so, as far as a case's text tells; 0 where too few are there to say."""
-    if len(cases) < REACHED_TO_JUDGE:
+    if cases.count < REACHED_TO_JUDGE:
         return 0.0
-    told = {feature for feature in features if not feature.startswith(SEEN_BY_RANKS)}
-    return sum(told <= case.features and case.verdict != kind for case in cases) / len(cases)
+    return cases.counted([name for name in features if not name.startswith(SEEN_BY_RANKS)], kind)[1] / cases.count
 
 
 def _signature(found: FindingLine) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardlaw.reference.layout import Layout, LayoutError
-from shardlaw.reference.notation import NotationError, format_shape
+from shardlaw.reference.notation import NotationError, format_shape, parse_shape
 from shardlaw.reference.placement import Replicate
 from shardlaw.reference.tensors import TensorSpec
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PARTS = ("shape", "placements", "dtype", "fill", "memory", "shards", "largest")
 PLAINEST = ("float32", "distinct", "plain")
+HAS_ELEMENTS = "*.largest=/^[1-9]/"  # as a fact: what has no elements mostly holds, whatever is wrong
+PLACED = ("*.placements", "to")
 TAKES = "a text, a list of texts, '/a regular expression/', or true or false"
 
 
@@ -67,11 +69,14 @@ class Condition:
 
 
 def facts(case: Case) -> frozenset[str]:
-    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, and the dtype, fill and memory of its tensors where
-    these are not the plainest."""
+    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, the dtype, fill and memory of its tensors where
+    these are not the plainest, whether a tensor of it has elements, and of what kinds the placements are that its tensors have or go to."""
     found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
     parts = [f"{name}.{part}" for name, _ in case.fields for part in ("dtype", "fill", "memory")]
-    return frozenset(found | {f"{field}={text}" for field in parts for text in _texts(field, case) if text not in PLAINEST})
+    found |= {f"{field}={text}" for field in parts for text in _texts(field, case) if text not in PLAINEST}
+    shapes = [] if "mesh" not in case else [parse_shape(text) for text in _texts("*.shape", case)]
+    found |= {HAS_ELEMENTS} if any(map(math.prod, shapes)) else set()
+    return frozenset(found | {f"{field}=/{kind}/" for field in PLACED for text in _texts(field, case) for kind in "SPR" if kind in text})
 
 
 def _texts(field: str, case: Case) -> Iterator[str]:

@@ -7,9 +7,9 @@ hold. ``shardlaw expect update`` names these and no others, so that an entry acc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 
 # what ranks alone can tell: the text of a case does not have it
@@ -18,6 +18,7 @@ SEEN_BY_RANKS = ("op:", "derived")
 LAST_FEATURES = ("world:",)
 MOST = 3
 SELDOM = 6  # less than an entry may match that holds
+NAME, WORD, LAST = 0.05, 0.02, 0.1  # what one more name, one that is a word of a field, one that tells little must gain
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,30 @@ class Tried:
     features: frozenset[str]
 
 
-def tried(path: Path) -> dict[str, list[Tried]]:
+class Table:
+    """The cases of one law, as sets of bits: which have a feature, and which deviate how."""
+
+    def __init__(self, cases: Sequence[Tried]) -> None:
+        self.count = len(cases)
+        self._having, self._saying = defaultdict[str, int](int), defaultdict[str, int](int)
+        for at, case in enumerate(cases):
+            self._saying[case.verdict] |= 1 << at
+            for name in case.features:
+                self._having[name] |= 1 << at
+
+    def counted(self, names: Iterable[str], kind: str) -> tuple[int, int, int]:
+        """Of the cases with all these features and words how many deviate so and how many do not, and how many of all deviate so."""
+        reached, wrong = (1 << self.count) - 1, self._saying.get(kind, 0)
+        for name in names:
+            reached &= self._having.get(name, 0)
+        return (reached & wrong).bit_count(), (reached & ~wrong).bit_count(), wrong.bit_count()
+
+    def allows(self, names: Iterable[str], kind: str) -> bool:
+        """Whether few of the cases with all these features and words do not deviate so."""
+        return self.counted(names, kind)[1] <= self.count // SELDOM
+
+
+def tried(path: Path) -> dict[str, Table]:
     """By law, the cases that a file of cases lists; nothing where it cannot be read, or is of other laws than these."""
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.condition import facts
@@ -46,42 +70,32 @@ def tried(path: Path) -> dict[str, list[Tried]]:
                 found[law.id].append(Tried(verdict, features_of(case := Case.parse(text), law) | facts(case)))
     except (OSError, UnicodeDecodeError, NotationError):
         return {}
-    return found
+    return {law_id: Table(cases) for law_id, cases in found.items()}
 
 
-def parting(features: Sequence[str], kind: str, cases: Sequence[Tried]) -> list[str] | None:
-    """The fewest of these features and words that no case has which does not deviate so, those that most deviating cases have, features
-    before words. What fewer than half of the deviating cases have tells of one of them, not of the cause: then those that at most one in
-    ``SELDOM`` of all cases has which does not deviate so. ``None`` where no three of them part, or no cases tell."""
+def parting(features: Sequence[str], kind: str, table: Table) -> list[tuple[str, ...]]:
+    """The choices of at most three of these features and words that part best what deviates so from what does not, the best first: most of
+    the cases with them deviate, and most of those that deviate have them. One more name has to gain something, for what fits the cases of
+    one run to the last does not fit those of the next. None where nothing parts, or no cases tell."""
     names = [name for name in features if not name.startswith(SEEN_BY_RANKS)]
-    deviating = [case.features for case in cases if case.verdict == kind]
-    others = [case.features for case in cases if case.verdict != kind]
-    if not deviating or not others:
-        return None
-    telling = [name for name in names if not name.startswith(LAST_FEATURES)]
-    first = None
-    for allowed, some, size in product((0, len(cases) // SELDOM), (telling, names), range(1, MOST + 1)):
-        for part in ([name for name in some if "=" not in name], some):
-            fitting = [chosen for chosen in combinations(part, size) if sum(map(set(chosen).issubset, others)) <= allowed]
-            if fitting:
-                best = max(fitting, key=lambda chosen: sum(map(set(chosen).issubset, deviating)))
-                if 2 * sum(map(set(best).issubset, deviating)) >= len(deviating):
-                    return list(best)
-                first = first or list(best)
-    return first
+    scored = []
+    for chosen in (chosen for size in range(MOST + 1) for chosen in combinations(names, size)):
+        wrong, others, every = table.counted(chosen, kind)
+        if 0 < wrong < table.count and others <= min(wrong, table.count // SELDOM):
+            cost = NAME * len(chosen) + sum(WORD * ("=" in name) + LAST * name.startswith(LAST_FEATURES) for name in chosen)
+            scored.append((2 * wrong / (wrong + others + every) - cost, chosen))
+    best = max((score for score, _ in scored), default=0.0)
+    return [chosen for score, chosen in sorted(scored, key=lambda one: -one[0]) if score >= best - 2 * NAME]
 
 
-def common_pattern(laws: Sequence[str], features: Sequence[str], kind: str, cases: Mapping[str, Sequence[Tried]]) -> str | None:
-    """The narrowest pattern that selects all these laws of one chapter, if no case of the other laws that it selects has the features and
-    does not deviate so; ``None`` where there is none."""
-    from shardlaw.conformance.law.selection import select_ids
+def patterns(law: str) -> list[str]:
+    """The patterns that an entry of a finding may have, the narrowest first: its law, all variants of this, the chapter, everything."""
+    name, chapter = law.partition("[")[0], law.partition(".")[0]
+    return [law, *([name] if name != law else []), f"{chapter}.*", "*"]
 
-    names, chapters = {law.partition("[")[0] for law in laws}, {law.partition(".")[0] for law in laws}
-    patterns = [*names] if len(names) == 1 else []
-    for pattern in [*patterns, *(f"{chapter}.*" for chapter in chapters if len(chapters) == 1)]:
-        selected = select_ids([*cases], [pattern])
-        if set(laws) <= set(selected) and not any(
-            case.verdict != kind and case.features.issuperset(features) for law in selected for case in cases[law]
-        ):
-            return pattern
-    return None
+
+def allowed(pattern: str, names: Sequence[str], kind: str, tables: Mapping[str, Table]) -> bool:
+    """Whether in each of the laws that a pattern selects few cases with these features and words do not deviate so."""
+    from shardlaw.conformance.law.selection import matches
+
+    return all(table.allows(names, kind) for law, table in tables.items() if matches(pattern, law))

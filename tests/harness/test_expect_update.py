@@ -15,7 +15,7 @@ import pytest
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.condition import facts
+from shardlaw.conformance.law.condition import HAS_ELEMENTS, facts
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.laws import catalogue, find
@@ -207,7 +207,7 @@ def test_an_entry_says_what_a_field_holds_where_no_feature_parts(shell: Shell) -
     report(folder, finding(dtyped[0], features=[]))
     shell(str(folder))
     assert 'where = { "x.dtype" = "int8" }' in shell.file.read_text()
-    assert facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8"}
+    assert facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8", "*.placements=/R/", HAS_ELEMENTS}
 
 
 def test_an_entry_is_of_what_most_cases_have_though_one_of_them_holds(shell: Shell) -> None:
@@ -221,6 +221,26 @@ def test_an_entry_is_of_what_most_cases_have_though_one_of_them_holds(shell: She
     shell(str(folder))
     (entry,) = shell.filled()
     assert (entry.features, entry.conditions) == ({"collective:all_gather"}, ())
+
+
+def test_one_cause_that_shows_in_many_laws_is_few_entries(shell: Shell) -> None:
+    """What gathers wrongly does so in each form and law, but of tensors without elements; where sizes differ, each case has its error."""
+    wrong = [f"collective.all-gather mesh=2 form={form} x={x}" for form in ("joined", "list") for x in range(1, 6)]
+    wrong += [f"collective.async mesh=2 x={x} calls=all_gather late=0" for x in range(1, 5)]
+    moved = [f"redistribute.{law} mesh=2 x={x}:S(0) to=R" for law in ("local", "back") for x in (2, 4, 6)]
+    held = [f"collective.all-gather mesh=2 form={form} x=0" for form in ("joined", "list", "stacked")]
+    held += [f"collective.async mesh=2 x={x} calls=all_reduce" for x in range(10)]
+    held += [f"redistribute.{law} mesh=2 x={x}:R to={to}" for law in ("local", "back") for x in (2, 4) for to in ("R", "S(0)")]
+    raised = [f"collective.all-gather mesh=2 form=list x=2 extents={extents}" for extents in ("2.3", "1.2")]
+    shown = [finding(Case.parse(text)) for text in (wrong[0], wrong[5], wrong[10], moved[0], moved[3])]
+    shown += [finding(Case.parse(text), "raised", f"RuntimeError: no {'x' * at}") for at, text in enumerate(raised)]
+    folder, said = report(shell.folder / "report", *shown), {"wrong-value": wrong + moved, "held": held, "raised": raised}
+    (folder / "cases.txt").write_text("".join(f"{word} drawn {text}\n" for word, texts in said.items() for text in texts))
+    shell(str(folder))
+    gathered, planned, mismatched = shell.filled()
+    assert (gathered.law, gathered.features) == ("collective.*", {"collective:all_gather"})
+    assert (planned.law, [str(one) for one in planned.conditions]) == ("redistribute.*", ["*.placements=/S/"])
+    assert (mismatched.law, mismatched.features, mismatched.signature) == ("collective.all-gather", {"uneven-split"}, "RuntimeError")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
@@ -77,12 +78,36 @@ def test_an_error_of_some_ranks_and_of_all_is_one_cause() -> None:
 def test_what_two_collectives_of_a_back_end_do_wrong_is_two_causes() -> None:
     def found(at: int, features: tuple[str, ...], kind: str = "wrong-value") -> FindingLine:
         one = finding(kind=kind, verdict=replace(verdict(), kind=kind), where="the back end mine", features=features)
-        return reports.finding(f"{at:08x}", where=one.where, cause=" | ".join(filter(None, one.cause)), features=list(features))
+        return reports.finding(f"{at:08x}", kind=kind, where=one.where, cause=" | ".join(one.cause), features=list(features))
 
     one, alike = found(1, ("collective:all_reduce",)), found(2, ("async", "collective:all_reduce"))
     other, described = found(3, ("collective:all_gather",)), found(4, ("collective:all_reduce",), "wrong-metadata")
     causes = reports.report([], [one, alike, other, described]).causes()
     assert [sorted(line.id for line in lines) for lines in causes] == [[one.id, alike.id], [other.id], [described.id]]
+
+
+def test_what_stands_on_a_collective_of_a_back_end_is_of_its_cause() -> None:
+    """One fault of ``all_gather``: its other forms, errors where the parts are uneven, and where torch gathers."""
+    place = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.py:591"
+    planner = "_optimize_transform_infos, torch/distributed/tensor/_redistribute.py:395"
+
+    def line(at: int, kind: str = "wrong-value", called: str = "", where: str = "the back end mine", **fields: Any) -> FindingLine:
+        features = [f"collective:{name}" for name in called.split()] + fields.pop("more", [])
+        return reports.finding(f"{at:08x}", kind=kind, cause=f"{at}", where=where, features=features, **fields)
+
+    gather, reduce = line(1, called="all_gather"), line(2, called="all_reduce", more=["async"])
+    both = line(3, called="all_gather broadcast", more=["in-flight"])
+    raised = line(4, "raised", "all_gather", more=["uneven-split"])
+    moved = line(5, where=place, places=[place, planner])
+    planned = line(6, where=planner, places=[planner, place])
+    other = line(7, where=planner, places=[planner], more=["uneven"])
+    found = reports.report([], [gather, reduce, both, raised, moved, planned, other]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [
+        [gather.id, both.id, raised.id, moved.id, planned.id],
+        [reduce.id],
+        [other.id],
+    ]
+    assert found[0][0].where == "the back end mine", "the smallest case of what stands on it"
 
 
 def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
