@@ -188,8 +188,10 @@ Opt = Literal[
 ]  # fmt: skip
 
 
-def each_at_its_rate(net: Net) -> list[dict[str, Any]]:
-    """A group for each parameter, no two of which learn alike."""
+def groups_of(net: Net, opt: str) -> list[Any]:
+    """A group for each parameter, no two of which learn alike; LBFGS has one group."""
+    if opt == "lbfgs":
+        return [*net.parameters()]
     return [{"params": [parameter], "lr": rate} for parameter, rate in zip(net.parameters(), RATES, strict=False)]
 
 
@@ -217,7 +219,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def asked(tensors: Tensors, opt: Opt):
     """Asking for the state of an optimizer changes neither it nor its model: the step that follows is its first."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
-    optimizers = [OPTIMIZERS[opt](each_at_its_rate(net)) for net in nets]
+    optimizers = [OPTIMIZERS[opt](groups_of(net, opt)) for net in nets]
     get_optimizer_state_dict(nets[0], optimizers[0])
     model = {path: parameter.detach().clone() for path, parameter in nets[0].held().items()}
     gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]
