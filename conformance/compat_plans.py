@@ -62,14 +62,14 @@ def remember_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
     @functools.wraps(true_init)
     def init(self: Any, mesh: Any, placements: Any, *rest: Any, **options: Any) -> None:
         if type(placements) is not tuple:
-            return true_init(self, mesh, placements, *rest, **options)
+            true_init(self, mesh, placements, *rest, **options)
+            return
         key = *[known.get(id(part)) or number(part) for part in (mesh, *placements, *rest, *options.values())], *options
         if key in made:
             vars(self).update(made[key], placements=placements)
         else:
             true_init(self, mesh, placements, *rest, **options)
             made[key] = dict(vars(self))
-        return None
 
     def asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
         def told(one: Any) -> Any:
@@ -92,7 +92,7 @@ def remember_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
 
     def forget() -> None:
         for remembered in (numbers, known, made, said, held):
-            remembered.clear()  # type: ignore[attr-defined]
+            remembered.clear()
 
     true = [(module, name, getattr(module, name)) for name in _ASKED_AGAIN for module in _naming(name)]
     once = {function: asked_once(function) for *_, function in true}

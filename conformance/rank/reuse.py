@@ -31,20 +31,21 @@ class Remembered:
     def __init__(self, path: str) -> None:
         self._path = path
         self._undo: tuple[Callable[[], None], ...] = ()
-        self._forget: Callable[[], None] = int
+        self._forget: Callable[[], None] | None = None
         self._found: dict[Any, Any] = {}
         self._left = REMEMBERED
 
     def begin(self, *, wanted: bool) -> None:
         """A case begins: take from here on what was found, or leave torch as it was."""
-        self._forget()
+        if self._forget is not None:
+            self._forget()
         if wanted and not self._undo:
             self._forget, undo = plans.remember_within_plans()
             self._undo = undo, plans.find_metadata_by(self._find)
         elif not wanted and self._undo:
             for undo in self._undo:
                 undo()
-            self._undo, self._forget = (), int
+            self._undo, self._forget = (), None
 
     def _find(self, true: Callable[[Any], Any], schema: Any) -> Any:
         try:

@@ -133,10 +133,10 @@ def draw_functions(draw: st.DrawFn, limits: Limits) -> Case:
 def function(x: DTensor, use: Annotated[str, WordField(USES)]):
     """A function that says itself how it goes back gives a sharded tensor the dense gradient, whichever of its results
     are used."""
-    x = x.detach().requires_grad_()
-    y = USES[use](x)
+    leaf = x.detach().requires_grad_()
+    y = USES[use](leaf)
     (y * y).sum().backward()
-    return {"value": y.detach(), "gradient": x.grad}
+    return {"value": y.detach(), "gradient": leaf.grad}
 
 
 @function.due

@@ -153,7 +153,7 @@ def sweep_assigned(limits: Limits) -> list[Case]:
 def assigned(x: DTensor, to: Placements, how: Annotated[str, WordField(WRITES)]):
     """A tensor that takes over another's elements, by a copy or by its data, holds them; where the other's data become
     its own, it lies as the other did."""
-    other = (x * 2).redistribute(placements=to)
+    other = x.redistribute(placements=to) * 2
     WRITES[how](x, other)
     return x
 

@@ -161,7 +161,7 @@ def left_alone(tensors: Given, others: Poisoned, rank: Rank, how: How = (), with
 
 @left_alone.due
 def _(tensors, rank: Rank, how, with_):
-    extra = {"_extra_state": {}} if "extra" in with_ else None
+    extra: dict[str, Any] | None = {"_extra_state": {}} if "extra" in with_ else None
     given = named(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
     return {"names": Of(sorted(given)), "other values": Of([], "wrong-value")}
 
