@@ -146,9 +146,9 @@ class Server:
                     with open(path, "r+b") as file:
                         file.seek(size - KEPT_OUTPUT)
                         kept = file.read(KEPT_OUTPUT)
-                        file.truncate(0)
                         file.seek(0)
                         file.write(kept)
+                        file.truncate()  # after it is written: whoever reads meanwhile finds something
                     cut = True
             except OSError:
                 pass

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import secrets
 import socket
-import time
 from typing import Any
 
 import msgspec
@@ -15,7 +14,8 @@ from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.progress import Place
 from shardlaw.conformance.world.watch import Activity
 
-PATIENCE = 10.0  # seconds for whoever connects to say who it is
+PATIENCE = 10.0  # seconds, while the driver listens, for whoever connects to say who it is
+ANSWER_SECONDS = 120.0  # for the driver to answer, which on a busy machine still loads torch
 LARGEST_CLAIM = 1 << 12
 
 
@@ -165,7 +165,7 @@ def tune(stream: socket.socket) -> None:
 def connect(address: tuple[str, int], token: bytes, process: int, world: int = 0) -> socket.socket:
     """Connect to the driver and be believed. Raises ``OSError``, or :class:`~shardlaw.conformance.world.protocol.ProtocolError` where there
     is somebody else."""
-    stream = socket.create_connection(address, PATIENCE)
+    stream = socket.create_connection(address, ANSWER_SECONDS)
     try:
         tune(stream)
         nonce = _answer(stream, Challenge).nonce
@@ -208,7 +208,7 @@ class PendingConnection:
         stream.setblocking(False)
         tune(stream)
         self.stream = stream
-        self.since = time.monotonic()
+        self.silent = 0.0  # seconds
         self._token = token
         self._nonce = secrets.token_bytes(16)
         self._frames = protocol.Frames(Claim)

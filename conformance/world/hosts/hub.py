@@ -217,8 +217,10 @@ class Hub:
             if agent.silent > SILENCE_SECONDS:
                 self._lost.append(f"{self._name(agent)} has been silent for {SILENCE_SECONDS:g} s")
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, wire.PendingConnection) and now - key.data.since > wire.PATIENCE:
-                self._send_away(key.data)
+            if isinstance(key.data, wire.PendingConnection):
+                key.data.silent += passed
+                if key.data.silent > wire.PATIENCE:
+                    self._send_away(key.data)
         if os.getppid() != self._parent:
             self._lost.append("the torchrun agent that started this run has ended")
         if self._lost:
