@@ -90,6 +90,7 @@ def draw_compiled(draw: st.DrawFn, limits: Limits) -> Case:
     sweeps=1,
     features=lambda case: {"compiled", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set()),
     needs=NEEDS,
+    seconds=60.0,  # the first compilation of a process, on a machine that does much else
     weight=0.2,
 )
 def compiled(
@@ -146,6 +147,7 @@ def draw_model(limits: Limits) -> SearchStrategy[Case]:
     sweeps=len(MODELS),
     features=lambda case: features(case) | {"compiled", "backward"},
     needs=NEEDS,
+    seconds=60.0,  # the first compilation of a process, on a machine that does much else
     weight=0.2,
 )
 def compiled_model(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch, backend: Backend = "aot_eager"):
