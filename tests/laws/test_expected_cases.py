@@ -26,7 +26,7 @@ PARTS = [KNOWN.entries[at : at + 40] for at in range(0, len(KNOWN.entries), 40)]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with Pool(Target(timeout=6), worlds=2) as made:
+    with Pool(Target(timeout=12), worlds=2) as made:
         yield made
 
 

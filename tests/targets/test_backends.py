@@ -157,7 +157,7 @@ def test_a_certified_list_has_cases_that_show_a_planted_fault(
 
 @pytest.mark.parametrize(("fault", "finds", "holds"), FAULTS)
 def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, user: User) -> None:
-    done = user.shardlaw("run", "--target", "pypost", finds, holds, "--budget", "20s", PYPOST_FAULT=fault)
+    done = user.shardlaw("run", "--target", "pypost", finds, holds, "--budget", "60s", PYPOST_FAULT=fault)
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {finds: "deviates", holds: "held"}
     found = user.report()["findings"]
@@ -176,7 +176,7 @@ def test_the_group_that_does_nothing_is_told_to_do_nothing(user: User) -> None:
 
 def test_a_gap_that_is_not_declared_is_a_finding(user: User) -> None:
     (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
-    done = user.shardlaw("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "20s")
+    done = user.shardlaw("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "60s")
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {"collective.all-to-all": "deviates", "collective.gather": "held"}
     assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence"}
