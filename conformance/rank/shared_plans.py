@@ -37,7 +37,7 @@ from shardlaw.conformance import compat_plans as plans
 from shardlaw.conformance.rank.context import mesh_once_read
 
 CHECKED = 16
-PATIENCE = 0.3  # seconds, with a leader that has not begun
+PATIENCE = 0.3  # seconds at most, with a leader that has not begun
 LONGEST = 10.0  # seconds, with one that has
 BEGUN = "-begun"
 KEPT_FILES = 512  # of each rank
@@ -145,7 +145,7 @@ class SharedPlans:
 
     def _wait_for(self, name: str) -> bytes:
         """The leader's answer, or :data:`APART` where it does not come."""
-        began = time.monotonic()
+        began, own = time.monotonic(), min(PATIENCE, max(PATIENCE / 3, 3 * self._usual))
         while True:
             try:
                 with open(name, "rb") as file:
@@ -153,7 +153,7 @@ class SharedPlans:
             except OSError:
                 if not self._patient:
                     return APART
-            if time.monotonic() > began + (LONGEST if os.path.exists(name + BEGUN) else PATIENCE):
+            if time.monotonic() > began + (LONGEST if os.path.exists(name + BEGUN) else own):
                 self._patient = False
             else:
                 time.sleep(min(max(NAP, self._usual / 3), LONGEST_NAP))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,9 +26,13 @@ def saves_write_what_the_first_was_given() -> None:
 class WhenAsked(Future[Any]):
     """A save that is made when its result is asked for: later than whatever its caller does before, however busy the machine is."""
 
+    def __init__(self, save: Callable[[], Any]) -> None:
+        super().__init__()
+        self._save = save
+
     def result(self, timeout: float | None = None) -> Any:
         if not self.done():
-            self.set_result(self.save())
+            self.set_result(self._save())
         return super().result(timeout)
 
 
@@ -43,6 +48,4 @@ def staging_without_copy() -> None:
 
     @instead(executor._ThreadBasedAsyncCheckpointExecutor, "execute_save")
     def later(true: Any, self: Any, state: Any, **options: Any) -> Any:
-        pending = WhenAsked()
-        pending.save = lambda: true(self, state, **options).result()
-        return pending
+        return WhenAsked(lambda: true(self, state, **options).result())

@@ -214,7 +214,7 @@ REFUSES = (
 )
 WHAT = Literal[
     "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged", "unkept",
-    "size",    "broadcast-get", "broadcast-get-model", "broadcast-set",
+    "size", "broadcast-get", "broadcast-get-model", "broadcast-set",
 ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ STAGED = tuple(
     for how in ("stager", "writer")
     for at, name in enumerate(VALUES)
 ) + tuple(f"mesh=1 x=5:S(0) value={name} async={how}" for name in OBJECTS for how in ("stager", "writer"))
-VALUES |= OBJECTS
+MAKERS = VALUES | OBJECTS
 
 STAGED_AGAIN = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,d:{a:a,n:1}}",
@@ -124,7 +124,7 @@ STAGED_AGAIN = (
 def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Word):
     """A value that is saved in the background comes back as a save would have kept it: equal, of its type, as of the
     call."""
-    made, stager = VALUES[value](), stager_of(async_)
+    made, stager = MAKERS[value](), stager_of(async_)
     state["value"] = [made] if isinstance(made, tuple) else made
     pending = dcp.async_save(state, storage_writer=writer(folder), async_stager=stager)
     spoil(made)
@@ -139,7 +139,7 @@ staged.due(lambda: {})
 
 @staged.then
 def _(state: Blank, reader: Reader, folder: Folder, value: Word):
-    want = VALUES[value]()
+    want = MAKERS[value]()
     blank = torch.zeros(want.shape, dtype=want.dtype) if isinstance(want, torch.Tensor) else 0
     state["value"] = [blank] if isinstance(want, tuple) else blank
     load(state, reader(folder))
@@ -152,7 +152,7 @@ def _(state: Blank, reader: Reader, folder: Folder, value: Word):
 
 @staged.due
 def _(state, value):
-    want = VALUES[value]()
+    want = MAKERS[value]()
     if isinstance(want, torch.Tensor):
         return {"loaded": state, "value": want.detach().clone()}
     return {"loaded": state, "type": Of(type(want).__name__), "value": repr(want)}
