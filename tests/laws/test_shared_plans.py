@@ -134,6 +134,32 @@ def test_what_is_read_is_what_was_written(lonely: DeviceMesh) -> None:
     assert seen > 80
 
 
+def test_plans_are_the_same_where_specs_and_costs_are_remembered(lonely: DeviceMesh) -> None:
+    places = [Shard(0), Shard(1), Replicate(), Partial(), compat.StridedShard(0, split_factor=2)]
+    tensors = [
+        DTensor.from_local(torch.ones(4, 4), lonely, [first, second], run_check=False, shape=(8, 8), stride=(8, 1))
+        for first, second in itertools.product(places, places)
+    ]
+    ops = (torch.add, torch.mm, lambda x, y: x.sum(0), lambda x, y: torch.nn.functional.softmax(x, 1))
+
+    def run() -> None:
+        for x, y in zip(tensors, tensors[3:] + tensors[:3], strict=True):
+            for op in ops:
+                attempted(op, x, y)
+
+    worked_out = planned(run)
+    forget, undo = compat_plans.remember_within_plans()
+    try:
+        remembered = planned(run)
+        forget()
+        again = planned(run)
+    finally:
+        undo()
+    assert len(worked_out) > 80
+    for plans in (remembered, again):
+        assert all(alike(one, other) for (_, one), (_, other) in zip(worked_out, plans, strict=True))
+
+
 def test_whoever_takes_the_plan_of_a_decomposed_op_remembers_it_as_who_made_it(lonely: DeviceMesh) -> None:
     x = DTensor.from_local(torch.ones(4, 4), lonely, [Shard(0), Replicate()], run_check=False)
     ((schema, _), *_) = planned(lambda: torch.nn.functional.huber_loss(x, x, reduction="sum"))

@@ -66,7 +66,7 @@ def adam(
     return torch.optim.Adam(with_rates(grouped(parameters, groups, hollow), rates), betas=(0.5, 0.5), foreach=False)
 
 
-def with_rates(groups: Sequence[Sequence[nn.Parameter]], rates: Sequence[float]) -> Any:
+def with_rates(groups: Sequence[Sequence[Any]], rates: Sequence[float]) -> Any:
     return [{"params": group, "lr": rates[at % len(rates)]} for at, group in enumerate(groups)]
 
 

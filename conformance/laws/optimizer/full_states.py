@@ -30,6 +30,7 @@ from shardlaw.conformance.laws.checkpoint.models import (
     keeps,
     learned,
     saved_rates,
+    with_rates,
 )
 from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, trained
 from shardlaw.conformance.laws.optimizer.nets import Net, learn, named, options_of
@@ -190,9 +191,8 @@ Opt = Literal[
 
 def groups_of(net: Net, opt: str) -> list[Any]:
     """A group for each parameter, no two of which learn alike; LBFGS has one group."""
-    if opt == "lbfgs":
-        return [*net.parameters()]
-    return [{"params": [parameter], "lr": rate} for parameter, rate in zip(net.parameters(), RATES, strict=False)]
+    parameters = [*net.parameters()]
+    return parameters if opt == "lbfgs" else with_rates([[parameter] for parameter in parameters], RATES)
 
 
 def differing(held: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ def optimizer_of(net: Net, rates: Sequence[float], since: Since, names: bool) ->
         return torch.optim.SGD(with_rates([[one] for one in net.parameters()], rates), foreach=False)
     if not names:
         return adam([*net.parameters()], rates)
-    groups: Any = [{"params": [one], "lr": rate} for one, rate in zip(net.named_parameters(), rates, strict=False)]
+    groups = with_rates([[one] for one in net.named_parameters()], rates)
     return torch.optim.Adam(groups, betas=(0.5, 0.5), foreach=False)
 
 

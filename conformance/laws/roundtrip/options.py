@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -195,6 +196,17 @@ def of_hugging_face(case: Case) -> set[str]:
     return {f"storage:safetensors-{kept}"} | ({"checkpoint-id"} if "id" in case else set())
 
 
+def numbered(state: Mapping[str, Any]) -> dict[str, int]:
+    """The number of the file of each tensor, where there are two."""
+    return {name: at % 2 + 1 for at, name in enumerate(state)}
+
+
+def writes_as(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Options of a writer of safetensors: how it writes, and the numbers of the files, if it is told any."""
+    options: dict[str, Any] = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
+    return options | ({"fqn_to_index_mapping": dict(numbers)} if numbers else {})
+
+
 @trip_law(
     "hugging-face",
     source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; "
@@ -220,14 +232,11 @@ def hugging_face(
 ):
     """Tensors saved as safetensors, as shards or consolidated by one rank, by all or by those of a group, load under
     any layout as they were saved."""
-    options = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
-    numbers = {name: at % 2 + 1 if index else 1 for at, name in enumerate(state)}
-    if index:
-        # an index of whole models names what this state may not have, such as the second name of a tied tensor
-        more = {"not.saved": 1} if index == "more" else {}
-        options["fqn_to_index_mapping"] = numbers | more  # type: ignore[assignment]
+    numbers = numbered(state) if index else dict.fromkeys(state, 1)
+    # an index of whole models names what this state may not have, such as the second name of a tied tensor
+    options = writes_as(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
     if threads:
-        options |= {"thread_count": threads, "thread_count_consolidation": threads}  # type: ignore[dict-item]
+        options |= {"thread_count": threads, "thread_count_consolidation": threads}
     made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
     save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
     of_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
@@ -280,10 +289,7 @@ def _(state, hf, id):
 
 def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
     """Save these as safetensors, in two files or in one."""
-    options: dict[str, Any] = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
-    if parted:
-        options["fqn_to_index_mapping"] = {name: at % 2 + 1 for at, name in enumerate(state)}
-    save(state, compat.HuggingFaceStorageWriter(folder, **options))
+    save(state, compat.HuggingFaceStorageWriter(folder, **writes_as(hf, numbered(state) if parted else {})))
 
 
 @trip_law(
