@@ -41,7 +41,7 @@ PATIENCE = 0.3  # seconds at most, with a leader that has not begun
 LONGEST = 10.0  # seconds, with one that has
 BEGUN = "-begun"
 KEPT_FILES = 512  # of each rank
-NAP, LONGEST_NAP = 0.001, 0.01  # seconds
+NAP, LONGEST_NAP = 0.001, 0.02  # seconds
 APART = b""  # an answer: each rank must find its own
 PLAIN = (torch.dtype, torch.Size, torch.device, torch.layout, torch.memory_format)
 ATOMS = {type(None), bool, int, float, complex, str, *PLAIN} - {torch.Size}
@@ -147,16 +147,17 @@ class SharedPlans:
         """The leader's answer, or :data:`APART` where it does not come."""
         began, own = time.monotonic(), min(PATIENCE, max(PATIENCE / 3, 3 * self._usual))
         while True:
+            waited = time.monotonic() - began
             try:
                 with open(name, "rb") as file:
                     return file.read()
             except OSError:
                 if not self._patient:
                     return APART
-            if time.monotonic() > began + (LONGEST if os.path.exists(name + BEGUN) else own):
+            if waited > own and (waited > LONGEST or not os.path.exists(name + BEGUN)):
                 self._patient = False
             else:
-                time.sleep(min(max(NAP, self._usual / 3), LONGEST_NAP))
+                time.sleep(min(max(NAP, waited / 4), LONGEST_NAP))  # each time that it wakes up takes CPU time from the leader
 
 
 def key_of(schema: Any) -> tuple[bytes, list[DeviceMesh]]:

@@ -170,7 +170,7 @@ def due_plan(held: MeshState, rank: int) -> dict[str, Any]:
             continue
         spec, layout, own = held.specs[leaf.name], held.layout(leaf.name), numbered(held.specs[leaf.name].shape)
         if layout is not None:
-            own = simulate.take(own, layout, coord) if coord is not None else own[:0]
+            own = simulate.take(own, layout, coord) if coord is not None else own.flatten()[:0]
         if own.numel() or layout is None:
             tensor, elements = [spec.shape, spec.torch_dtype, layout is None], sorted(own.flatten().tolist())
             found[name] = of_metadata({"items": 1, "tensor": tensor, "elements": elements})
