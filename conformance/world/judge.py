@@ -23,8 +23,9 @@ from shardlaw.reference.simulate import assemble_replicas
 REFUSED_NOW = "refused-now"
 
 
-def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Verdict:
-    """The verdict on ``case``; ``answers`` holds one for every rank of the world, in order of rank."""
+def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage: int = 0) -> Verdict:
+    """The verdict on ``case``, or on a stage of it; ``answers`` holds one for every rank of the world, in order of rank."""
+    members = law.members_of(case, stage)
     features = tuple(sorted({feature for answer in answers for feature in answer.features}))
 
     def deviates(kind: Kind, check: str, message: str, error: str = "") -> Verdict:
@@ -44,6 +45,9 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
         waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
         message = f"rank {said.rank} {_outcome(said)} while ranks {waiting} still waited"
         return deviates("divergence", "process", message, _error(said))
+    # whoever does not act has nothing to refuse
+    acting = [answer for answer in answers if members is None or answer.rank in members or answer.outcome != "held"]
+    outcomes = {answer.outcome for answer in acting}
     if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # a rank outside of the case has nothing to reject
         reason = next(answer.reason for answer in answers if answer.outcome == "rejected")
         return Verdict(case, "rejected", message=reason, features=features)
@@ -52,21 +56,21 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target) -> Ve
         raised = next((answer for answer in answers if answer.outcome == "raised"), answers[0])
         return deviates("divergence", "outcome", message, _error(raised))
     if outcomes == {"raised"}:
-        errors = {answer.raised.error for answer in answers if answer.raised}
-        first = answers[0].raised
+        errors = {answer.raised.error for answer in acting if answer.raised}
+        first = acting[0].raised
         assert first is not None
         if len(errors) > 1:
-            message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
-            return deviates("divergence", "error", message, _error(answers[0]))
+            message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in acting)
+            return deviates("divergence", "error", message, _error(acting[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
             lost = "the law's control, which must hold," if case.text == law.control and law.refusal != "early" else ""
             if law.refusal == "lost":
                 lost = lost or "a case of a law of which earlier releases refuse no case"
             if lost:
                 message = f"{lost} is refused by every rank: {first.error}: {first.text}"
-                return deviates("raised", REFUSED_NOW, message, _error(answers[0]))
-            return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(answers[0]), features=features)
-        return deviates("raised", "error", f"every rank raised {first.error}: {without_stacks(first.text)}", _error(answers[0]))
+                return deviates("raised", REFUSED_NOW, message, _error(acting[0]))
+            return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(acting[0]), features=features)
+        return deviates("raised", "error", f"every rank raised {first.error}: {without_stacks(first.text)}", _error(acting[0]))
     worst = _worst(answers)
     if worst is not None:
         rank, deviation = worst

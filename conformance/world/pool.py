@@ -233,7 +233,7 @@ class Pool:
         job = batch.jobs[index]
         answers = tuple(job.answers[rank] for rank in range(world.size))
         try:
-            verdict = judge(job.law, job.case, answers, self.target)
+            verdict = judge(job.law, job.case, answers, self.target, job.stage)
         except Exception as error:
             text = f"the answers cannot be judged: {type(error).__name__}: {error}"
             verdict = Verdict(job.case, "error", message=text, error=traceback.format_exc(), ranks=answers)
