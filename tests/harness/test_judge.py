@@ -65,9 +65,9 @@ def test_what_a_rank_rejects_while_others_hold_is_rejected(answers: tuple[Answer
 def test_who_does_not_act_has_nothing_to_refuse() -> None:
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None, members=True, refusal="allowed")
     refused = Answer(0, "raised", raised=Raised("NotImplementedError", "no float8", ""))
-    for case, held, status in (("mesh.x mesh=2@0,2", 1, "refused"), ("mesh.x mesh=2@0,1", 2, "refused"), ("mesh.x mesh=2@0,2", 2, "deviates")):
+    for mesh, held, status in (("2@0,2", 1, "refused"), ("2@0,1", 2, "refused"), ("2@0,2", 2, "deviates")):
         answers = [replace(HELD if rank == held else refused, rank=rank) for rank in range(3)]
-        assert judge(law, Case.parse(case), answers, Target()).status == status
+        assert judge(law, Case.parse(f"mesh.x mesh={mesh}"), answers, Target()).status == status
 
 
 @pytest.mark.parametrize("answers", [(RAISED, HELD), (HELD, RAISED, HELD), (REJECTED, RAISED), (REJECTED, WRONG), (RAISED, WRONG)])

@@ -123,7 +123,9 @@ AS_GIVEN = ("swapped", "data")  # the tensor lies afterwards as what it was give
 
 def draw_assigned(limits: Limits) -> SearchStrategy[Case]:
     drawn = draws.moved(limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
-    return st.tuples(drawn, st.sampled_from(list(WRITES))).map(lambda pair: pair[0].with_fields(how=pair[1]))
+    # docs/open-questions.md: what has a rank outside the mesh of a 0-d tensor?
+    fit = drawn.filter(lambda case: bool(case.tensor("x").shape) or len(case.mesh().ranks) == case.world)
+    return st.tuples(fit, st.sampled_from(list(WRITES))).map(lambda pair: pair[0].with_fields(how=pair[1]))
 
 
 def sweep_assigned(limits: Limits) -> list[Case]:
