@@ -1,8 +1,8 @@
 """Is what many seeds draw known? ``python -m benchmarks.seeds FIRST LAST [LAW ...]``.
 
-Judges the cases that smoke runs of the seeds from FIRST to LAST draw, and none of those that are the same in every run; a seed costs a
-tenth of a run. Prints the first case of each kind of deviation of a law that no expectation accounts for, and each error of the
-harness; exits 1 if there are any. Such a case is tried as in the first pass of a run: ``shardlaw replay`` says whether a fresh world
+Judges the cases that smoke runs of the seeds from FIRST to LAST draw, and none of those that are the same in every run. Prints the
+first case of each kind of deviation of a law that no expectation accounts for, and of each error of the harness; exits 1 if there are
+any. Such a case is tried as in the first pass of a run: ``shardlaw replay`` says whether a fresh world
 shows it.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
 
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.chosen import chosen, whole_of
@@ -33,22 +33,20 @@ if TYPE_CHECKING:
 
 
 def main(first: int, last: int, patterns: list[str]) -> int:
-    target, found = Target(), dict[tuple[str, ...], str]()
+    target, every = Target(), [*catalogue().values()]
+    known = load(layers(target), every, torch.__version__)
     judged: set[Case] = set()
-    laws = [law for law in catalogue().values() if law.profile == "smoke" and law.draw is not None]
-    known = load(layers(target), [*catalogue().values()], torch.__version__)
+    found: set[str] = set()
 
     def done(law: Law, verdict: Verdict) -> None:
-        if verdict.status == "error":
-            found[law.id, "error"] = f"{verdict.case.text}: {verdict.message}"
-        elif verdict.status == "deviates" and known.match_verdict(law, verdict) is None:
-            told = f"{verdict.kind} {verdict.case.text}: {verdict.error or verdict.message}"
-            if found.setdefault((law.id, verdict.kind or "", verdict.error), told) is told:
-                print(told, flush=True)
+        new = verdict.status == "deviates" and known.match_verdict(law, verdict) is None
+        if (new or verdict.status == "error") and verdict.signature not in found:
+            found.add(verdict.signature)
+            print(f"{verdict.word} {verdict.case.text}: {verdict.message}", flush=True)
 
     with Pool(target, worlds=2) as pool:
-        for law in laws:
-            if patterns and not any(fnmatchcase(law.id, pattern) for pattern in patterns):
+        for law in select(every, patterns):
+            if law.profile != "smoke" or law.draw is None:
                 continue
             share = replace(chosen().get(law.id, whole_of(law, "smoke")), sweeps=0, places=None, cases=())
 

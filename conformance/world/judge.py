@@ -25,7 +25,6 @@ REFUSED_NOW = "refused-now"
 
 def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage: int = 0) -> Verdict:
     """The verdict on ``case``, or on a stage of it; ``answers`` holds one for every rank of the world, in order of rank."""
-    members = law.members_of(case, stage)
     features = tuple(sorted({feature for answer in answers for feature in answer.features}))
 
     def deviates(kind: Kind, check: str, message: str, error: str = "") -> Verdict:
@@ -45,9 +44,10 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage
         waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
         message = f"rank {said.rank} {_outcome(said)} while ranks {waiting} still waited"
         return deviates("divergence", "process", message, _error(said))
-    # whoever does not act has nothing to refuse
-    acting = [answer for answer in answers if members is None or answer.rank in members or answer.outcome != "held"]
-    outcomes = {answer.outcome for answer in acting}
+    acting = answers
+    if len(outcomes) > 1 and (members := law.members_of(case, stage)) is not None:  # whoever does not act has nothing to refuse
+        acting = [answer for answer in answers if answer.rank in members or answer.outcome != "held"]
+        outcomes = {answer.outcome for answer in acting}
     if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # a rank outside of the case has nothing to reject
         reason = next(answer.reason for answer in answers if answer.outcome == "rejected")
         return Verdict(case, "rejected", message=reason, features=features)

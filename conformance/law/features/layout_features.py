@@ -104,15 +104,15 @@ def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[s
         dim = shard_dim(placement)
         if dim is None:
             continue
-        before = [extent for extent, other in zip(mesh[:at], placements, strict=False) if shard_dim(other) == dim]
         others = [other for other in placements[:at] if shard_dim(other) == dim]
         if others:
             yield "nested"
         elif isinstance(placement, Shard) and shape[dim] >= mesh[at] and -(-shape[dim] // mesh[at]) * (mesh[at] - 1) >= shape[dim] > 0:
             yield "late-empty-shard"
         if isinstance(placement, StridedShard):
-            inner = [extent for extent, other in zip(mesh, placements, strict=True) if shard_dim(other) == dim][len(others) + 1 :]
-            uneven = bool(shape[dim] % (prod(before) * mesh[at] * placement.split_factor))
+            extents = [extent for extent, other in zip(mesh, placements, strict=True) if shard_dim(other) == dim]
+            inner = extents[len(others) + 1 :]
+            uneven = bool(shape[dim] % (prod(extents[: len(others) + 1]) * placement.split_factor))
             if not inner:
                 yield "strided-lone"
             if any(isinstance(other, StridedShard) for other in others):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
+from concurrent.futures import wait
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -339,9 +339,12 @@ def at_once(
     for at, state in enumerate(states):
         to = writer(f"{folder}/{at}")
         pending.append(dcp.async_save(state, storage_writer=to, planner=planners[at], process_group=apart[at]))
-    for planner in planners if dist.get_rank() % 2 else planners[::-1]:
+    # in one group the second begins when the first has ended: they race for it otherwise, and may hang
+    ahead = AHEAD_SECONDS if groups == "two" else WAITING_SECONDS / 2
+    turns = [*zip(planners, pending, strict=True)]
+    for planner, one in turns if dist.get_rank() % 2 else turns[::-1]:
         planner.begin.set()
-        time.sleep(AHEAD_SECONDS)
+        wait([one], ahead)
     for one in pending:
         finish(one)
     return {"loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)]}
