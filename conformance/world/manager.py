@@ -22,7 +22,6 @@ from shardlaw.conformance.world.world import Batch, Job, World
 PROOF_SECONDS = 1.0
 EXIT_SECONDS = 1.0  # between the end of a rank's stream and the word of how it ended
 STOP_SECONDS = 0.5
-IDLE_SECONDS = 0.5  # of a world whose threads cost CPU time, until it goes
 LAST_WORD_SECONDS = 0.3  # of a rank that has raised
 MAX_RANKS = 48  # ranks alive, beyond which idle worlds go
 STARTS = 3  # of a world or of the server, one after the other
@@ -247,7 +246,7 @@ class WorldManager:
                 self._retire(world)
         elif world.diverged() is not None:
             self._retire(world)
-        elif world.retired or (world.is_idle and world.is_a_burden and now - world.idle_since > IDLE_SECONDS):
+        elif world.retired:
             self._dismiss(world)
         elif len(world.parked) == world.size:
             groups = world.to_prove()

@@ -238,10 +238,11 @@ class Pool:
             text = f"the answers cannot be judged: {type(error).__name__}: {error}"
             verdict = Verdict(job.case, "error", message=text, error=traceback.format_exc(), ranks=answers)
         apart = world.out_of_step(job)
-        if apart:
+        if apart and verdict.status != "deviates" and "p2p" in job.law.needs:
+            world.allow(job)
+        elif apart:
             world.retired = apart
-            # of messages between two ranks the others need not know
-            if verdict.status != "deviates" and "p2p" not in job.law.needs:
+            if verdict.status != "deviates":
                 verdict = Verdict(job.case, "deviates", "divergence", "collectives", apart, "", answers, verdict.features)
         if job.traced and not verdict.ranks:
             verdict = replace(verdict, ranks=answers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 HISTORY = 400
 MOST_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
-MOST_THREADS = 128  # each process group of gloo has three, one of which wakes up a hundred times a second
-IDLE_THREADS = 48  # of a rank, beyond which its world goes when nobody needs it
+MOST_THREADS = 256  # each process group of gloo has two
 MOST_GROWTH = 1 << 30  # bytes
 
 
@@ -92,6 +91,7 @@ class World:
         self.parked: dict[int, protocol.Parked] = {}
         self.served: deque[Case] = deque(maxlen=HISTORY)
         self.groups: dict[str, tuple[int, ...]] = {}
+        self.messages: Counter[tuple[int, str]] = Counter()  # between two ranks, which count as collectives of their group, by rank and group
         self.weight: dict[int, tuple[protocol.Done, protocol.Done]] = {}  # at first, and now
         self.retired = ""
         self.watch = Watch()
@@ -110,11 +110,6 @@ class World:
     def is_idle(self) -> bool:
         """Whether nobody needs it now."""
         return self.takes_work and not (self.batches or self.queue or self.patient)
-
-    @property
-    def is_a_burden(self) -> bool:
-        """Whether its ranks cost CPU time while they do nothing."""
-        return any(now.threads > IDLE_THREADS for _, now in self.weight.values())
 
     # Speaking and hearing
 
@@ -248,9 +243,10 @@ class World:
         if not all(parked.total for parked in said):
             return (protocol.EVERY_GROUP,)
         total: dict[str, int] = {}
-        for parked in said:
+        for rank, parked in self.parked.items():
             for name, count in parked.total.items():
-                if total.setdefault(name, count) != count:
+                collectives = count - self.messages[rank, name]
+                if total.setdefault(name, collectives) != collectives:
                     return None
         return tuple(sorted({name for parked in said for name in parked.ran}))
 
@@ -262,6 +258,10 @@ class World:
                 each = ", ".join(f"rank {rank} {count}" for rank, count in sorted(counts.items()))
                 return f"ranks ran different numbers of collectives on the group of ranks {list(counts)}: {each}"
         return ""
+
+    def allow(self, job: Job) -> None:
+        """What its ranks ran during a case were messages between two ranks, of which the others need not know."""
+        self.messages.update({(rank, name): count for rank, ran in job.ran.items() for name, count in ran.items()})
 
     def destroy(self) -> None:
         """Close the streams, and forget what was seen; the ranks are the launcher's to end."""
