@@ -44,8 +44,8 @@ from shardlaw.strategies.op_programs import family_histories
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
 TOLD_APART = {"layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
-SAID_WORTH = 10.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
-LEAST_WORTH = 800.0  # a CPU-second
+SAID_WORTH = 16.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
+LEAST_WORTH = 1600.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
 CHEAP = 0.3  # CPU-seconds of a law with its variants, as measured, below which all its cases are tried
 REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
