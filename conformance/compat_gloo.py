@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from shardlaw.conformance.compat import private
 
 
 def share_device() -> None:
-    """Let all gloo groups that this process makes from now on use one device. torch makes a device for each, and with it a thread that wakes
-    up a hundred times a second as long as its group lives. Without effect where the installed torch has no gloo."""
+    """Let all gloo groups that this process makes from now on use one device. torch makes a device for each, and with it a thread that
+    wakes up a hundred times a second as long as its group lives. Without effect where the installed torch has no gloo, and where somebody
+    chose the network interfaces: torch makes a device for each of them."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
     try:
         c10d = private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
         whole, options, new_device = c10d.ProcessGroupGloo, c10d.ProcessGroupGloo._Options, c10d.ProcessGroupGloo.create_default_device

@@ -91,7 +91,7 @@ class World:
         self.parked: dict[int, protocol.Parked] = {}
         self.served: deque[Case] = deque(maxlen=HISTORY)
         self.groups: dict[str, tuple[int, ...]] = {}
-        self.messages: Counter[tuple[int, str]] = Counter()  # between two ranks, which count as collectives of their group, by rank and group
+        self.messages: Counter[tuple[int, str]] = Counter()  # between two ranks, by rank and group
         self.weight: dict[int, tuple[protocol.Done, protocol.Done]] = {}  # at first, and now
         self.retired = ""
         self.watch = Watch()

@@ -23,6 +23,7 @@ from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.mesh import Mesh
 
 BAD = 1
+GROUPS = 20
 
 
 def sums(case: Case, here: RankContext) -> None:
@@ -38,8 +39,16 @@ def nothing(case: Case, here: RankContext) -> None:
 
 def groups(case: Case, here: RankContext) -> None:
     """Many process groups are made, and left."""
-    for _ in range(20):
+    for _ in range(GROUPS):
         dist.new_group(list(range(here.world)))
+
+
+def sends(case: Case, here: RankContext) -> None:
+    """Two ranks exchange a message, of which the others know nothing."""
+    if here.rank == 0:
+        dist.send(torch.ones(2), 1)
+    elif here.rank == 1:
+        dist.recv(torch.zeros(2), 0)
 
 
 def wrong(case: Case, here: RankContext) -> None:
@@ -300,6 +309,7 @@ LAWS = [
         check,
         sweep=lambda limits: (),  # tests name their cases
         sweeps=1,
+        needs=("p2p",) if check is sends else (),
         stages=(lambda case: (case.integer("first"), case.integer("second"))) if check is passes_on else None,
     )
     for check in CHECKS

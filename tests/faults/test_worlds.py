@@ -9,6 +9,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.world import Pool, WorldError, manager
+from tests.faults import laws
 from tests.faults.conftest import LAWS, House, case
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
@@ -133,15 +134,18 @@ def test_worlds_side_by_side_work_on_different_laws_and_share_one_of_many_cases(
         assert len(first & second) == 1
 
 
-def test_an_idle_world_with_many_groups_goes(house: House) -> None:
-    house.judge(case("nothing", 2))
-    before = set(house.pool._manager.worlds)
-    house.judge(case("groups", 2, seed=0))
-    until = time.monotonic() + 60
-    while before <= set(house.pool._manager.worlds) and time.monotonic() < until:
-        house.pool.poll()
-        time.sleep(0.05)
-    assert not before <= set(house.pool._manager.worlds)
+def test_groups_of_gloo_share_what_carries_their_messages(house: House) -> None:
+    house.judge(case("nothing", 3))
+    before = [rank["threads"] for rank in house.pool.weights()]
+    house.judge(case("groups", 3))
+    more = [now["threads"] - then for now, then in zip(house.pool.weights(), before, strict=True)]
+    assert max(more) <= 2 * laws.GROUPS, "each has a thread of its own that wakes up"
+
+
+def test_world_goes_on_after_messages_between_two_of_its_ranks(house: House) -> None:
+    verdicts = house.judge(*(case(name, 3, seed=i) for i in range(3) for name in ("sends", "raises_alike", "sums")))
+    assert [verdict.kind or verdict.status for verdict in verdicts] == ["held", "raised", "held"] * 3
+    assert len(verdicts[7].history) >= 7, "the world was replaced"
 
 
 @pytest.mark.parametrize(
