@@ -15,7 +15,7 @@ def share_device() -> None:
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     try:
         c10d = private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
-        whole, options = c10d.ProcessGroupGloo, c10d.ProcessGroupGloo._Options
+        whole, new_options = c10d.ProcessGroupGloo, c10d.ProcessGroupGloo._Options
         devices = [whole.create_device(interface=name) for name in interfaces] or [whole.create_default_device()]
     except (ImportError, AttributeError):
         return
@@ -25,8 +25,11 @@ def share_device() -> None:
             return isinstance(one, whole)
 
     class OnOneDevice(whole, metaclass=AnyGloo):  # type: ignore[misc,valid-type]
-        def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
-            asked = options()
+        def __init__(self, store: Any, rank: int, size: int, *arguments: Any, timeout: Any = None, **options: Any) -> None:
+            if arguments or timeout is None or any(options.values()):  # what each release has of its own
+                super().__init__(store, rank, size, *arguments, **({"timeout": timeout} if timeout is not None else {}), **options)
+                return
+            asked = new_options()
             asked._devices, asked._timeout, asked._threads = devices, timeout, 2 * len(devices)
             super().__init__(store, rank, size, asked)
 
