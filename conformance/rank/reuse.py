@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shardlaw.conformance import compat_plans as plans
+from shardlaw.conformance.compat import plans
 
 REMEMBERED = 4096  # of each rank, and as many at most that it leaves for others
 CHECKED = 16

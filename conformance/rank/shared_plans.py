@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from shardlaw.conformance import compat
-from shardlaw.conformance import compat_plans as plans
+from shardlaw.conformance.compat import plans
 from shardlaw.conformance.rank.context import mesh_once_read
 
 CHECKED = 16

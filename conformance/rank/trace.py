@@ -20,8 +20,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance import compat_trace as heard
-from shardlaw.conformance.compat_plans import called_alike, decider, lacking
+from shardlaw.conformance.compat import trace as heard
+from shardlaw.conformance.compat.plans import called_alike, decider, lacking
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.reference.placement import format_placements
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from shardlaw import __version__
-from shardlaw.conformance.compat_trace import collective_of
+from shardlaw.conformance.compat.trace import collective_of
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shardlaw.conformance import compat_trace as heard
+from shardlaw.conformance.compat import trace as heard
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.reference.layout import Layout, LayoutError

@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from shardlaw.conformance import compat, compat_gloo
+from shardlaw.conformance import compat
+from shardlaw.conformance.compat import gloo
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
@@ -318,7 +319,7 @@ def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None
     else:
         devices = torch.get_device_module(target.device)
         devices.set_device(device % devices.device_count())
-    compat_gloo.share_device()
+    gloo.share_device()
     host = spawn.host or "localhost"
     method = target.init_method or ("tcp://{host}:{port}" if spawn.host else "file://{folder}/store")
     dist.init_process_group(

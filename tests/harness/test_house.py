@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlaw.conformance import compat, compat_trace
+from shardlaw.conformance import compat
+from shardlaw.conformance.compat import trace
 from shardlaw.conformance.law.law import CHAPTERS
 from shardlaw.conformance.laws import MODULES, laws_of
 
 ROOT = Path(__file__).parents[2]
-COMPAT = sorted((ROOT / "conformance").glob("compat*.py"))
+COMPAT = sorted((ROOT / "conformance" / "compat").glob("*.py"))
 PACKAGES = ("reference", "strategies", "conformance")
 SHADOWS = {"torch", "random", "math"}
-ROOT_FILES = 8
+ROOT_FILES = 6
 TARGETS = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?|gloo|nccl|mpi|filesystem|FileSystem(Writer|Reader)|Fsspec\w+")
 REACHING = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
 # what is private elsewhere than in torch
@@ -214,7 +215,7 @@ def test_what_is_no_private_name_of_torch_is_let_alone(line: str) -> None:
 
 def test_every_file_that_a_trace_listens_to_is_there() -> None:
     home = Path(torch.__file__).parents[1]
-    assert [place for place in (*compat_trace.STEPS, compat_trace.RULES) if not (home / place).exists()] == []
+    assert [place for place in (*trace.STEPS, trace.RULES) if not (home / place).exists()] == []
 
 
 @pytest.mark.parametrize("key", sorted(compat.NAMES))

@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardlaw.conformance import compat, compat_plans
+from shardlaw.conformance import compat
+from shardlaw.conformance.compat import plans
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
@@ -98,7 +99,7 @@ def planned(run: Any) -> list[tuple[Any, Any]]:
         return found[-1][1]
 
     compat.name("op_plans")()
-    undo = compat_plans.plan_by(plan)
+    undo = plans.plan_by(plan)
     try:
         run()
     finally:
@@ -148,7 +149,7 @@ def test_plans_are_the_same_where_specs_and_costs_are_remembered(lonely: DeviceM
                 attempted(op, x, y)
 
     worked_out = planned(run)
-    forget, undo = compat_plans.remember_within_plans()
+    forget, undo = plans.remember_within_plans()
     try:
         remembered = planned(run)
         forget()
@@ -156,8 +157,8 @@ def test_plans_are_the_same_where_specs_and_costs_are_remembered(lonely: DeviceM
     finally:
         undo()
     assert len(worked_out) > 80
-    for plans in (remembered, again):
-        assert all(alike(one, other) for (_, one), (_, other) in zip(worked_out, plans, strict=True))
+    for those in (remembered, again):
+        assert all(alike(one, other) for (_, one), (_, other) in zip(worked_out, those, strict=True))
 
 
 def test_whoever_takes_the_plan_of_a_decomposed_op_remembers_it_as_who_made_it(lonely: DeviceMesh) -> None:
@@ -165,12 +166,12 @@ def test_whoever_takes_the_plan_of_a_decomposed_op_remembers_it_as_who_made_it(l
     ((schema, _), *_) = planned(lambda: torch.nn.functional.huber_loss(x, x, reduction="sum"))
     remembered = compat.name("planner").op_to_schema_info
     made = remembered.pop(schema.op)
-    compat_plans.taken(schema.op)
+    plans.taken(schema.op)
     assert remembered[schema.op] == made
     assert made.static_argnum == 2
     ((schema, _), *_) = planned(lambda: torch.add(x, x))
     before = dict(remembered)
-    compat_plans.taken(schema.op)
+    plans.taken(schema.op)
     assert remembered == before
 
 
@@ -221,7 +222,7 @@ def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_
     def counted(true: Any, schema: Any) -> Any:
         return own(lambda schema: asked.append(schema) or true(schema), schema)
 
-    remembered._undo = *remembered._undo[:1], compat_plans.find_metadata_by(counted)
+    remembered._undo = *remembered._undo[:1], plans.find_metadata_by(counted)
     for dtype in (torch.int64, torch.float64):
         for placement in (Shard(0), Shard(1), Replicate()):
             x = DTensor.from_local(torch.ones(4, 4, dtype=dtype), lonely, [placement, Replicate()], shape=(4, 4), stride=(4, 1))
@@ -244,7 +245,7 @@ def test_metadata_that_one_rank_found_the_others_take(lonely: DeviceMesh, tmp_pa
             return own(lambda schema: noted.append(schema) or true(schema), schema)
 
         compat.name("op_plans")()
-        undo = compat_plans.find_metadata_by(counted)
+        undo = plans.find_metadata_by(counted)
         for rows in shapes:
             x = DTensor.from_local(torch.ones(rows), lonely, [Replicate(), Replicate()])
             assert (x + 1).shape == (rows,)
@@ -261,9 +262,7 @@ def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lo
         asked: list[Any] = []
         own = Remembered(str(folder))._find
         compat.name("op_plans")()
-        undo = compat_plans.find_metadata_by(
-            lambda true, schema, own=own, asked=asked: own(lambda its: asked.append(its) or true(its), schema)
-        )
+        undo = plans.find_metadata_by(lambda true, schema, own=own, asked=asked: own(lambda its: asked.append(its) or true(its), schema))
         for rows in range(1, 17):
             assert (DTensor.from_local(torch.ones(rows), lonely, [Replicate(), Replicate()]) + 1).shape == (rows,)
         undo()
@@ -278,7 +277,7 @@ def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lo
 
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_plans.lacking() == ""
-    monkeypatch.setattr(compat_plans, "PLANS_AN_OP", "nothing_of_the_kind")
+    monkeypatch.setattr(plans, "PLANS_AN_OP", "nothing_of_the_kind")
     assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.lacking()
 
 

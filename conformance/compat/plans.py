@@ -13,8 +13,8 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 from shardlaw.conformance import compat
-from shardlaw.conformance import compat_trace as heard
-from shardlaw.conformance.compat_trace import PLANS_AN_OP
+from shardlaw.conformance.compat import trace as heard
+from shardlaw.conformance.compat.trace import PLANS_AN_OP
 
 _DERIVES = "_ops.autogen"  # the module that derives rules of overloads
 SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
