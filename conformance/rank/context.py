@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +32,6 @@ from shardlaw.reference.placement import Shard as RefShard
 from shardlaw.reference.placement import StridedShard as RefStrided
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
@@ -284,15 +282,6 @@ class RankContext:
             return tensor
         self.reached("derived")
         return tensor.redistribute(placements=[Replicate() if one else old for one, old in zip(derived, tensor.placements, strict=True)])
-
-    @contextmanager
-    def restoring_rng(self) -> Iterator[None]:
-        """Leave the global generator as it was."""
-        state = torch.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(state)
 
     # What the runner makes of it
 
