@@ -25,12 +25,13 @@ def share_device() -> None:
             return isinstance(one, whole)
 
     class OnOneDevice(whole, metaclass=AnyGloo):  # type: ignore[misc,valid-type]
-        def __init__(self, store: Any, rank: int, size: int, *arguments: Any, timeout: Any = None, **options: Any) -> None:
-            if arguments or timeout is None or any(options.values()):  # what each release has of its own
-                super().__init__(store, rank, size, *arguments, **({"timeout": timeout} if timeout is not None else {}), **options)
+        def __init__(self, store: Any, rank: int, size: int, *more: Any, **said: Any) -> None:
+            if more or any(value for name, value in said.items() if name != "timeout"):  # what a release has of its own
+                super().__init__(store, rank, size, *more, **said)
                 return
             asked = new_options()
-            asked._devices, asked._timeout, asked._threads = devices, timeout, 2 * len(devices)
+            asked._devices, asked._threads = devices, 2 * len(devices)
+            asked._timeout = said.get("timeout", asked._timeout)
             super().__init__(store, rank, size, asked)
 
     c10d.ProcessGroupGloo = OnOneDevice
