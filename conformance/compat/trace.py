@@ -63,6 +63,7 @@ HANDS_ON = re.compile(
 
 REFUSED_BY = "refused by "  # before the function whose own statement raised an error
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
+ASKS_WHOLE = "_propagate_tensor_meta_non_cached"
 # by which collective of the back end a method of a placement moves data
 CALLS = {
     "_to_replicate_tensor": "all_gather",
@@ -140,6 +141,11 @@ def constructs(place: str) -> bool:
 def plans_an_op(place: str) -> bool:
     """Whether a function asks the rules."""
     return _name(place) == PLANS_AN_OP
+
+
+def asks_whole(place: str) -> bool:
+    """Whether a function asks what an op gives on whole tensors."""
+    return _name(place) == ASKS_WHOLE
 
 
 def moves(place: str) -> bool:

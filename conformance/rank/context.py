@@ -32,7 +32,6 @@ from shardlaw.reference.placement import Shard as RefShard
 from shardlaw.reference.placement import StridedShard as RefStrided
 
 if TYPE_CHECKING:
-
     from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
     from shardlaw.conformance.law.verdict import Outcome

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from shardlaw import __version__
-from shardlaw.conformance.compat.trace import collective_of
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.law.target import BACK_END
+from shardlaw.conformance.report.causes import by_cause
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
@@ -92,47 +91,6 @@ class FindingLine(msgspec.Struct, kw_only=True):
     number: int = 0
     entry: str = ""
     waits: list[str] = []
-
-
-def _by_size(line: FindingLine) -> tuple[bool, bool, int, str]:
-    # what stands on a collective is shown by the collective
-    return not _in_back_end(line), line.note.startswith("not minimal"), len(line.text), line.text
-
-
-def _one_fault(one: FindingLine, other: FindingLine) -> bool:
-    """Whether what departs at one place departs under the same features, those of the world apart. An error is one of its place, and of
-    the other's, if it came through that. In a back end the place is the collective: of several that a case calls each may be to blame."""
-    needed, others = ({name for name in line.features if not name.startswith(("world:", "op:"))} for line in (one, other))
-    if _in_back_end(one):
-        called = _collectives(one)
-        blamed = bool(called) and called <= _collectives(other) and one.kind == "wrong-value"
-        alike = not _in_back_end(other) or other.kind == "wrong-value" or (other.kind in ("raised", "divergence") and needed <= others)
-        return blamed and alike
-    return bool(one.where) and (needed <= others or others <= needed) and (_met(one, other) or _met(other, one))
-
-
-def _telling(lines: list[FindingLine]) -> list[FindingLine]:
-    """The findings of a cause that say what it needs: the smallest, and of a back end any, since each form of a collective has its own."""
-    return [*lines[:1], *filter(_in_back_end, lines[1:])]
-
-
-def _in_back_end(line: FindingLine) -> bool:
-    return line.where.startswith(BACK_END)
-
-
-def _collectives(line: FindingLine) -> set[str]:
-    """The collectives that a finding in a back end names, or by which torch does what is to be looked at first."""
-    if _in_back_end(line):
-        return {name.partition(":")[2] for name in line.features if name.startswith("collective:")}
-    return set(filter(None, map(collective_of, line.places[:2])))
-
-
-def _met(one: FindingLine, other: FindingLine) -> bool:
-    return _place(one) == _place(other) or (other.kind in ("raised", "divergence") and _place(one) in other.places)
-
-
-def _place(line: FindingLine) -> str:
-    return ",".join(line.where.split(",")[:2])
 
 
 class UnconfirmedLine(msgspec.Struct, kw_only=True):
@@ -293,22 +251,8 @@ class RunReport(msgspec.Struct, kw_only=True):
         return [found for found in self.findings if found.status == "new"]
 
     def causes(self) -> list[list[FindingLine]]:
-        """The new findings by cause, those that came first first; of each cause the smallest case first. What departs in several ways at
-        one place in torch is one cause where the smallest case of one way has every feature that another's has: a shift by one is a wrong
-        value or an error, as the case goes. So is what departs in a collective of a back end and where torch stands on it."""
-        groups: dict[str, list[FindingLine]] = {}
-        for line in self.new():
-            groups.setdefault(line.cause or line.id, []).append(line)
-        found: list[list[FindingLine]] = []
-        for lines in groups.values():
-            lines.sort(key=_by_size)
-            alike = next((others for others in found if any(_one_fault(other, lines[0]) for other in _telling(others))), None)
-            if alike is None:
-                found.append(lines)
-            else:
-                alike += lines
-                alike.sort(key=_by_size)
-        return found
+        """The new findings by cause: :func:`shardlaw.conformance.report.causes.by_cause`."""
+        return by_cause(self.new())
 
     def chapters(self) -> dict[str, Counter[str]]:
         """For each chapter how many laws came to which outcome, and under ``laws`` and ``cases`` how many there were."""

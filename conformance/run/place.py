@@ -79,13 +79,14 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     """The places to look at, the likeliest first."""
     steps = {answer.rank: answer.evidence.steps for answer in verdict.ranks if answer.evidence is not None}
     step = (first_departing(steps, "_backward") if "backward" in verdict.case.law else None) or first_departing(steps)
+    home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
+    unfit = any(map(heard.asks_whole, noted.raised[-1:])) and bool(home)  # operands that do not fit as whole tensors: who made them?
     if step is not None:
         yield from _of_step(step, noted, lines)
-    elif first.outcome == "raised":
+    elif first.outcome == "raised" and not unfit:
         if not noted.raised and not any(each.asked for each in noted.steps if not each.ended):  # C++ refused to ask a rule
             return
         yield from _of_error(noted, lines)
-    home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
     asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
     judging = list(filter(heard.judges, asked))
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])

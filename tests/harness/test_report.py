@@ -42,7 +42,7 @@ def test_the_report_is_readable_while_the_run_goes_on(run: FakeRun) -> None:
     assert [case.get("name") for case in told] == [law for law in LAWS if law != "roundtrip.dtensor"], "a law has not had its turn"
 
 
-def test_what_departs_in_several_ways_at_one_place_under_the_same_features_is_one_cause() -> None:
+def test_what_departs_in_several_ways_at_one_place_or_by_way_of_it_is_one_cause() -> None:
     one = "gather_rule, torch/distributed/tensor/_ops/_some_ops.py:1"
 
     def line(at: int, cause: str, features: list[str], where: str = one) -> FindingLine:
@@ -55,8 +55,7 @@ def test_what_departs_in_several_ways_at_one_place_under_the_same_features_is_on
     through = msgspec.structs.replace(line(6, "raised", ["0-d", "uneven"], "below"), kind="raised", places=["below", elsewhere.where])
     found = reports.report([], [wrong, raised, other, asked, elsewhere, through]).causes()
     assert [sorted(each.id for each in lines) for lines in found] == [
-        [wrong.id, raised.id, asked.id],
-        [other.id],
+        [wrong.id, raised.id, other.id, asked.id],
         [elsewhere.id, through.id],
     ]
 

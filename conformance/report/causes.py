@@ -1,0 +1,101 @@
+"""The new findings of a run by cause: the fewest places in torch that account for them.
+
+What departs at one place is one cause, however it departs: a shift by one is a wrong value or an error, as the case goes. So are two
+places of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs
+where it is called. In a back end that is not torch's the place is the collective.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.compat.trace import collective_of
+from shardlaw.conformance.law.target import BACK_END
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.report.run_report import FindingLine
+
+NEARLY_ALL = 0.75
+
+
+def by_cause(new: Sequence[FindingLine]) -> list[list[FindingLine]]:
+    """The findings by cause, those that came first first; of each cause those at the place that is named most first, the smallest case
+    before the others."""
+    at = {line.id: number for number, line in enumerate(new)}
+    found: list[list[FindingLine]] = []
+    for lines in _groups(filter(_in_back_end, new), lambda line: line.cause):
+        home = next((others for others in found if _stands_on(lines[0], others)), None)
+        found.append(lines) if home is None else home.extend(lines)
+    collectives = [*found]
+    alone: list[FindingLine] = []
+    for line in (line for line in new if not _in_back_end(line)):
+        next((others for others in collectives if _stands_on(line, others)), alone).append(line)
+    begun: list[tuple[list[FindingLine], list[FindingLine]]] = []
+    for lines in sorted(_groups(alone, lambda line: _place(line) or line.cause or line.id), key=len, reverse=True):
+        home = next((whole for first, whole in begun if _one_fault(first, lines)), None)
+        begun.append((lines, [*lines])) if home is None else home.extend(lines)
+    found += [whole for _, whole in begun]
+    for lines in found:
+        named = Counter(place for line in lines for place in {_place(line), *map(_bare, line.places)})
+        shown = _place(max(lines, key=lambda line: (_in_back_end(line), named[_place(line)])))
+        lines.sort(key=lambda line: (_place(line) != shown, _by_size(line)))
+    return sorted(found, key=lambda lines: min(at[line.id] for line in lines))
+
+
+def _groups(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:
+    """Findings of one key together, the smallest case first."""
+    groups: dict[str, list[FindingLine]] = {}
+    for line in lines:
+        groups.setdefault(key(line), []).append(line)
+    return [sorted(its, key=_by_size) for its in groups.values()]
+
+
+def _by_size(line: FindingLine) -> tuple[bool, int, str]:
+    return line.note.startswith("not minimal"), len(line.text), line.text
+
+
+def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
+    """Whether what departs at two places is one fault."""
+    return _come_by(others, _place(some[0])) or _come_by(some, _place(others[0]))
+
+
+def _come_by(lines: Sequence[FindingLine], place: str) -> bool:
+    """Whether a place is among those to look at of nearly all of these findings."""
+    return bool(place) and sum(place in map(_bare, line.places) for line in lines) >= NEARLY_ALL * len(lines)
+
+
+def _stands_on(line: FindingLine, others: Iterable[FindingLine]) -> bool:
+    """Whether a finding is of a collective that a back end does wrong, as one of the others shows: of several that a case calls each may be
+    to blame. An error, if it has the features of the other, those of the world apart."""
+    for one in filter(_in_back_end, others):
+        called, needed, has = _collectives(one), _needed(one), _needed(line)
+        alike = not _in_back_end(line) or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
+        if one.kind == "wrong-value" and called and called <= _collectives(line) and alike:
+            return True
+    return False
+
+
+def _needed(line: FindingLine) -> set[str]:
+    return {name for name in line.features if not name.startswith(("world:", "op:"))}
+
+
+def _in_back_end(line: FindingLine) -> bool:
+    return line.where.startswith(BACK_END)
+
+
+def _collectives(line: FindingLine) -> set[str]:
+    """The collectives that a finding in a back end names, or by which torch does what is to be looked at first."""
+    if _in_back_end(line):
+        return {name.partition(":")[2] for name in line.features if name.startswith("collective:")}
+    return set(filter(None, map(collective_of, line.places[:2])))
+
+
+def _place(line: FindingLine) -> str:
+    return _bare(line.where)
+
+
+def _bare(place: str) -> str:
+    """A place without what a rule was asked there."""
+    return ",".join(place.split(",")[:2])
