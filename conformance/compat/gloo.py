@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 from shardlaw.conformance.compat import private
@@ -12,13 +13,17 @@ def share_device() -> None:
     """Let all gloo groups that this process makes from now on use the same devices: one, or one for each network interface that somebody
     chose. torch makes them anew for each group, and with each a thread that wakes up a hundred times a second as long as the group lives.
     Without effect where the installed torch has no gloo."""
-    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     try:
         c10d = private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
-        whole, new_options = c10d.ProcessGroupGloo, c10d.ProcessGroupGloo._Options
-        devices = [whole.create_device(interface=name) for name in interfaces] or [whole.create_default_device()]
+        whole = c10d.ProcessGroupGloo
+        new_options, of_interface, of_host = whole._Options, whole.create_device, whole.create_default_device
     except (ImportError, AttributeError):
         return
+
+    @cache
+    def devices() -> list[Any]:
+        interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
+        return [of_interface(interface=name) for name in interfaces] or [of_host()]
 
     class AnyGloo(type(whole)):  # type: ignore[misc]
         def __instancecheck__(self, one: Any) -> bool:  # what torch hands back of a group is of the class that it knows
@@ -30,7 +35,7 @@ def share_device() -> None:
                 super().__init__(store, rank, size, *more, **said)
                 return
             asked = new_options()
-            asked._devices, asked._threads = devices, 2 * len(devices)
+            asked._devices, asked._threads = devices(), 2 * len(devices())
             asked._timeout = said.get("timeout", asked._timeout)
             super().__init__(store, rank, size, asked)
 
