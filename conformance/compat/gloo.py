@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,8 @@ def share_device() -> None:
     """Let all gloo groups that this process makes from now on use the same devices: one, or one for each network interface that somebody
     chose. torch makes them anew for each group, and with each a thread that wakes up a hundred times a second as long as the group lives.
     Without effect where the installed torch has no gloo."""
+    import torch
+
     try:
         c10d = private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
         whole = c10d.ProcessGroupGloo
@@ -27,16 +30,17 @@ def share_device() -> None:
 
     class AnyGloo(type(whole)):  # type: ignore[misc]
         def __instancecheck__(self, one: Any) -> bool:  # what torch hands back of a group is of the class that it knows
-            return isinstance(one, whole)
+            return isinstance(one, whole) if self is OnOneDevice else super().__instancecheck__(one)
 
     class OnOneDevice(whole, metaclass=AnyGloo):  # type: ignore[misc,valid-type]
-        def __init__(self, store: Any, rank: int, size: int, *more: Any, **said: Any) -> None:
-            if more or any(value for name, value in said.items() if name != "timeout"):  # what a release has of its own
-                super().__init__(store, rank, size, *more, **said)
+        def __init__(self, store: Any, rank: int, size: int, timeout: Any = None, **more: Any) -> None:
+            if any(more.values()) or not isinstance(timeout, (timedelta, type(None))):  # options of one's own, or what a later release has
+                super().__init__(store, rank, size, timeout, **more)
                 return
             asked = new_options()
             asked._devices, asked._threads = devices(), 2 * len(devices())
-            asked._timeout = said.get("timeout", asked._timeout)
+            asked._timeout = timeout or asked._timeout
             super().__init__(store, rank, size, asked)
 
-    c10d.ProcessGroupGloo = OnOneDevice
+    for module in (c10d, torch.distributed):
+        module.ProcessGroupGloo = OnOneDevice

@@ -311,6 +311,7 @@ def redirect(folder: str, rank: int) -> None:
 
 def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None:
     """Join the world's process group as the target says: ``{folder}``, ``{host}`` and ``{port}`` in ``init_method`` are the world's."""
+    gloo.share_device()
     if target.setup:
         called(target.setup)
     if target.device == "cpu":
@@ -319,7 +320,6 @@ def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None
     else:
         devices = torch.get_device_module(target.device)
         devices.set_device(device % devices.device_count())
-    gloo.share_device()
     host = spawn.host or "localhost"
     method = target.init_method or ("tcp://{host}:{port}" if spawn.host else "file://{folder}/store")
     dist.init_process_group(
