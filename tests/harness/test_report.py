@@ -62,8 +62,8 @@ def test_what_departs_in_several_ways_at_one_place_or_by_way_of_it_is_one_cause(
 
 def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> None:
     took, gave, else_ = (f"{name}, torch/distributed/tensor/parallel/style.py:{at}" for at, name in enumerate(("took", "gave", "else")))
-    models = [reports.finding(f"{at:08x}", CASE, where=took, places=[took, gave]) for at in (1, 2, 3)]
-    style = reports.finding("00000004", CASE.replace("5x6", "15x16"), where=gave, places=[gave, else_])
+    models = [reports.finding(f"{at:08x}", where=took, places=[took, gave]) for at in (1, 2, 3)]
+    style = reports.finding("00000004", CASE.text.replace("5x6", "15x16"), where=gave, places=[gave, else_])
     other = reports.finding("00000005", where=else_, places=[else_])
     found = reports.report([], [*models, style, other]).causes()
     assert [[line.id for line in lines] for lines in found] == [[style.id, *(line.id for line in models)], [other.id]]
