@@ -2,13 +2,14 @@
 
 What departs at one place is one cause, however it departs: a shift by one is a wrong value or an error, as the case goes. So are two
 places of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs
-where it is called. In a back end that is not torch's the place is the collective.
+where it is called. So are two methods of one class, where the smallest case of one has all features of the other's, and what departs
+in unlike chapters where all of it has a feature that hardly any case has. In a back end that is not torch's the place is the collective.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.compat.trace import collective_of
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
 
 NEARLY_ALL = 0.75
+RARE = 0.02  # of the cases of a run
 
 
-def by_cause(new: Sequence[FindingLine]) -> list[list[FindingLine]]:
+def by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
     """The findings by cause, those that came first first; of each cause those at the place that is named most first, the smallest case
-    before the others."""
+    before the others. ``reached``: how many of the run's ``cases`` had a feature."""
     at = {line.id: number for number, line in enumerate(new)}
     found: list[list[FindingLine]] = []
     for lines in _groups(filter(_in_back_end, new), lambda line: line.cause):
@@ -34,7 +36,8 @@ def by_cause(new: Sequence[FindingLine]) -> list[list[FindingLine]]:
         next((others for others in collectives if _stands_on(line, others)), alone).append(line)
     begun: list[tuple[list[FindingLine], list[FindingLine]]] = []
     for lines in sorted(_groups(alone, lambda line: _place(line) or line.cause or line.id), key=len, reverse=True):
-        home = next((whole for first, whole in begun if _one_fault(first, lines)), None)
+        alike = (whole for first, whole in begun if _one_fault(first, lines) or _share_what_is_rare(first, lines, cases * RARE, reached))
+        home = next(alike, None)
         begun.append((lines, [*lines])) if home is None else home.extend(lines)
     found += [whole for _, whole in begun]
     for lines in found:
@@ -58,7 +61,27 @@ def _by_size(line: FindingLine) -> tuple[bool, int, str]:
 
 def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether what departs at two places is one fault."""
-    return _come_by(others, _place(some[0])) or _come_by(some, _place(others[0]))
+    one, other = some[0], others[0]
+    kin = _owner(one) == _owner(other) != ""
+    return _come_by(others, _place(one)) or _come_by(some, _place(other)) or (kin and _nested(_needed(one), _needed(other)))
+
+
+def _owner(line: FindingLine) -> str:
+    """The class whose method is the place to look at, with its file; nothing for a function."""
+    name, _, file = _place(line).partition(", ")
+    owner = name.rpartition(".")[0]
+    return f"{owner}, {file.partition(':')[0]}" if owner else ""
+
+
+def _nested(one: set[str], other: set[str]) -> bool:
+    return one <= other or other <= one
+
+
+def _share_what_is_rare(some: Sequence[FindingLine], others: Sequence[FindingLine], most: float, reached: Mapping[str, int]) -> bool:
+    """Whether all these findings have a feature that at most so many cases have, those of the two in chapters of their own."""
+    chapters, further = ({line.law.partition(".")[0] for line in lines} for lines in (some, others))
+    shared = set.intersection(*map(_needed, [*some, *others]))
+    return chapters.isdisjoint(further) and any(0 < reached.get(name, 0) <= most for name in shared)
 
 
 def _come_by(lines: Sequence[FindingLine], place: str) -> bool:

@@ -252,7 +252,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     def causes(self) -> list[list[FindingLine]]:
         """The new findings by cause: :func:`shardlaw.conformance.report.causes.by_cause`."""
-        return by_cause(self.new())
+        return by_cause(self.new(), self.totals.cases, self.features)
 
     def chapters(self) -> dict[str, Counter[str]]:
         """For each chapter how many laws came to which outcome, and under ``laws`` and ``cases`` how many there were."""
