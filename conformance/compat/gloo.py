@@ -42,5 +42,4 @@ def share_device() -> None:
             asked._timeout = timeout or asked._timeout
             super().__init__(store, rank, size, asked)
 
-    for module in (c10d, torch.distributed):
-        module.ProcessGroupGloo = OnOneDevice
+    c10d.ProcessGroupGloo = torch.distributed.ProcessGroupGloo = OnOneDevice  # type: ignore[misc]

@@ -1,13 +1,19 @@
 """The new findings of a run by cause: the fewest places in torch that account for them.
 
-What departs at one place is one cause, however it departs: a shift by one is a wrong value or an error, as the case goes. So are two
-places of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs
-where it is called. So are two methods of one class, where the smallest case of one has all features of the other's, and what departs
-in unlike chapters where all of it has a feature that hardly any case has. In a back end that is not torch's the place is the collective.
+What departs at one place is one cause, however it departs: a shift by one is a wrong value or an error, as the case goes. So is what
+departs at two places
+
+- of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs as well;
+- that are methods of one class, where the smallest case of one has all features of the other's;
+- of which one is met by gradients of ops that depart at the other;
+- in unlike chapters, where all of it has a feature that hardly any case has.
+
+In a back end that is not torch's the place is the collective.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -62,8 +68,22 @@ def _by_size(line: FindingLine) -> tuple[bool, int, str]:
 def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether what departs at two places is one fault."""
     one, other = some[0], others[0]
-    kin = _owner(one) == _owner(other) != ""
-    return _come_by(others, _place(one)) or _come_by(some, _place(other)) or (kin and _nested(_needed(one), _needed(other)))
+    if _owner(one) == _owner(other) != "" and _nested(_needed(one), _needed(other)):
+        return True
+    return _come_by(others, _place(one)) or _come_by(some, _place(other)) or _are_gradients(some, others)
+
+
+def _are_gradients(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
+    """Whether the others are gradients through ops that depart forward, in whatever variant."""
+    forward = {_op(line.law, "op.forward") for line in some}
+    return all(_op(line.law, "op.backward") in forward - {""} for line in others)
+
+
+def _op(law: str, which: str) -> str:
+    """The op of a law of ops, without a variant of its own (``min.reduction_no_dim``); nothing of another law."""
+    name, _, variant = law.partition("[")
+    op = re.match(r"((?:nn\.functional|linalg|special|fft)\.)?\w+", variant)
+    return op[0] if op and name == which else ""
 
 
 def _owner(line: FindingLine) -> str:
