@@ -8,6 +8,8 @@ departs at two places
 - of which one is met by gradients of ops that depart at the other;
 - in unlike chapters, where all of it has a feature that hardly any case has.
 
+What has no place, since no trace tells, is of the largest cause whose smallest case has no other features.
+
 In a back end that is not torch's the place is the collective.
 """
 
@@ -68,6 +70,8 @@ def _by_size(line: FindingLine) -> tuple[bool, int, str]:
 def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether what departs at two places is one fault."""
     one, other = some[0], others[0]
+    if not _place(other):
+        return bool(_place(one) and _needed(one)) and all(_needed(one) <= _needed(line) for line in others)
     if _owner(one) == _owner(other) != "" and _nested(_needed(one), _needed(other)):
         return True
     return _come_by(others, _place(one)) or _come_by(some, _place(other)) or _are_gradients(some, others)

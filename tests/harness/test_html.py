@@ -173,7 +173,7 @@ def test_causes_come_first_and_what_is_known_stands_by_its_reason(tmp_path: Path
     ]
     new = [
         finding("aaaaaaaa", where="rule, a.py:3", cause="a", waits=["rank 0 waits in all_reduce"]),
-        finding("bbbbbbbb", f"{CASE} seed=2", cause="b", kind="raised"),
+        finding("bbbbbbbb", f"{CASE} seed=2", cause="b", kind="raised", features=["0-d"]),
         finding("cccccccc", f"{CASE} seed=3", where="rule, a.py:3", cause="a"),
     ]
     known = [finding(f"{at:08x}", f"mesh.groups mesh=2@1,0 seed={at}", status="expected", note="ranks are sorted") for at in range(3)]

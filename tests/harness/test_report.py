@@ -69,7 +69,7 @@ def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> N
     assert [[line.id for line in lines] for lines in found] == [[style.id, *(line.id for line in models)], [other.id]]
 
 
-def test_gradients_methods_of_one_class_and_what_is_rare_make_one_cause_of_several_places() -> None:
+def test_what_makes_one_cause_of_several_places() -> None:
     def line(at: int, where: str, law: str, *features: str) -> FindingLine:
         place = f"{where}, torch/a.py:{at}"
         return reports.finding(f"{at:08x}", f"{law} mesh=2 x=5x6:S(0)", where=place, places=[place], features=list(features))
@@ -80,11 +80,12 @@ def test_gradients_methods_of_one_class_and_what_is_rare_make_one_cause_of_sever
     apart = line(6, "Views.cut", "op.out", "empty-shard")
     source, later = line(7, "distribute", "layout.source", "source-rank"), line(8, "style", "module.source", "source-rank", "uneven")
     same = line(9, "else", "layout.memory", "source-rank")
-    made = reports.report([], [forward, gradient, other_op, flatten, split, apart, source, later, same])
+    nowhere = reports.finding("0000000a", where="", features=["nested", "uneven"])
+    made = reports.report([], [forward, gradient, other_op, flatten, split, apart, source, later, same, nowhere])
     made.totals.cases = 1000
     made.features = {"source-rank": 5, "uneven": 300, "view": 9}
     assert [sorted(each.id for each in lines) for lines in made.causes()] == [
-        [forward.id, gradient.id],
+        [forward.id, gradient.id, nowhere.id],
         [other_op.id],
         [flatten.id, split.id],
         [apart.id],
