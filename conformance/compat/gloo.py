@@ -7,6 +7,8 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import torch.distributed as dist
+
 from shardlaw.conformance.compat import private
 
 
@@ -14,8 +16,6 @@ def share_device() -> None:
     """Let all gloo groups that this process makes from now on use the same devices: one, or one for each network interface that somebody
     chose. torch makes them anew for each group, and with each a thread that wakes up a hundred times a second as long as the group lives.
     Without effect where the installed torch has no gloo."""
-    import torch
-
     try:
         c10d = private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
         whole = c10d.ProcessGroupGloo
@@ -39,7 +39,7 @@ def share_device() -> None:
                 return
             asked = new_options()
             asked._devices, asked._threads = devices(), 2 * len(devices())
-            asked._timeout = timeout or asked._timeout
+            asked._timeout = asked._timeout if timeout is None else timeout
             super().__init__(store, rank, size, asked)
 
-    c10d.ProcessGroupGloo = torch.distributed.ProcessGroupGloo = OnOneDevice  # type: ignore[misc]
+    c10d.ProcessGroupGloo = dist.ProcessGroupGloo = OnOneDevice  # type: ignore[misc]

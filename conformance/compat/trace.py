@@ -148,6 +148,11 @@ def asks_whole(place: str) -> bool:
     return _name(place) == ASKS_WHOLE
 
 
+def tells(place: str) -> bool:
+    """Whether a place alone says what is wrong: not one that every op goes through."""
+    return bool(place) and not (plans_an_op(place) or asks_whole(place) or is_generic(place))
+
+
 def moves(place: str) -> bool:
     """Whether a function redistributes, as others say."""
     return _name(place) == MOVES_ONE

@@ -8,8 +8,9 @@ departs at two places
 - of which one is met by gradients of ops that depart at the other;
 - in unlike chapters, where all of it has a feature that hardly any case has.
 
-What has no place, since no trace tells, is of the largest cause whose smallest case has no other features.
-
+A hang, and what departs at a place that every op goes through, is of another's cause only at one place and under features of which one
+has all of the other's. What has no place, since no trace tells, is of the largest cause that departs so and whose smallest case has no
+other features.
 In a back end that is not torch's the place is the collective.
 """
 
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.compat.trace import collective_of
+from shardlaw.conformance.compat.trace import collective_of, tells
 from shardlaw.conformance.law.target import BACK_END
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int])
     for line in (line for line in new if not _in_back_end(line)):
         next((others for others in collectives if _stands_on(line, others)), alone).append(line)
     begun: list[tuple[list[FindingLine], list[FindingLine]]] = []
-    for lines in sorted(_groups(alone, lambda line: _place(line) or line.cause or line.id), key=len, reverse=True):
+    for lines in sorted(_groups(alone, _kind), key=len, reverse=True):
         alike = (whole for first, whole in begun if _one_fault(first, lines) or _share_what_is_rare(first, lines, cases * RARE, reached))
         home = next(alike, None)
         begun.append((lines, [*lines])) if home is None else home.extend(lines)
@@ -63,6 +64,13 @@ def _groups(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> 
     return [sorted(its, key=_by_size) for its in groups.values()]
 
 
+def _kind(line: FindingLine) -> str:
+    """What findings have in common that are one cause to begin with: the place, but for hangs, whose place is where ranks wait, and for
+    places that every op goes through. There it matters how they depart."""
+    place = _place(line)
+    return place if tells(place) and line.kind != "hang" else line.cause or place or line.id
+
+
 def _by_size(line: FindingLine) -> tuple[bool, int, str]:
     return line.note.startswith("not minimal"), len(line.text), line.text
 
@@ -71,7 +79,10 @@ def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bo
     """Whether what departs at two places is one fault."""
     one, other = some[0], others[0]
     if not _place(other):
-        return bool(_place(one) and _needed(one)) and all(_needed(one) <= _needed(line) for line in others)
+        as_others_do = {line.kind for line in others} <= {line.kind for line in some}
+        return as_others_do and bool(_place(one) and _needed(one)) and all(_needed(one) <= _needed(line) for line in others)
+    if other.kind == "hang" or one.kind == "hang" or not (tells(_place(one)) and tells(_place(other))):
+        return _place(one) == _place(other) and _nested(_needed(one), _needed(other))
     if _owner(one) == _owner(other) != "" and _nested(_needed(one), _needed(other)):
         return True
     return _come_by(others, _place(one)) or _come_by(some, _place(other)) or _are_gradients(some, others)

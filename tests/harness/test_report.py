@@ -49,15 +49,26 @@ def test_what_departs_in_several_ways_at_one_place_or_by_way_of_it_is_one_cause(
         return reports.finding(f"{at:08x}", where=where, cause=f"{where} | {cause}", features=features)
 
     wrong, raised = line(1, "wrong", ["uneven", "world:3"]), line(2, "raised | no", ["empty-shard", "uneven"])
-    other = line(3, "hang", ["permuted"])
+    other = msgspec.structs.replace(line(3, "hang", ["permuted"]), kind="hang")
     asked = line(4, "wrong", ["uneven"], f"{one}, asked for R")
     elsewhere = line(5, "wrong", ["uneven"], one.replace("gather", "reduce"))
     through = msgspec.structs.replace(line(6, "raised", ["0-d", "uneven"], "below"), kind="raised", places=["below", elsewhere.where])
     found = reports.report([], [wrong, raised, other, asked, elsewhere, through]).causes()
     assert [sorted(each.id for each in lines) for lines in found] == [
-        [wrong.id, raised.id, other.id, asked.id],
+        [wrong.id, raised.id, asked.id],
+        [other.id],
         [elsewhere.id, through.id],
     ]
+
+
+def test_what_every_op_goes_through_does_not_make_one_cause_of_two_ops_that_are_refused() -> None:
+    planner = "ShardingPropagator.propagate_op_sharding_non_cached, torch/distributed/tensor/_sharding_prop.py:735"
+
+    def refused(at: int, op: str) -> FindingLine:
+        more = {"kind": "raised", "where": planner, "places": [planner], "cause": f"{planner} | raised | no rule of {op}"}
+        return reports.finding(f"{at:08x}", features=[f"option:{op}"], **more)
+
+    assert len(reports.report([], [refused(1, "one"), refused(2, "other"), refused(3, "one")]).causes()) == 2
 
 
 def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> None:
