@@ -181,7 +181,7 @@ class Tracer:
         if self._op is not None or not _has_dtensor((args, kwargs)):
             return op(*args, **kwargs)
         with self._deafly():
-            step = Step("op", str(op), (_taken(args), _taken(kwargs)), rule=decider(op))
+            step = Step("op", str(op), (noted(args), noted(kwargs)), rule=decider(op))
             written = heard.written(op, args, kwargs)
         self._op = len(self._taken)
         self._taken.append(step)
@@ -195,7 +195,7 @@ class Tracer:
             self._op = None
             step.asked = str(op) in self._asked
         with self._deafly():
-            step.gave, step.ended = (_taken(gave), _taken(written)), True
+            step.gave, step.ended = (noted(gave), noted(written)), True
             step.severed = bool(getattr(op, "is_view", False)) and _severed(args, gave)
         return gave
 
@@ -215,16 +215,16 @@ def _has_dtensor(value: Any) -> bool:
     return any(map(_has_dtensor, value.values())) if isinstance(value, dict) else isinstance(value, DTensor)
 
 
-def _taken(value: Any) -> Any:
+def noted(value: Any) -> Any:
     """A value to send to the driver: tensors copied, whatever it cannot read as its text."""
     if isinstance(value, DTensor):
         return _piece(value.to_local(), heard.spec_of(value))
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return _copied(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_taken, value)) if type(value) in (list, tuple) else tuple(map(_taken, value))
+        return type(value)(map(noted, value)) if type(value) in (list, tuple) else tuple(map(noted, value))
     if isinstance(value, dict):
-        return {key: _taken(part) for key, part in value.items()}
+        return {key: noted(part) for key, part in value.items()}
     plain = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     return value if isinstance(value, plain) else repr(value)
 
@@ -237,7 +237,17 @@ def _piece(local: Any, spec: Any) -> Piece:
     except NotImplementedError:
         placements = ""
     with torch.no_grad():
-        return Piece(tuple(map(int, spec.shape)), str(mesh_once_read(spec.mesh)), placements, local.detach().clone())
+        return Piece(tuple(map(int, spec.shape)), str(mesh_once_read(spec.mesh)), placements, _copied(local))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that can be sent: dense, of no class of a user's; empty where such a class may hold its elements elsewhere."""
+    copy = tensor.detach().clone()
+    copy = copy if copy.layout is torch.strided else copy.to_dense()
+    if type(copy) is torch.Tensor:
+        return copy
+    holds_them = type(copy).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return copy.as_subclass(torch.Tensor) if holds_them else torch.empty(0)
 
 
 def _is_plain(placement: Any) -> bool:

@@ -8,6 +8,8 @@ import torch
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step, packed, unpacked
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
+from shardlaw.conformance.laws.layout.inputs import KINDS
+from shardlaw.conformance.rank.trace import noted
 from shardlaw.conformance.run.nearby import plainer
 from shardlaw.conformance.run.place import decided, first_departing, places_of
 
@@ -188,6 +190,12 @@ def test_evidence_travels_as_bytes() -> None:
     assert (got.visited, got.callers, got.answered, got.raised) == (sent.visited, sent.callers, sent.answered, sent.raised)
     assert [(step.kind, step.rule, step.calls) for step in got.steps] == [(step.kind, step.rule, step.calls) for step in steps]
     assert torch.equal(got.steps[0].given[0][0].local, FULL[:2])
+
+
+@pytest.mark.parametrize("kind", ["subclass", "mkldnn", "csr", "nested"])
+def test_tensors_of_every_class_and_layout_are_sent(kind: str) -> None:
+    [step] = unpacked(packed(Evidence((Step("op", "aten.view.default", given=noted(KINDS[kind]())),)))).steps
+    assert type(step.given) is torch.Tensor
 
 
 def test_plainer_cases_have_one_departure_less() -> None:

@@ -323,7 +323,7 @@ def create(options: Any, more: Any) -> PostGroup:
 
 def packed(x: torch.Tensor, call: str) -> bytes:
     """A letter: the call that it is for, a line end, and the elements of a tensor in order."""
-    elements = x.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b""
+    elements = x.detach().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes() if x.numel() else b""
     return call.encode() + b"\n" + elements
 
 
