@@ -160,6 +160,8 @@ class PostGroup(dist.ProcessGroup):
         for position in (*out, *rooms):
             if position not in self._everybody:
                 raise ValueError(f"pypost: the group has no member {position}, it has {len(self._everybody)}")
+        if odd := next((x.dtype for x in (*out.values(), *rooms.values()) if x.is_quantized), None):
+            raise ValueError(f"pypost: {odd} elements cannot be sent")
         turn = self._turn
         self._turn += 1
         work = Mail(len(rooms), self._seconds, early=planted("lost-wait") and getattr(opts, "asyncOp", False))
