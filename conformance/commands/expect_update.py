@@ -1,9 +1,10 @@
 """``shardlaw expect update``: the new findings of a report as expectations, each with a reason to fill in.
 
-An entry names the fewest features that part what deviates from what holds, and as few entries are written as account for all findings: each
-is of a law, of its chapter or of all, and of one error or all of its class, where hardly any case with its features holds
-(:mod:`shardlaw.conformance.report.parting`). Entries are only ever added, at the end of the file: what somebody wrote there stays as it is.
-What a run saw of the entries that it was given is listed: those that are stale, and those that are too wide.
+An entry names the fewest features that part what deviates from what holds, and as few entries are written as account for all findings:
+each is of a law, of its chapter or of all, and of one error or all of its class, where hardly any case with its features holds
+(:mod:`shardlaw.conformance.report.parting`); or of all that departs at one place of torch, or that calls a collective which its own law
+shows to be wrong. Entries are only ever added, at the end of the file: what somebody wrote there stays as it is. What a run saw of the
+entries that it was given is listed: those that are stale, and those that are too wide.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shardlaw.conformance.compat.trace import tells
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import facts
@@ -26,7 +28,7 @@ from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, struck
 from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
-from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry, read
+from shardlaw.conformance.run.expectation_file import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry, read
 from shardlaw.conformance.run.expectations import WIDEST_SHARE
 from shardlaw.reference.notation import NotationError
 
@@ -73,17 +75,20 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
 @dataclass(frozen=True)
 class Draft:
     """An entry to be: what it matches (``features`` also holds words of fields, as ``NAME=WORD``), the findings that it accounts for, and
-    the share of its law's cases that it would match and which hold."""
+    the share of its law's cases that it would match and which hold. One with ``at`` is about a place, however anything departs there."""
 
     law: str
     kind: str
-    features: tuple[str, ...]
-    signature: str
+    features: tuple[str, ...] = ()
+    signature: str = ""
+    at: str = ""
     share: float = 0.0
     found: list[FindingLine] = field(default_factory=list, compare=False)
 
     def takes(self, found: FindingLine) -> bool:
         """Whether it accounts for a finding."""
+        if self.at:
+            return self.at in found.spots
         same = matches(self.law, found.law) and found.kind == self.kind and {*self.features} <= {*_told(found)}
         return same and self.signature in (_signature(found), _class(found))
 
@@ -92,7 +97,8 @@ def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Dra
     """The fewest entries that account for all these findings: again and again the one that accounts for most of what is left. Of equals the
     first, which says more."""
     drafts = list(dict.fromkeys(draft for found in left for draft in _drafts(found, cases)))
-    drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*"))
+    drafts += [Draft("*", ANY_KIND, at=spot) for spot in _spots(left)]
+    drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*") + bool(draft.at))
     taken = {draft: {at for at, found in enumerate(left) if draft.takes(found)} for draft in drafts}
     open_, chosen = {*range(len(left))}, list[Draft]()
     while open_:
@@ -101,6 +107,12 @@ def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Dra
         open_ -= taken[best]
         chosen.append(best)
     return sorted(chosen, key=lambda draft: left.index(draft.found[0]))
+
+
+def _spots(left: Sequence[FindingLine]) -> list[str]:
+    """The places at which findings may belong together, each of them once."""
+    wrong = [name.partition(":")[2] for found in left if found.in_back_end for name in found.features if name.startswith("collective:")]
+    return list(dict.fromkeys([*wrong, *(place.partition(",")[0] for found in left for place in found.places if tells(place))]))
 
 
 def _drafts(found: FindingLine, cases: Mapping[str, Table]) -> Iterator[Draft]:
@@ -113,7 +125,7 @@ def _drafts(found: FindingLine, cases: Mapping[str, Table]) -> Iterator[Draft]:
                 yield from (Draft(pattern, found.kind, features, signature) for signature in signatures)
     if not choices:
         narrow, share = _narrow(found, cases.get(found.law, Table(())))
-        yield Draft(found.law, found.kind, tuple(narrow), _signature(found), share)
+        yield Draft(found.law, found.kind, tuple(narrow), _signature(found), share=share)
 
 
 def _told(found: FindingLine) -> list[str]:
@@ -176,7 +188,7 @@ def _entry_for(found: FindingLine, law: Law, there: Sequence[Entry], report: Run
 
 def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
     here = law.id in entry.laws and entry.holds(report.target.torch, report.target.name)
-    return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error(found))
+    return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error(found), found.spots)
 
 
 def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
@@ -189,9 +201,13 @@ def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> li
     if draft.share > WIDEST_SHARE:
         comments.append(f"matches cases that hold, {draft.share:.0%} of those of its law: refused unless it says wide = true")
     features, words = [name for name in draft.features if "=" not in name], [name for name in draft.features if "=" in name]
-    keys: dict[str, str | list[str] | dict[str, str]] = {"law": draft.law, "kind": draft.kind, "features": features}
+    keys: dict[str, str | list[str] | dict[str, str]] = {"law": draft.law, "kind": draft.kind}
+    if not draft.at:
+        keys["features"] = features
     if words:
         keys["where"] = dict(name.split("=", 1) for name in words)
+    if draft.at:
+        keys["at"] = draft.at
     if draft.signature:
         keys["signature"] = draft.signature
     keys["torch"] = versions

@@ -61,6 +61,10 @@ HANDS_ON = re.compile(
     "|gather_object|scatter_object|create_stream|create_from_tensor"
 )
 
+# functions that call a collective, by how they are named
+CALLED = re.compile(r"_*(all_gather|all_reduce|all_to_all|reduce_scatter|broadcast|gather|reduce|scatter|send|recv|barrier)(?=_|$)")
+CALLERS = re.compile(r"torch/distributed/(distributed_c10d|_functional_collectives)[.]py")
+
 REFUSED_BY = "refused by "  # before the function whose own statement raised an error
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
 ASKS_WHOLE = "_propagate_tensor_meta_non_cached"
@@ -115,6 +119,12 @@ def _name(place: str) -> str:
 def collective_of(place: str) -> str:
     """The collective by which a function moves data, as far as a method of a placement tells; else nothing."""
     return CALLS.get(_name(place), "") if "/placement_types.py" in place else ""
+
+
+def called_in(place: str) -> str:
+    """The collective that a function calls, by its name; else nothing."""
+    called = CALLED.match(_name(place)) if CALLERS.match(place.partition(", ")[2]) else None
+    return called[1] if called else collective_of(place)
 
 
 def carries(place: str) -> bool:

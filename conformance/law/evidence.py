@@ -89,6 +89,8 @@ _FIELDS = tuple(each.name for each in fields(Step))
 def _plain(value: Any) -> Any:
     if isinstance(value, Piece):
         return {"": [value.shape, value.mesh, value.placements, value.local]}
+    if isinstance(value, torch.memory_format):  # torch cannot save one
+        return {"": [str(value)]}
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
@@ -96,7 +98,8 @@ def _plain(value: Any) -> Any:
 
 def _read(value: Any) -> Any:
     if isinstance(value, dict) and "" in value:
-        return Piece(*value[""])
+        told = value[""]
+        return Piece(*told) if len(told) > 1 else getattr(torch, told[0].removeprefix("torch."))
     if isinstance(value, (list, tuple)):
         return type(value)(map(_read, value))
     return {key: _read(part) for key, part in value.items()} if isinstance(value, dict) else value

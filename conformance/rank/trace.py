@@ -25,6 +25,7 @@ from shardlaw.conformance.compat.plans import called_alike, decider, lacking
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.reference.placement import format_placements
 
+NOTHING = torch.empty(0)
 MOST_STEPS = 400
 ROOT = os.path.join("torch", "distributed", "")
 _RAISE = opcode.opmap["RAISE_VARARGS"]
@@ -247,7 +248,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if type(copy) is torch.Tensor:
         return copy
     holds_them = type(copy).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return copy.as_subclass(torch.Tensor) if holds_them else torch.empty(0)
+    return copy.as_subclass(torch.Tensor) if holds_them else NOTHING
 
 
 def _is_plain(placement: Any) -> bool:

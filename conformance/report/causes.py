@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.compat.trace import collective_of, tells
-from shardlaw.conformance.law.target import BACK_END
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
@@ -36,12 +35,12 @@ def by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int])
     before the others. ``reached``: how many of the run's ``cases`` had a feature."""
     at = {line.id: number for number, line in enumerate(new)}
     found: list[list[FindingLine]] = []
-    for lines in _groups(filter(_in_back_end, new), lambda line: line.cause):
+    for lines in _groups((line for line in new if line.in_back_end), lambda line: line.cause):
         home = next((others for others in found if _stands_on(lines[0], others)), None)
         found.append(lines) if home is None else home.extend(lines)
     collectives = [*found]
     alone: list[FindingLine] = []
-    for line in (line for line in new if not _in_back_end(line)):
+    for line in (line for line in new if not line.in_back_end):
         next((others for others in collectives if _stands_on(line, others)), alone).append(line)
     begun: list[tuple[list[FindingLine], list[FindingLine]]] = []
     for lines in sorted(_groups(alone, _kind), key=len, reverse=True):
@@ -51,7 +50,7 @@ def by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int])
     found += [whole for _, whole in begun]
     for lines in found:
         named = Counter(place for line in lines for place in {_place(line), *map(_bare, line.places)})
-        shown = _place(max(lines, key=lambda line: (_in_back_end(line), named[_place(line)])))
+        shown = _place(max(lines, key=lambda line: (line.in_back_end, named[_place(line)])))
         lines.sort(key=lambda line: (_place(line) != shown, _by_size(line)))
     return sorted(found, key=lambda lines: min(at[line.id] for line in lines))
 
@@ -127,9 +126,9 @@ def _come_by(lines: Sequence[FindingLine], place: str) -> bool:
 def _stands_on(line: FindingLine, others: Iterable[FindingLine]) -> bool:
     """Whether a finding is of a collective that a back end does wrong, as one of the others shows: of several that a case calls each may be
     to blame. An error, if it has the features of the other, those of the world apart."""
-    for one in filter(_in_back_end, others):
+    for one in (line for line in others if line.in_back_end):
         called, needed, has = _collectives(one), _needed(one), _needed(line)
-        alike = not _in_back_end(line) or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
+        alike = not line.in_back_end or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
         if one.kind == "wrong-value" and called and called <= _collectives(line) and alike:
             return True
     return False
@@ -139,13 +138,9 @@ def _needed(line: FindingLine) -> set[str]:
     return {name for name in line.features if not name.startswith(("world:", "op:"))}
 
 
-def _in_back_end(line: FindingLine) -> bool:
-    return line.where.startswith(BACK_END)
-
-
 def _collectives(line: FindingLine) -> set[str]:
     """The collectives that a finding in a back end names, or by which torch does what is to be looked at first."""
-    if _in_back_end(line):
+    if line.in_back_end:
         return {name.partition(":")[2] for name in line.features if name.startswith("collective:")}
     return set(filter(None, map(collective_of, line.places[:2])))
 

@@ -132,6 +132,7 @@ def finding_line(found: Finding, reproducer: str | None, note: str, script: str)
         script=script,
         where=found.where,
         places=list(found.places),
+        calls=list(found.calls),
         cause=" | ".join(filter(None, found.cause)),
         signature=found.signature,
         minimal=found.minimal,

@@ -16,6 +16,7 @@ import msgspec
 
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.report.causes import by_cause
 
 SCHEMA = 1
@@ -64,8 +65,8 @@ class LawLine(msgspec.Struct, kw_only=True):
 
 class FindingLine(msgspec.Struct, kw_only=True):
     """One finding. ``reproducer`` is a path below the report's folder, of a script that was run and showed the fault: ``script`` is then
-    ``proven``, and says else why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest three;
-    findings of one ``cause`` have the same place and depart alike.
+    ``proven``, and says else why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest three,
+    ``calls`` the collectives that the first rank that deviated has called; findings of one ``cause`` have the same place and depart alike.
 
     ``number`` says which of its law's cases showed it first (0: one that was known before), and ``entry`` where an expected one is
     written down. ``waits``: of a new one where ranks that did not answer wait.
@@ -83,6 +84,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     script: str = ""
     where: str = ""
     places: list[str] = []
+    calls: list[str] = []
     cause: str = ""
     signature: str = ""
     minimal: bool = True
@@ -91,6 +93,16 @@ class FindingLine(msgspec.Struct, kw_only=True):
     number: int = 0
     entry: str = ""
     waits: list[str] = []
+
+    @property
+    def in_back_end(self) -> bool:
+        """Whether a back end that is not torch's is to be looked at."""
+        return self.where.startswith(BACK_END)
+
+    @property
+    def spots(self) -> frozenset[str]:
+        """The functions of torch to look at, by name, and the collectives that were called."""
+        return frozenset({*(place.partition(",")[0] for place in self.places), *self.calls})
 
 
 class UnconfirmedLine(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.run.place import calls_in, decided, departing, places_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -36,19 +37,18 @@ class Confirmer:
     plan: Plan
     pool: Pool
     memory: dict[Case, Verdict]
-    shrink_seconds: float
     known: Callable[[Verdict], bool]
     shared: bool = False
 
-    def confirm(self, first: Verdict, drawn: bool) -> Finding | None:
+    def confirm(self, first: Verdict, drawn: bool, shrink_seconds: float) -> Finding | None:
         """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history."""
         law = self.plan.law
         again = self.pool.fresh(law, first.case)
         if self.shared and again.status == "deviates" and not self.known(again):  # it counts how ranks depart that plan for themselves
             first = self.memory[first.case] = replace(again, history=first.history)
         if again.signature != first.signature:
-            return self._with_history(first)
-        shrinker = Shrinker(self.plan, self.pool, self.memory, self.shrink_seconds, self.known)
+            return self._with_history(first, shrink_seconds)
+        shrinker = Shrinker(self.plan, self.pool, self.memory, shrink_seconds, self.known)
         shrunk = shrinker.shrink(first, drawn)
         plainer = law.plainer(shrunk.verdict) if law.plainer is not None else None
         if plainer is not None and self.pool.fresh(law, plainer).signature == first.signature:
@@ -63,26 +63,34 @@ class Confirmer:
         found = self._traced(found, last)
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
+    def spots(self, verdict: Verdict) -> frozenset[str]:
+        """The functions of torch to look at for a deviation, and the collectives that it calls, by a trace of its case as it is; nothing
+        where the tracer hides it."""
+        again = verdict if verdict.kind in ("hang", "crash") else self.pool.fresh(self.plan.law, verdict.case, traced=True)
+        if again.signature != verdict.signature:
+            return frozenset()
+        return replace(Finding.of(self.plan.law, again, again.case), places=tuple(places_of(again, [])), calls=calls_in(again)).spots
+
     def _traced(self, found: Finding, shown: Verdict) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
         nothing of one that the tracer ends, or hides."""
         from shardlaw.conformance.run.nearby import traced_near
-        from shardlaw.conformance.run.place import decided, departing, places_of
 
         if found.kind in ("hang", "crash"):
-            return replace(found, where=next(iter(places_of(shown, [])), ""))
+            return replace(found, where=next(iter(places_of(shown, [])), ""), calls=calls_in(shown))
         verdict = self.pool.fresh(self.plan.law, found.case, traced=True)
         if verdict.signature != found.signature:
             return found
         first = departing(verdict)
         if first is None:
             return found
+        found = replace(found, calls=calls_in(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
             return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
         places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 
-    def _with_history(self, first: Verdict) -> Finding | None:
+    def _with_history(self, first: Verdict, shrink_seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0
 
         def verdict_after(history: tuple[Case, ...]) -> Verdict:
@@ -104,7 +112,7 @@ class Confirmer:
             shown = verdict
             return True
 
-        deadline = time.monotonic() + min(HISTORY_SECONDS, max(self.shrink_seconds, 1.0))
+        deadline = time.monotonic() + min(HISTORY_SECONDS, max(shrink_seconds, 1.0))
         reduce_history(first.history, shows, deadline)
         found = Finding.of(law, shown, first.case)
         note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"

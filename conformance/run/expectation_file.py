@@ -14,6 +14,7 @@ A cause, with the findings that it accounts for::
     kind = "wrong-value"               # or "refused": refused on every rank, by a torch that refused it not always
     features = ["uneven"]              # all of them on the case
     where = { reduction = "mean" }     # what its fields hold: shardlaw.conformance.law.condition; wants a case, which shows it
+    at = "Shard._to_replicate_tensor"  # by a trace: a function of torch to look at, or a collective that a rank called; kind = "*" is any
     signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash, refused
     torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
     target = "nccl"                    # where it is true of one target only
@@ -53,6 +54,7 @@ from shardlaw.conformance.law.verdict import KINDS, struck
 if TYPE_CHECKING:
     from packaging.version import Version
 
+ANY_KIND = "*"  # of entries that say where: however it departs there
 REFUSED = "refused"  # a kind of entries alone: what every rank refuses, and did not on earlier releases
 SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash", REFUSED})
 LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence", REFUSED})
@@ -105,6 +107,7 @@ class Entry:
     reason: str
     features: frozenset[str] = frozenset()
     conditions: tuple[Condition, ...] = ()
+    at: str = ""
     signature: str = ""
     torch: str = ""
     target: str = ""
@@ -159,12 +162,16 @@ class Entry:
         return [*sorted(self.features), *map(str, self.conditions)]
 
     def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
-        """Whether a case of one of its laws, which has these features, is one that it is about."""
+        """Whether a case of one of its laws, which has these features, is one that it is about, as far as the case alone tells."""
         return self.features <= features and all(condition.holds(case) for condition in self.conditions)
 
-    def matches(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
-        """Whether it accounts for a deviation of one of its laws."""
-        told = kind == self.kind and (not self.signature or self._error.search(struck(error)) is not None)
+    def matches(self, case: Case, kind: str, features: AbstractSet[str], error: str, at: AbstractSet[str] = frozenset()) -> bool:
+        """Whether it accounts for a deviation of one of its laws, of which a trace says that it is ``at`` these places."""
+        return (not self.at or self.at in at) and self.may_match(case, kind, features, error)
+
+    def may_match(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
+        """Whether it accounts for a deviation of one of its laws, as far as can be said without a trace."""
+        told = self.kind in (kind, ANY_KIND) and (not self.signature or self._error.search(struck(error)) is not None)
         return told and self.reaches(case, features)
 
     def holds(self, torch_version: str, target: str) -> bool:
@@ -204,7 +211,7 @@ def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = Non
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Keys = Mapping[str, tuple[Any, str]]
 TEXT = (Text, "a text that is not empty")
-ENTRY_TEXTS = ("law", "kind", "signature", "torch", "target", "finding", "case", "issue")
+ENTRY_TEXTS = ("law", "kind", "at", "signature", "torch", "target", "finding", "case", "issue")
 MARKS = ("wide", "rare")
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 ENTRY_KEYS: Keys = {
@@ -315,7 +322,9 @@ class _File:
         for feature in block.get("features", ()):
             if not known(feature):
                 raise refuse("features", f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
-        if block["kind"] not in ENTRY_KINDS:
+        if block["kind"] == ANY_KIND and "at" not in block:
+            raise refuse("kind", "kind = '*': only where the entry says at which place")
+        if block["kind"] not in (*ENTRY_KINDS, ANY_KIND):
             raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], ENTRY_KINDS)})")
         _check_signature(block, refuse)
         laws = self._laws(block["law"], refuse)

@@ -5,9 +5,10 @@ target's own, the user's. Where several entries match, the last layer's counts.
 
 Of every entry a run counts its hits, and how many of a law's cases it would match whatever they do. An entry that would match cases which
 hold, and these are more than 20 % of a law's, hides too much: a run warns of it, and ends with 1 under ``--strict``, unless it says
-``wide = true``; chosen cases of a law cannot tell. A run tries the case of every entry (of chosen cases that of one entry of each cause),
-before anything that it draws: an entry whose case holds, and that happened in no other, is stale. Of what it draws it passes over three
-in four of those cases that entries cover (:mod:`shardlaw.conformance.run.search`), and counts none of these.
+``wide = true``; chosen cases of a law cannot tell, nor can entries that say at which place: only what deviates is traced. A run tries the
+case of every entry (of chosen cases that of one entry of each cause), before anything that it draws: an entry whose case holds, and that
+happened in no other, is stale. Of what it draws it passes over three in four of those cases that entries cover
+(:mod:`shardlaw.conformance.run.search`), and counts none of these.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ class Expectations:
     def _stands_first(self, entry: Entry) -> bool:
         return entry.cause is None or self._first.get(entry.cause.id) is entry
 
-    def match(self, case: Case, kind: str, features: AbstractSet[str], error: str, *, count: bool = True) -> Entry | None:
-        """The entry that accounts for a deviation, or ``None``. With ``count`` it is a hit."""
-        found = [entry for entry in self._of_law.get(case.law, ()) if entry.matches(case, kind, features, error)]
+    def match(
+        self, case: Case, kind: str, features: AbstractSet[str], error: str, at: AbstractSet[str] = frozenset(), *, count: bool = True
+    ) -> Entry | None:
+        """The entry that accounts for a deviation, ``at`` these places if it was traced, or ``None``. With ``count`` it is a hit."""
+        found = [entry for entry in self._of_law.get(case.law, ()) if entry.matches(case, kind, features, error, at)]
         if count and found:
             found[0].hits += 1
             for entry in found:
@@ -95,18 +98,23 @@ class Expectations:
         features = features_of(verdict.case, law) | set(verdict.features)
         return self.match(replace(verdict.case, law=law.id), verdict.word, features, verdict.error, count=False)
 
+    def asks_where(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
+        """Whether a trace of a deviation may show that an entry accounts for it."""
+        return any(entry.at and entry.may_match(case, kind, features, error) for entry in self._of_law.get(case.law, ()))
+
     def avoid(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
         for entry in self._of_law.get(case.law, ()):
-            if entry.kind in AVOIDED_KINDS and entry.hits >= HITS_BEFORE_AVOIDED and entry.reaches(case, features):
+            if entry.kind in AVOIDED_KINDS and not entry.at and entry.hits >= HITS_BEFORE_AVOIDED and entry.reaches(case, features):
                 self.judged(case, features)
                 entry.happened[case.law] += 1
                 return entry
         return None
 
     def covers(self, case: Case, features: AbstractSet[str]) -> bool:
-        """Whether an entry that names features or fields matches a case, whatever comes of it."""
-        return any((entry.features or entry.conditions) and entry.reaches(case, features) for entry in self._of_law.get(case.law, ()))
+        """Whether an entry that names features or fields, and no place, matches a case, whatever comes of it."""
+        telling = (entry for entry in self._of_law.get(case.law, ()) if (entry.features or entry.conditions) and not entry.at)
+        return any(entry.reaches(case, features) for entry in telling)
 
     def tried(self, verdict: Verdict) -> None:
         """Note what became of the entries whose own case was judged."""
@@ -117,7 +125,7 @@ class Expectations:
         """Count one case towards the share of its law's that entries would match."""
         self._judged[case.law] += 1
         for entry in self._of_law.get(case.law, ()):
-            if entry.reaches(case, features):
+            if not entry.at and entry.reaches(case, features):
                 entry.cases[case.law] += 1
 
     def masked(self, entry: Entry) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,7 @@ class LawRun:
         # what deviated, by signature or by the entry that accounts for it: of each the case that comes first in the plan, whichever
         # was judged first: no timing changes that
         self._new: dict[str, _Seen] = {}
+        self._many: Counter[str] = Counter()
         self._expected: dict[Entry, _Seen] = {}
 
     # The cases
@@ -186,18 +188,22 @@ class LawRun:
         elif verdict.status == "deviates":
             result.wrong += 1
             result.deviating.update(reached)
-            new = not self._expects(seen, reached)
-            if new and (verdict.signature not in self._new or seen.number < self._new[verdict.signature].number):
+            if self._expects(seen, reached):
+                return
+            self._many[verdict.signature] += 1
+            if verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:
                 self._new[verdict.signature] = seen
-                self._stop = self._stop or run.request.exitfirst
+            if run.request.exitfirst and not run.expectations.asks_where(verdict.case, verdict.word, reached, verdict.error):
+                self._stop = True
 
-    def _expects(self, seen: _Seen, reached: AbstractSet[str]) -> bool:
-        """Whether an expectation accounts for a deviation or a refusal, which is then counted."""
+    def _expects(self, seen: _Seen, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
+        """Whether an expectation accounts for a deviation or a refusal, which is then counted; of one that was traced also by where it is
+        ``at``, as so ``many``."""
         run, result, verdict = self._run, self.result, seen.verdict
-        entry = run.expectations.match(verdict.case, verdict.word, reached, verdict.error)
+        entry = run.expectations.match(verdict.case, verdict.word, reached, verdict.error, at)
         if entry is None:
             return False
-        result.expected += 1
+        result.expected += many
         if run.frozen is not None and verdict.kind:
             run.said[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
         if entry.reason not in result.reasons:
@@ -221,8 +227,8 @@ class LawRun:
             self._try_control()
         elif self._lacking >= ENOUGH_REFUSED and self.law.id in run.supported:
             self._try_what_is_lost()
-        self.note_expected()
         self._confirm()
+        self.note_expected()
         self.result.conclude(any(found.law == self.law.id and found.status == "new" for found in self._run.findings))
 
     def _try_control(self) -> None:
@@ -259,15 +265,17 @@ class LawRun:
     def _confirm(self) -> None:
         run = self._run
         most = FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
-        for seen in sorted(self._new.values(), key=lambda new: new.number)[:most]:
+        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuse)
+        left = [seen for seen in sorted(self._new.values(), key=lambda new: new.number) if not self._is_expected_there(seen, confirmer)]
+        for seen in left[:most]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
-            seconds = min(SHRINK_SECONDS, run.shrinking)
-            confirmer = Confirmer(self._plan, self._pool, self._memory, seconds, self._is_known, self._reuse)
-            found = confirmer.confirm(seen.verdict, seen.drawn)
+            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrinking))
             run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
             if found is None:
                 run.unconfirmed.append(seen.verdict)
+                continue
+            if self._expects(seen, {*found.features}, found.spots, self._many[seen.verdict.signature]):
                 continue
             self._add(replace(found, number=seen.number, note=self._note(found, seen.verdict)))
             self.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
@@ -276,9 +284,16 @@ class LawRun:
                 break
         if run.frozen is not None and self._new and not any(found.law == self.law.id for found in run.findings):
             self._say_again()
-        left_over = len(self._new) - most
+        left_over = len(left) - most
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
+
+    def _is_expected_there(self, seen: _Seen, confirmer: Confirmer) -> bool:
+        """Whether an entry that says where accounts for all that deviates so, as a trace of the first shows."""
+        verdict, reached = seen.verdict, seen.features | set(seen.verdict.features)
+        if not self._run.expectations.asks_where(verdict.case, verdict.word, reached, verdict.error):
+            return False
+        return self._expects(seen, reached, confirmer.spots(verdict), self._many[verdict.signature])
 
     def _note(self, found: Finding, seen: Verdict) -> str:
         """What is said of a finding: of one in a certified run also that the backend is known for it."""

@@ -48,6 +48,14 @@ def places_of(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
     return list(dict.fromkeys(filter(None, found)))[:NAMED]
 
 
+def calls_in(verdict: Verdict) -> tuple[str, ...]:
+    """The collectives that the first rank which deviated has called, or in which the ranks of a hang wait, as far as Python tells."""
+    stacks = [heard.in_stack(line) for answer in verdict.ranks for line in answer.stack.splitlines()]
+    first = departing(verdict)
+    visited = first.evidence.visited if first and first.evidence else ()
+    return tuple(sorted({*map(heard.called_in, stacks if verdict.kind == "hang" else visited)} - {""}))
+
+
 def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:
     """A place; of one that carries out what others of its class found out, first the one of these whose lines tell most."""
     if heard.carries_out(place):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Finding:
     """A deviation that repeats. ``case`` is the smallest one found, ``raw_case`` the first one met; ``confirmed`` is k of n
     fresh worlds that showed it. ``number`` says which of the law's cases was met first, ``entry`` where an expected one is written.
-    ``where`` is the place in torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places."""
+    ``where`` is the place in torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places, ``calls`` the
+    collectives that were called."""
 
     id: str
     law: str
@@ -46,7 +47,13 @@ class Finding:
     entry: str = ""
     where: str = ""
     places: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
     trace: tuple[str, ...] = ()
+
+    @property
+    def spots(self) -> frozenset[str]:
+        """The functions of torch to look at, by name, and the collectives that were called."""
+        return frozenset({*(place.partition(",")[0] for place in self.places), *self.calls})
 
     @property
     def cause(self) -> tuple[str, ...]:

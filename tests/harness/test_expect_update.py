@@ -398,3 +398,20 @@ def test_help_says_where_entries_go(shell: Shell, capsys: pytest.CaptureFixture[
 
 def test_the_reports_that_runs_write_are_read(shell: Shell) -> None:
     assert read_report(report(shell.folder / "report", finding())).new()[0].features == sorted(features_of(GATHER, find(GATHER.law)))
+
+
+def test_what_departs_at_one_place_gets_one_entry(shell: Shell) -> None:
+    place = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.py:591"
+    at = {"places": [place, "propagate_op_sharding_non_cached, torch/distributed/tensor/_sharding_prop.py:1"]}
+    told = shell(str(report(shell.folder / "report", finding(**at), finding(RAISES, "raised", "ValueError: no", **at))))
+    assert told.splitlines()[-1].startswith("1 entry written to")
+    (entry,) = shell.filled()
+    assert (entry.law, entry.kind, entry.at) == ("*", "*", "Shard._to_replicate_tensor")
+
+
+def test_what_calls_a_collective_that_its_law_shows_to_be_wrong_gets_one_entry(shell: Shell) -> None:
+    shown = finding(Case.parse("collective.all-gather mesh=2 x=2"), where="the back end mine", calls=["all_gather"])
+    others = [finding(case, calls=["all_gather", "broadcast"]) for case in (GATHER, RAISES)]
+    told = shell(str(report(shell.folder / "report", shown, *others, finding(Case.parse("mesh.coordinates mesh=2"), calls=["broadcast"]))))
+    assert told.splitlines()[-1].startswith("2 entries written to")
+    assert [(entry.law, entry.kind, entry.at) for entry in shell.filled()] == [("*", "*", "all_gather"), ("mesh.coordinates", "wrong-value", "")]

@@ -163,6 +163,19 @@ def judged_error(kind: str, message: str) -> str:
     return judge(law, Case.parse("mesh.x mesh=2"), [Answer(0, "deviates", (Deviation(kind, "result", message),))], Target()).error
 
 
+def test_an_entry_that_says_where_wants_a_trace(tmp_path: Path) -> None:
+    anywhere = '[[expect]]\nlaw = "op.forward"\nkind = "*"\nat = "mean_rule"\nreason = "its rule is wrong"\n'
+    known = loaded(anywhere, tmp_path)
+    for case, kind in ((MEAN_CASE, "wrong-value"), (SUM_CASE, "raised")):
+        assert known.match(case, kind, set(), "an error") is None
+        assert known.asks_where(case, kind, set(), "an error")
+        assert known.match(case, kind, set(), "an error", {"sum_rule"}) is None
+        assert known.match(case, kind, set(), "an error", {"mean_rule", "all_reduce"}) is known.entries[0]
+    assert not known.covers(MEAN_CASE, frozenset())
+    one = loaded(anywhere.replace('"*"', '"wrong-value"'), tmp_path)
+    assert not one.asks_where(MEAN_CASE, "wrong-layout", set(), "")
+
+
 def test_a_later_layer_accounts_for_what_two_match(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(MEAN.replace("weighs", "mine: weighs"))
     (tmp_path / "theirs.toml").write_text(MEAN)
@@ -291,6 +304,7 @@ def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tm
         (MEAN.replace("op.forward", "!op.forward"), "op.toml:2: law = '!op.forward[mean]'"),
         (MEAN.replace("wrong-value", "wrong-valeu"), "op.toml:3: unknown kind 'wrong-valeu' (nearest: wrong-value"),
         (MEAN.replace("uneven", "unevn"), "op.toml:4: unknown feature 'unevn' (nearest: uneven"),
+        (MEAN.replace("wrong-value", "*"), "op.toml:3: kind = '*': only where the entry says at which place"),
         (WHERE.replace("{}", '{ way = "c" }'), "op.toml:5: where.way = 'c': the entry's own case has something else"),
         (WHERE.replace("{}", '{ way = "/(/" }'), "op.toml:5: where.way = '/(/': no regular expression"),
         (WHERE.replace("{}", "{ way = 3 }"), "op.toml:5: where.way = 3: want a text, a list"),

@@ -198,6 +198,11 @@ def test_tensors_of_every_class_and_layout_are_sent(kind: str) -> None:
     assert type(step.given) is torch.Tensor
 
 
+def test_formats_of_memory_are_sent() -> None:
+    [step] = unpacked(packed(Evidence((Step("op", "aten.clone.default", given={"memory_format": torch.preserve_format}),)))).steps
+    assert step.given == {"memory_format": torch.preserve_format}
+
+
 def test_plainer_cases_have_one_departure_less() -> None:
     case = Case.parse("op.forward[add] mesh=2x2@0,2,1,3 a=5x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)")
     texts = {other.text for other in plainer(case)}

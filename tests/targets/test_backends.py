@@ -164,6 +164,18 @@ def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, 
     assert {one["where"] for one in found if one["kind"] not in ("hang", "crash")} <= {"the back end pypost"}, found
 
 
+def test_a_known_fault_of_a_collective_is_one_entry(user: User) -> None:
+    run = "run", "--target", "pypost", "collective.all-gather", "layout.full", "redistribute.large", "--budget", "60s"
+    assert user.shardlaw(*run, PYPOST_FAULT="swapped-ranks").returncode == 1
+    assert len({found["law"] for found in user.report()["findings"] if found["status"] == "new"}) == 3
+    done = user.shardlaw("expect", "update", "shardlaw-report", "-o", "mine.toml")
+    assert "1 entry written to mine.toml" in done.stdout, done.stdout + done.stderr
+    mine = user.folder / "mine.toml"
+    mine.write_text(mine.read_text().replace('reason = "..."', 'reason = "all_gather swaps what the last two members gave"'))
+    done = user.shardlaw(*run, "--seed", "1", "--expect", "mine.toml", PYPOST_FAULT="swapped-ranks")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_group_that_does_nothing_is_told_to_do_nothing(user: User) -> None:
     (user.folder / "shardlaw.toml").write_text(FAKE_CONFIG)
     laws = "collective.all-reduce", "collective.broadcast", "redistribute.local", "mesh.coordinates"

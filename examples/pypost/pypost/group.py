@@ -34,7 +34,7 @@ REDUCTIONS: dict[Any, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Mail(dist.Work):
     """Work that is done once its last letter has come and has been seen to."""
 
-    def __init__(self, missing: int, seconds: float, *, early: bool = False) -> None:
+    def __init__(self, missing: int, seconds: float, *, early: bool = False, results: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self._missing = missing
         self._seconds = seconds
@@ -42,6 +42,8 @@ class Mail(dist.Work):
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._error: Exception | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._results = [*results]
         self.source = -1
 
     def arrived(self, finish: Callable[[], None]) -> None:
@@ -58,6 +60,10 @@ class Mail(dist.Work):
         except Exception as error:
             self._error = error
         self._done.set()
+        if self._error is None:
+            self._future.set_result(self._results)
+        else:
+            self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if self._early:
@@ -77,6 +83,10 @@ class Mail(dist.Work):
 
     def exception(self) -> Exception | None:
         return self._error
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """What DistributedDataParallel waits for: what a reduction made of each tensor."""
+        return self._future
 
     def _source_rank(self) -> int:
         return self.source
@@ -140,6 +150,10 @@ class PostGroup(dist.ProcessGroup):
         """From torch 2.15 on a batch of messages asks what the backend of a device can do: there is none but the group."""
         return self
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether it gives memory of its own to what is communicated."""
+        return False
+
     def _get_sequence_number_for_group(self) -> int:
         """How many collectives this rank has begun: by it others see whether all members are in step."""
         return self._turn
@@ -154,17 +168,21 @@ class PostGroup(dist.ProcessGroup):
             self._addresses[position] = self._store.get(f"pypost/{position}").decode()
         return self._addresses[position]
 
-    def _post(self, call: str, opts: Any, out: Letters, rooms: Letters, finish: Callable[[list[torch.Tensor]], None]) -> Mail:
+    def _post(
+        self, call: str, opts: Any, out: Letters, rooms: Letters, finish: Callable[[list[torch.Tensor]], None], results: Any = ()
+    ) -> Mail:
         """Send ``out``, by position, and expect a letter from each position of ``rooms``, of the shape and dtype of what stands there.
-        ``finish`` gets what came, in the order of ``rooms``. ``call`` is what every member must have called, in words."""
+        ``finish`` gets what came, in the order of ``rooms``. ``call`` is what every member must have called, in words; the future of the
+        work has the ``results``."""
         for position in (*out, *rooms):
             if position not in self._everybody:
                 raise ValueError(f"pypost: the group has no member {position}, it has {len(self._everybody)}")
-        if odd := next((x.dtype for x in (*out.values(), *rooms.values()) if x.is_quantized), None):
-            raise ValueError(f"pypost: {odd} elements cannot be sent")
+        odd = [x for x in (*out.values(), *rooms.values()) if x.is_quantized or x.is_nested or x.layout is not torch.strided]
+        if odd:
+            raise NotImplementedError(f"pypost: a tensor of {odd[0].dtype} in the layout {odd[0].layout} cannot be sent")
         turn = self._turn
         self._turn += 1
-        work = Mail(len(rooms), self._seconds, early=planted("lost-wait") and getattr(opts, "asyncOp", False))
+        work = Mail(len(rooms), self._seconds, early=planted("lost-wait") and getattr(opts, "asyncOp", False), results=results)
         came: dict[int, bytes] = {}
         for position, x in out.items():
             office().send(self._address(position), (self._id, turn, self._position, position), packed(x, call))
@@ -183,7 +201,8 @@ class PostGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Mail:
         (x,), op = tensors, operation(opts, tensors)
-        return self._post(f"all_reduce {op} {described(x)}", opts, self._all(x), self._all(x), lambda came: write(x, reduced(came, op)))
+        call = f"all_reduce {op} {described(x)}"
+        return self._post(call, opts, self._all(x), self._all(x), lambda came: write(x, reduced(came, op)), results=[x])
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Mail:
         (x,), op = tensors, operation(opts, tensors)
@@ -375,12 +394,13 @@ def alike(x: torch.Tensor, room: torch.Tensor) -> None:
 
 
 def write(room: torch.Tensor, x: torch.Tensor) -> None:
-    room.copy_(x)
+    with torch.inference_mode(room.is_inference()):  # of the thread that made the room, which is another one
+        room.copy_(x)
 
 
 def write_all(rooms: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
     for room, part in zip(rooms, parts, strict=True):
-        room.copy_(part)
+        write(room, part)
 
 
 def write_result(room: torch.Tensor, x: torch.Tensor) -> None:
@@ -388,4 +408,4 @@ def write_result(room: torch.Tensor, x: torch.Tensor) -> None:
     if planted("dropped-last") and x.numel():
         x = x.clone()
         x.view(-1)[-1] = room.reshape(-1)[-1]
-    room.copy_(x)
+    write(room, x)
