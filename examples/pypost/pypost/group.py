@@ -394,7 +394,7 @@ def alike(x: torch.Tensor, room: torch.Tensor) -> None:
 
 
 def write(room: torch.Tensor, x: torch.Tensor) -> None:
-    with torch.inference_mode(room.is_inference()):  # of the thread that made the room, which is another one
+    with torch.inference_mode() if room.is_inference() else torch.no_grad():  # as the thread that made the room, which is another one
         room.copy_(x)
 
 
