@@ -24,7 +24,8 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.reproducer import About, reproducer
-from shardlaw.conformance.run.expectation_file import Cause, Entry, read
+from shardlaw.conformance.run.entry import Cause, Entry
+from shardlaw.conformance.run.expectation_file import read
 from shardlaw.conformance.run.nearby import traced_near
 from shardlaw.conformance.run.place import places_of
 from shardlaw.conformance.world import Pool

@@ -28,7 +28,8 @@ from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, struck
 from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
-from shardlaw.conformance.run.expectation_file import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry, read
+from shardlaw.conformance.run.entry import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry
+from shardlaw.conformance.run.expectation_file import read
 from shardlaw.conformance.run.expectations import WIDEST_SHARE
 from shardlaw.reference.notation import NotationError
 

@@ -24,7 +24,7 @@ from shardlaw.conformance.run.finding_file import told
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.run.expectation_file import Entry
+    from shardlaw.conformance.run.entry import Entry
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
 # by a finding's id its reproducer, what is to be noted, and whether the script is proven

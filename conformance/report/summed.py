@@ -12,7 +12,7 @@ import msgspec
 
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
 from shardlaw.conformance.run.chosen import chosen as chosen_laws
-from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
 
 

@@ -34,12 +34,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from bisect import bisect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,158 +44,12 @@ import msgspec
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import Condition
-from shardlaw.conformance.law.selection import glob, select_ids
-from shardlaw.conformance.law.verdict import KINDS, struck
+from shardlaw.conformance.law.selection import select_ids
+from shardlaw.conformance.law.verdict import struck
+from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_of
 
 if TYPE_CHECKING:
-    from packaging.version import Version
-
-ANY_KIND = "*"  # of entries that say where: however it departs there
-REFUSED = "refused"  # a kind of entries alone: what every rank refuses, and did not on earlier releases
-SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash", REFUSED})
-LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence", REFUSED})
-ENTRY_KINDS = (*KINDS, REFUSED)
-REACHED_TO_JUDGE = 20
-UNFILLED = "..."
-
-
-@dataclass(frozen=True)
-class Cause:
-    """One fault of torch. ``where`` is the function to mend and its file, ``seen`` the releases on which a case of it deviates, ``tried``
-    those that any cause of its file lists: both without the last part of a version, in order."""
-
-    id: str
-    title: str
-    where: str = ""
-    issue: str = ""
-    seen: tuple[str, ...] = ()
-    tried: tuple[str, ...] = ()
-
-    def holds(self, version: Version) -> bool:
-        """Whether it is to be expected of a release."""
-        near = self._nearest(version)
-        return not self.seen or bool(near & set(self.seen))
-
-    def unseen(self, version: Version) -> bool:
-        """Whether nobody has tried this release."""
-        return bool(self.seen) and _release(version) not in self.tried
-
-    def _nearest(self, version: Version) -> set[str]:
-        from packaging.version import Version
-
-        if _release(version) in self.tried:
-            return {_release(version)}
-        at = bisect([Version(one) for one in self.tried], Version(_release(version)))
-        return set(self.tried[max(0, at - 1) : at + 1])
-
-
-@dataclass(eq=False)
-class Entry:
-    """One known finding, where it is written, and what a run saw of it.
-
-    ``laws`` are the ids that ``law`` selects. ``hits`` counts the deviations that it accounts for, ``cases`` by law the cases that it would
-    match whatever their verdict, ``happened`` by law the deviations that matched, also those that a later layer's entry accounts for.
-    ``mended``: its own case was judged, and does not deviate.
-    """
-
-    law: str
-    kind: str
-    reason: str
-    features: frozenset[str] = frozenset()
-    conditions: tuple[Condition, ...] = ()
-    at: str = ""
-    signature: str = ""
-    torch: str = ""
-    target: str = ""
-    finding: str = ""
-    case: str = ""
-    issue: str = ""
-    wide: bool = False
-    rare: bool = False
-    cause: Cause | None = None
-    file: Path = Path()
-    line: int = 0
-    laws: tuple[str, ...] = ()
-    hits: int = 0
-    mended: bool = False
-    happened: Counter[str] = field(default_factory=Counter)
-    cases: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}"
-
-    @property
-    def filled_in(self) -> bool:
-        """Whether its reason says anything."""
-        return re.search(r"\w", self.reason) is not None
-
-    @property
-    def loud(self) -> bool:
-        """Whether a user who meets it is told that something is wrong."""
-        return self.kind in LOUD_KINDS or (self.kind == "wrong-error" and "accepted" not in self.signature)
-
-    @property
-    def stale(self) -> bool:
-        """Whether it is there no longer: its case does not show it, or, of one without a case, it did not happen though its features were
-        reached often enough to tell."""
-        return not self.happened and (self.mended or self._not_met(self.cases.total()))
-
-    def stale_in(self, law_id: str) -> bool:
-        """Whether the cases of one law show that it happens there no longer."""
-        return not self.happened[law_id] and (self.mended or self._not_met(self.cases[law_id]))
-
-    def _not_met(self, reached: int) -> bool:
-        return not (self.case or self.rare) and reached >= REACHED_TO_JUDGE
-
-    @cached_property
-    def _error(self) -> re.Pattern[str]:
-        return re.compile(glob(_error(self.signature)).pattern)
-
-    @property
-    def needs(self) -> list[str]:
-        """What a case must have, each in words: its features, and what its fields hold."""
-        return [*sorted(self.features), *map(str, self.conditions)]
-
-    def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
-        """Whether a case of one of its laws, which has these features, is one that it is about, as far as the case alone tells."""
-        return self.features <= features and all(condition.holds(case) for condition in self.conditions)
-
-    def matches(self, case: Case, kind: str, features: AbstractSet[str], error: str, at: AbstractSet[str] = frozenset()) -> bool:
-        """Whether it accounts for a deviation of one of its laws, of which a trace says that it is ``at`` these places."""
-        return (not self.at or self.at in at) and self.may_match(case, kind, features, error)
-
-    def may_match(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
-        """Whether it accounts for a deviation of one of its laws, as far as can be said without a trace."""
-        told = self.kind in (kind, ANY_KIND) and (not self.signature or self._error.search(struck(error)) is not None)
-        return told and self.reaches(case, features)
-
-    def holds(self, torch_version: str, target: str) -> bool:
-        """Whether it is about this torch and this target."""
-        from packaging.specifiers import SpecifierSet
-        from packaging.version import Version
-
-        version = Version(Version(torch_version).base_version)
-        if self.target and not glob(self.target).fullmatch(target):
-            return False
-        if self.torch or self.cause is None:
-            return version in SpecifierSet(self.torch, prereleases=True)
-        return self.cause.holds(version)
-
-    def unseen(self, torch_version: str) -> bool:
-        """Whether it is expected of a release on which nobody has tried it."""
-        from packaging.version import Version
-
-        return self.cause is not None and not self.torch and self.cause.unseen(Version(Version(torch_version).base_version))
-
-
-def _release(version: Version) -> str:
-    return f"{version.major}.{version.minor}"
-
-
-def _error(signature: str) -> str:
-    # a whole signature ("law | kind | check | error"), as a finding has it, means its error
-    return signature.split(" | ", 3)[3] if signature.count(" | ") >= 3 else signature
+    pass
 
 
 def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
@@ -394,7 +244,7 @@ def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
     signature = block.get("signature", "")
     if block["kind"] in SIGNED_KINDS and not signature:
         raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
-    error = _error(signature)
+    error = error_of(signature)
     if error and struck(error) != error.strip():
         raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
     if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):

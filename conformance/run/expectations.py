@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.run.expectation_file import REACHED_TO_JUDGE, REFUSED, Entry, read
+from shardlaw.conformance.run.entry import REACHED_TO_JUDGE, REFUSED, Entry
+from shardlaw.conformance.run.expectation_file import read
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.run.expectation_file import Entry
+    from shardlaw.conformance.run.entry import Entry
     from shardlaw.conformance.run.search import Plan
     from shardlaw.conformance.run.state import LawResult, Listener, RunState
     from shardlaw.conformance.world import Pool

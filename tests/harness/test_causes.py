@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import causes
 from shardlaw.conformance.law.features.features import FEATURES
-from shardlaw.conformance.run.expectation_file import Cause, Entry
+from shardlaw.conformance.run.entry import Cause, Entry
 
 CHAPTERS = causes.known(sorted(causes.SOURCES.glob("*.toml")))
 EVERY = [(cause, entries) for chapter in CHAPTERS.values() for cause, entries in chapter.items()]

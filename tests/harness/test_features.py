@@ -17,7 +17,7 @@ INPUT_SPACE = [
 READ: list[tuple[str, str]] = [
     ("redistribute.local mesh=2 x=4:R to=S(0) seed=3", ""),
     ("redistribute.local mesh=2 x=5:S(0) to=R", "uneven"),
-    ("redistribute.local mesh=2 x=4:R to=_S(0,3)", "strided strided-lone strided-loose strided-uneven"),
+    ("redistribute.local mesh=2 x=4:R to=_S(0,3)", "no-box strided strided-loose strided-uneven"),
     ("redistribute.local mesh=3 x=2:S(0) to=R", "empty-shard uneven world:3"),
     ("redistribute.local mesh=2 x=0x1:R to=R", "size-0 size-1"),
     ("redistribute.local mesh=2 x=() to=R", "0-d"),
@@ -25,7 +25,7 @@ READ: list[tuple[str, str]] = [
     ("redistribute.local mesh=1x2@2,1 x=4:R,S(-1) to=R,R",
      "mesh-2d negative-shard permuted submesh unit-mesh-dim unsorted-group world:3"),
     ("redistribute.local mesh=2x2 x=8:_S(0,2),_S(0,2) to=_S(0,2),S(0)",
-     "mesh-2d nested strided strided-lone strided-loose strided-stacked world:4"),
+     "mesh-2d nested no-box strided strided-loose strided-stacked world:4"),
     ("redistribute.local mesh=2x2 x=4:P(sum),P(avg):float64 to=R,R",
      "dtype:float64 mesh-2d partial-mixed partial-twice partial:avg partial:sum world:4"),
     ("redistribute.reduce mesh=2 x=4:P(max):float32:zeros to=R", "cancelling partial:max"),

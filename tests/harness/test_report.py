@@ -22,7 +22,7 @@ from shardlaw.conformance.report.markdown import markdown
 from shardlaw.conformance.report.run_report import FindingLine, read_report
 from shardlaw.conformance.report.writer import ReportWriter
 from shardlaw.conformance.run.engine import Run
-from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import read_finding, read_folder, write_finding
 from tests.harness import reports

@@ -10,7 +10,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.run.confirm import Confirmer
-from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.search import Enough, Plan, draw, reduce_history, seed_of
 

@@ -14,7 +14,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.reproducer import reproducer
-from shardlaw.conformance.run.expectation_file import Entry
+from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import layers, load
 from shardlaw.conformance.world import Pool
 

@@ -79,7 +79,7 @@ def of(layout: Layout) -> frozenset[str]:
 
 SIZES = ("uneven", "empty-shard", "size-0", "size-1", "0-d")
 MESHES = ("mesh-2d", "mesh-3d", "unit-mesh-dim", "permuted", "submesh", "nested")
-STRIDED = ("strided", "strided-lone", "strided-stacked", "strided-uneven")
+STRIDED = ("strided", "no-box", "strided-stacked", "strided-uneven")
 
 
 def test_layouts_reach_every_feature_of_a_layout() -> None:

@@ -91,7 +91,7 @@ LINES: dict[str, dict[str, str]] = {
     },
     "strided shards": {
         "strided": "a strided shard, as source or target",
-        "strided-lone": "a strided shard of a dim that no mesh dim to the right shards",
+        "no-box": "a strided shard of which some rank's elements are no box",
         "strided-stacked": "two strided shards of one tensor dim",
         "strided-uneven": "a strided shard whose runs are not all of one length",
         "strided-loose": "a strided shard that is uneven, or that is no part of an order of shards",
@@ -187,7 +187,6 @@ LINES: dict[str, dict[str, str]] = {
         "empty-chunk": "a chunk without elements of a tensor that has some",
         "empty-chunk:*": "where a chunk without elements lies: at the end, where another begins, inside one, or beyond the bounds",
         "damaged:*": "chunks that tiled their tensor until they were damaged in this way",
-        "no-box": "a rank whose elements are no box",
     },
     "crashes": {
         "disk:*": "what lasts of what was done before a crash",

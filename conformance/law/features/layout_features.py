@@ -95,6 +95,8 @@ def of_layout(shape: Shape, mesh_text: str, placements_text: str) -> frozenset[s
         found.add("empty-shard")
     if not layout.is_even():
         found.add("uneven")
+    if "strided" in found and 0 not in shape and any(layout.box(coord) is None for coord in mesh.coords()):
+        found.add("no-box")
     found.update(_of_nesting(layout.shape, layout.mesh.shape, layout.placements))
     return frozenset(found)
 
@@ -113,8 +115,6 @@ def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[s
             extents = [extent for extent, other in zip(mesh, placements, strict=True) if shard_dim(other) == dim]
             inner = extents[len(others) + 1 :]
             uneven = bool(shape[dim] % (prod(extents[: len(others) + 1]) * placement.split_factor))
-            if not inner:
-                yield "strided-lone"
             if any(isinstance(other, StridedShard) for other in others):
                 yield "strided-stacked"
             if uneven:

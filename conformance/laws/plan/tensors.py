@@ -14,7 +14,6 @@ from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.trip import mesh_of_load, placements_at_load
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
 from shardlaw.conformance.laws.plan.fields import (
@@ -23,7 +22,6 @@ from shardlaw.conformance.laws.plan.fields import (
     SavedTensor,
     States,
     ranks_of,
-    specs_of,
 )
 from shardlaw.conformance.laws.plan.torch_plans import (
     cut,
@@ -36,7 +34,6 @@ from shardlaw.conformance.laws.plan.torch_plans import (
 )
 from shardlaw.reference import simulate
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten, format_state
-from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import placements, shapes, state_dicts
@@ -76,17 +73,7 @@ MESHES = [
 def features(case: Case) -> set[str]:
     """What the seats of a case are: ranks outside the mesh, although one process plays them all."""
     mesh = case.mesh()
-    found = {"submesh"} if ranks_of(mesh) > mesh.size else set()
-    specs = [(spec, mesh) for spec in specs_of(case).values()]
-    if "to" in case:
-        specs.append((case.tensor("x").placed(placements_at_load(case, "x")), mesh_of_load(case)))
-    layouts = [Layout(spec.shape, on, spec.placements) for spec, on in specs if spec.placements is not None]
-    return found | ({"no-box"} if any(map(boxless, layouts)) else set())
-
-
-def boxless(layout: Layout) -> bool:
-    """Whether what some rank holds is no box."""
-    return any(layout.box(at) is None for at in layout.mesh.coords())
+    return {"submesh"} if ranks_of(mesh) > mesh.size else set()
 
 
 # What a rank says that it holds
