@@ -25,6 +25,7 @@ MODULES = (*_files("tensor/", "parallel/ experimental/"), *_files("", "fsdp/ _co
 RANDOM = _files("tensor/", "_random.py")
 MESHES = _files("", "device_mesh.py _mesh_layout.py")
 SHARDED = _files("", "_shard/")
+COLLECTIVES = _files("", "distributed_c10d.py _functional_collectives.py")
 STEPS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys((*MOVES, *HANDLERS, *CHECKPOINTS, *MAKERS, *MODULES, *RANDOM, *MESHES, *SHARDED)),
     "torch/distributed/tensor/_utils.py": ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset"),
@@ -32,7 +33,8 @@ STEPS: dict[str, tuple[str, ...] | None] = {
 }
 # where the faults of a chapter's laws are looked for first
 HOMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("plan", "roundtrip", "optimizer"), CHECKPOINTS),
+    **dict.fromkeys(("plan", "roundtrip", "optimizer", "crash"), CHECKPOINTS),
+    "collective": COLLECTIVES,
     "sharded_tensor": (*SHARDED, *CHECKPOINTS),
     "module": MODULES,
     "random": RANDOM,
@@ -49,8 +51,9 @@ PLANS_MOVE = re.compile(r"DTensorRedistributePlanner[.]generate_\w+_infos, ")
 MERGES_MOVES = re.compile(r"_optimize_transform_infos, ")
 # of the functions there those that do something say so with a verb; properties, wrappers and helpers do not
 DOES = re.compile(
-    "_*(broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|gather|generate"
-    "|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|partition|plan|prepare|propagate|read"
+    "_*(all|broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|from|gather"
+    "|generate|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|parallelize|partition|permute|plan|prepare"
+    "|propagate|read"
     "|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|shard|shards_get|slice|split|stage|to|transform|traverse"
     "|unflatten|unpack|unpad|unwrap|update|validate|write)(_|$)"
 )
@@ -64,6 +67,11 @@ HANDS_ON = re.compile(
 # functions that call a collective, by how they are named
 CALLED = re.compile(r"_*(all_gather|all_reduce|all_to_all|reduce_scatter|broadcast|gather|reduce|scatter|send|recv|barrier)(?=_|$)")
 CALLERS = re.compile(r"torch/distributed/(distributed_c10d|_functional_collectives)[.]py")
+# what is never noted: who logs calls, and what every call asks of the process
+UNHEARD = re.compile(
+    ".*, torch/distributed/(checkpoint/)?(c10d_logger|logger|logging_handlers)[.]py"
+    "|(get_rank|get_world_size|_rank_not_in_group|_group_or_default_group|_get_default_group|_World[.]\\w+|_is_wrapped_exception), "
+)
 
 REFUSED_BY = "refused by "  # before the function whose own statement raised an error
 PLANS_AN_OP = "propagate_op_sharding_non_cached"
@@ -95,8 +103,9 @@ def written(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[A
 
 
 def place(code: Any) -> str:
-    """``NAME, FILE:LINE`` of a function of torch."""
-    return f"{code.co_qualname.replace('<locals>.', '')}, {short(code.co_filename)}:{code.co_firstlineno}"
+    """``NAME, FILE:LINE`` of a function of torch; nothing of one that is not to be heard."""
+    found = f"{code.co_qualname.replace('<locals>.', '')}, {short(code.co_filename)}:{code.co_firstlineno}"
+    return "" if UNHEARD.match(found) else found
 
 
 def short(file: str) -> str:
@@ -172,6 +181,11 @@ def is_home(place: str, chapter: str) -> bool:
     """Whether the faults of a chapter's laws are looked for in a function: it does something, and stands in one of its files."""
     there = any(place.partition(", ")[2].startswith(file) for file in HOMES.get(chapter, ()))
     return there and DOES.match(_name(place)) is not None and not carries(place) and does(place)
+
+
+def is_of_meshes(place: str) -> bool:
+    """Whether it is a function of device meshes, which most calls ask something."""
+    return any(place.partition(", ")[2].startswith(file) for file in MESHES)
 
 
 def is_of_steps(law: str) -> bool:

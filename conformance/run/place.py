@@ -99,7 +99,8 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     judging = list(filter(heard.judges, asked))
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
     if verdict.kind == "wrong-error":
-        yield next(filter(heard.does, noted.visited), "")
+        about_meshes = verdict.case.law.startswith("mesh.")
+        yield next((place for place in noted.visited if heard.does(place) and (about_meshes or not heard.is_of_meshes(place))), "")
     if not heard.is_of_steps(verdict.case.law):
         yield from (place for place in noted.visited if heard.constructs(place) and lines.another_way(place))
         yield from reversed([place for place in home if lines.alone(place)])
