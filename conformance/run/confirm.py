@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 HISTORY_SECONDS = 10.0
+TRACES = 3  # tries to trace a case
 NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
 LISTED = "a case of the law's own list, not shrunk"
 FROZEN = "a case of the certified list, not shrunk"
@@ -66,8 +67,8 @@ class Confirmer:
     def spots(self, verdict: Verdict) -> frozenset[str]:
         """The functions of torch to look at for a deviation, and the collectives that it calls, by a trace of its case as it is; nothing
         where the tracer hides it."""
-        again = verdict if verdict.kind in ("hang", "crash") else self.pool.fresh(self.plan.law, verdict.case, traced=True)
-        if again.signature != verdict.signature:
+        again = verdict if verdict.kind in ("hang", "crash") else self._trace(verdict.case, verdict.signature)
+        if again is None:
             return frozenset()
         return replace(Finding.of(self.plan.law, again, again.case), places=tuple(places_of(again, [])), calls=calls_in(again)).spots
 
@@ -78,17 +79,20 @@ class Confirmer:
 
         if found.kind in ("hang", "crash"):
             return replace(found, where=next(iter(places_of(shown, [])), ""), calls=calls_in(shown))
-        verdict = self.pool.fresh(self.plan.law, found.case, traced=True)
-        if verdict.signature != found.signature:
-            return found
-        first = departing(verdict)
-        if first is None:
+        verdict = self._trace(found.case, found.signature)
+        first = departing(verdict) if verdict is not None else None
+        if verdict is None or first is None:
             return found
         found = replace(found, calls=calls_in(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
             return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
         places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
+
+    def _trace(self, case: Case, signature: str) -> Verdict | None:
+        """A traced verdict with this signature: of what a case shows at times, such as memory that nobody wrote to, the first of a few."""
+        tries = (self.pool.fresh(self.plan.law, case, traced=True) for _ in range(TRACES))
+        return next((verdict for verdict in tries if verdict.signature == signature), None)
 
     def _with_history(self, first: Verdict, shrink_seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0

@@ -99,6 +99,14 @@ def parameters_keep_their_dtype() -> None:
         return true(self, MixedPrecisionPolicy(output_dtype=policy.output_dtype))
 
 
+@breaks("module.reduced-in")
+def gradients_travel_as_they_were_computed() -> None:
+    @instead(_fsdp_param.FSDPParam, "init_dtype_attrs")
+    def fault(true: Any, self: Any, policy: Any) -> Any:
+        true(self, policy)
+        self.reduce_dtype = None
+
+
 @breaks("module.fsdp[otherwise]")
 def divide_factors_are_forgotten() -> None:
     @instead(FSDPModule, "set_gradient_divide_factor")

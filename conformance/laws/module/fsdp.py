@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -199,6 +199,41 @@ def draw_fsdp(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
 def features_fsdp(case: Case) -> set[str]:
     uneven = {"uneven"} if any(extent % case.mesh().shape[-1] for extent in case.shape("dims")) else set()
     return {"module", "fully-sharded", "backward", f"way:{case.law.partition('[')[2].removesuffix(']')}"} | uneven
+
+
+@law(
+    "module.reduced-in",
+    source=FSDP + ", reduce_dtype of MixedPrecisionPolicy",
+    control="mesh=2 rows=3 reduce=float32",
+    sweep=texts(
+        "mesh=2 rows=3 reduce=float32",
+        "mesh=4 rows=5 reduce=float32 passes=2",
+        "mesh=2 rows=4",
+        "mesh=2@1,0 rows=2 reduce=bfloat16 passes=2",
+    ),
+    sweeps=4,
+    features=lambda case: {"module", "fully-sharded", "backward"},
+    needs=NEEDS,
+    weight=0.3,
+)
+def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype | None = None, passes: int = 1):
+    """Gradients that were computed in param_dtype are added up over ranks and passes in reduce_dtype, or in param_dtype
+    where there is none."""
+    model: Any = nn.Linear(1, rows, bias=False)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    place = mesh.get_local_rank()
+    for at in range(passes):
+        model.set_requires_gradient_sync(at == passes - 1)
+        model(torch.full((1, 1), (256.0, 1.0, 0.0, 0.0)[place])).sum().backward()
+    return gradients(model)
+
+
+@reduced_in.due
+def _(mesh: Mesh, rows, reduce, passes: int):
+    # of eight bits that bfloat16 has, 257 needs nine
+    whole = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / mesh.size)
+    return {"weight": on(mesh, whole, S(0))}
 
 
 # cases that few draws would meet
