@@ -208,7 +208,7 @@ def features_fsdp(case: Case) -> set[str]:
     sweep=texts(
         "mesh=2 rows=3 reduce=float32",
         "mesh=4 rows=5 reduce=float32 passes=2",
-        "mesh=2 rows=4",
+        "mesh=2 rows=4 reduce=bfloat16",
         "mesh=2@1,0 rows=2 reduce=bfloat16 passes=2",
     ),
     sweeps=4,
@@ -216,9 +216,8 @@ def features_fsdp(case: Case) -> set[str]:
     needs=NEEDS,
     weight=0.3,
 )
-def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype | None = None, passes: int = 1):
-    """Gradients that were computed in param_dtype are added up over ranks and passes in reduce_dtype, or in param_dtype
-    where there is none."""
+def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1):
+    """Gradients that were computed in param_dtype are added up over ranks and passes in reduce_dtype."""
     model: Any = nn.Linear(1, rows, bias=False)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
     fully_shard(model, mesh=mesh, mp_policy=policy)
