@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -210,8 +211,10 @@ def features_fsdp(case: Case) -> set[str]:
         "mesh=4 rows=5 reduce=float32 passes=2",
         "mesh=2 rows=4 reduce=bfloat16",
         "mesh=2@1,0 rows=2 reduce=bfloat16 passes=2",
+        "mesh=2x2 rows=3 reduce=float32",
+        "mesh=2x2 rows=4 reduce=bfloat16 passes=2",
     ),
-    sweeps=4,
+    sweeps=6,
     features=lambda case: {"module", "fully-sharded", "backward"},
     needs=NEEDS,
     weight=0.3,
@@ -221,10 +224,10 @@ def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1)
     model: Any = nn.Linear(1, rows, bias=False)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    place = mesh.get_local_rank()
+    place = mesh.mesh.flatten().tolist().index(dist.get_rank())
     for at in range(passes):
         model.set_requires_gradient_sync(at == passes - 1)
-        model(torch.full((1, 1), (256.0, 1.0, 0.0, 0.0)[place])).sum().backward()
+        model(torch.full((1, 1), {0: 256.0, mesh.size() - 1: 1.0}.get(place, 0.0))).sum().backward()
     return gradients(model)
 
 
@@ -232,7 +235,7 @@ def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1)
 def _(mesh: Mesh, rows, reduce, passes: int):
     # of eight bits that bfloat16 has, 257 needs nine
     whole = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / mesh.size)
-    return {"weight": on(mesh, whole, S(0))}
+    return {"weight": on(mesh, whole, *(R(),) * (mesh.ndim - 1), S(0))}
 
 
 # cases that few draws would meet
