@@ -229,7 +229,7 @@ class RankContext:
         if tuple(local.shape) != due:
             message = f"{what} has shape {format_shape(tuple(local.shape))}, must have {format_shape(due)}"
             return self.require(False, "wrong-layout", check, message, due, local)
-        full = want if self.rank == min(live.ranks) else None
+        full = want.to(rounding or want.dtype) if self.rank == min(live.ranks) else None
         kept = local.cpu().clone()  # a result that is still on its way arrives, and later writes do not reach it
         self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), kept, full, exact))
         return True

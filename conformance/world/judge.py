@@ -155,7 +155,7 @@ def _judge_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[in
     world = {coord: deposits[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}
     tolerance = None if first.exact else target.tolerance
     for coord, got in assemble_replicas(world, layout).items():
-        if not close(got, want, tolerance):
+        if not close(got.to(want.dtype), want, tolerance):  # in the dtype in which it was computed
             message = f"the contributions under {first.placements} reduce to other elements than they must"
             if not layout.has_partial():
                 message = "holds other elements than the ranks that must hold the same"

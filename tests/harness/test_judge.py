@@ -95,6 +95,13 @@ def test_contributions_belong_together_by_their_check() -> None:
     assert "rank 1 contributed [2.0, 2.0]" in wrong.ranks[1].deviations[0].got
 
 
+@pytest.mark.parametrize(("off", "status"), [(1e-10, "held"), (1e-2, "deviates")])
+def test_contributions_are_compared_in_the_dtype_that_they_were_computed_in(off: float, status: str) -> None:
+    want, parts = torch.full((2,), 0.1), (torch.full((2,), 2.0 + off, dtype=torch.float64), torch.full((2,), -1.9, dtype=torch.float64))
+    first, second = (replace(deposit("a", part, known), exact=False) for part, known in zip(parts, (want, None), strict=True))
+    assert judged([first], [second]).status == status
+
+
 def test_a_rank_without_its_contribution_is_a_divergence() -> None:
     verdict = judged([deposit("a", torch.ones(2), torch.ones(2))], [])
     assert (verdict.kind, verdict.message) == ("divergence", "rank 1: ranks [1] hold nothing to compare of a, the others do")
