@@ -123,8 +123,8 @@ class Entry:
 
     @property
     def needs(self) -> list[str]:
-        """What a case must have, each in words: its features, and what its fields hold."""
-        return [*sorted(self.features), *map(str, self.conditions)]
+        """What a case must have, each in words: its features, what its fields hold, and where a trace must show it."""
+        return [*sorted(self.features), *map(str, self.conditions), *([f"at {self.at}"] if self.at else [])]
 
     def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
         """Whether a case of one of its laws, which has these features, is one that it is about, as far as the case alone tells."""
