@@ -15,6 +15,7 @@ from torch.distributed import TCPStore
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.world import Pool
 from tests.laws.planting import UNSEEN
@@ -54,10 +55,13 @@ class Suite:
     pool: Pool
     switch: Path
 
-    def judge(self, text: str, fault: str = "") -> str:
+    def verdict(self, text: str, fault: str = "") -> Verdict:
         self.switch.write_text(fault)
         case = Case.parse(text)
-        verdict = self.pool.fresh(find(case.law), case)
+        return self.pool.fresh(find(case.law), case)
+
+    def judge(self, text: str, fault: str = "") -> str:
+        verdict = self.verdict(text, fault)
         return verdict.kind or verdict.status
 
 
@@ -89,7 +93,8 @@ def test_every_fault_has_a_law() -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize("fault", FOUND)
 def test_a_faulty_storage_is_found(fault: str, suite: Suite) -> None:
-    assert suite.judge(FOUND[fault]) == "held"
+    without = suite.verdict(FOUND[fault])
+    assert without.status == "held", without.message + without.error
     assert suite.judge(FOUND[fault], fault) not in UNSEEN
 
 
