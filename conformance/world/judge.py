@@ -40,7 +40,7 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage
     if outcomes == {"silent"}:
         return deviates("hang", "process", "no rank answered within the limit")
     if "silent" in outcomes:
-        said = next(answer for answer in answers if answer.outcome != "silent")
+        said = min((answer for answer in answers if answer.outcome != "silent"), key=lambda answer: answer.outcome == "held")
         waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
         message = f"rank {said.rank} {_outcome(said)} while ranks {waiting} still waited"
         return deviates("divergence", "process", message, _error(said))

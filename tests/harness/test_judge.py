@@ -76,6 +76,13 @@ def test_ranks_that_part_are_a_divergence(answers: tuple[Answer, ...]) -> None:
     assert (verdict.status, verdict.kind, verdict.check) == ("deviates", "divergence", "outcome")
 
 
+def test_who_raised_is_named_before_who_only_answered() -> None:
+    verdict = of_ranks(HELD, RAISED, Answer(2, "silent"))
+    assert (verdict.kind, verdict.check) == ("divergence", "process")
+    assert verdict.message.startswith("rank 1 raised")
+    assert verdict.error
+
+
 def deposit(check: str, local: torch.Tensor, want: torch.Tensor | None) -> Deposit:
     return Deposit(check, "2", "2", "P(sum)", local, want, True)
 

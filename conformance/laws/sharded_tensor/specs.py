@@ -41,8 +41,8 @@ FILLED = {"zeros": 0, "ones": 1, "full": 3}
 
 
 def place_in(group: Any, rank: int) -> int:
-    """The position of a rank in a group of the reference, which is ``None`` where all ranks take part."""
-    return rank if group is None else group.index(rank)
+    """The position of a rank in a group of the reference, which is ``None`` where all ranks take part; -1 outside of it."""
+    return rank if group is None else group.index(rank) if rank in group else -1
 
 
 # Made
