@@ -41,7 +41,7 @@ FILLED = {"zeros": 0, "ones": 1, "full": 3}
 
 
 def place_in(group: Any, rank: int) -> int:
-    """The position of a rank in a group of the reference, which is ``None`` where all ranks take part; -1 outside of it."""
+    """The position of a rank in a group of the reference, which is ``None`` where all ranks take part; -1 outside."""
     return rank if group is None else group.index(rank) if rank in group else -1
 
 
