@@ -25,7 +25,7 @@ from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import facts
 from shardlaw.conformance.law.selection import matches
-from shardlaw.conformance.law.verdict import KINDS, struck
+from shardlaw.conformance.law.verdict import KINDS, spots, struck
 from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.entry import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry
@@ -113,7 +113,8 @@ def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Dra
 def _spots(left: Sequence[FindingLine]) -> list[str]:
     """The places at which findings may belong together, each of them once."""
     wrong = [name.partition(":")[2] for found in left if found.in_back_end for name in found.features if name.startswith("collective:")]
-    return list(dict.fromkeys([*wrong, *(place.partition(",")[0] for found in left for place in found.places if tells(place))]))
+    first = [spot for found in left if tells(found.where) and not found.in_back_end for spot in spots(found.where, ())]
+    return list(dict.fromkeys([*wrong, *first]))
 
 
 def _drafts(found: FindingLine, cases: Mapping[str, Table]) -> Iterator[Draft]:

@@ -52,9 +52,8 @@ MERGES_MOVES = re.compile(r"_optimize_transform_infos, ")
 # of the functions there those that do something say so with a verb; properties, wrappers and helpers do not
 DOES = re.compile(
     "_*(all|broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|from|gather"
-    "|generate|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|parallelize|partition|permute|plan|prepare"
-    "|propagate|read"
-    "|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|shard|shards_get|slice|split|stage|to|transform|traverse"
+    "|generate|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|parallelize|partition|permute|plan"
+    "|prepare|propagate|read|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|shard|shards_get|slice|split|stage|to|transform|traverse"
     "|unflatten|unpack|unpad|unwrap|update|validate|write)(_|$)"
 )
 # what only hands on: it stands in the stack of most errors, or is called for every tensor

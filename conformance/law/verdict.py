@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -116,6 +117,11 @@ def struck(text: str) -> str:
     line = re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "_", line)
     line = re.sub(r"[\[(][^\[\]()]*[\])]", "_", re.sub(r"[\[(][^\[\]()]*[\])]", "_", line))
     return re.sub(r"-?\d+(\.\d+)?", "#", line)[:200]
+
+
+def spots(where: str, calls: Iterable[str]) -> frozenset[str]:
+    """Where an expectation may say that a deviation is: the function to look at first, by name, and the collectives that were called."""
+    return frozenset({where.partition(",")[0], *calls} - {""})
 
 
 def finding_id(signature: str, features: tuple[str, ...]) -> str:

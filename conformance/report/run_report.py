@@ -17,6 +17,7 @@ import msgspec
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
+from shardlaw.conformance.law.verdict import spots
 from shardlaw.conformance.report.causes import by_cause
 
 SCHEMA = 1
@@ -101,8 +102,8 @@ class FindingLine(msgspec.Struct, kw_only=True):
 
     @property
     def spots(self) -> frozenset[str]:
-        """The functions of torch to look at, by name, and the collectives that were called."""
-        return frozenset({*(place.partition(",")[0] for place in self.places), *self.calls})
+        """Where an expectation may say that it is."""
+        return spots(self.where, self.calls)
 
 
 class UnconfirmedLine(msgspec.Struct, kw_only=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
-from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.law.verdict import Verdict, spots
 from shardlaw.conformance.run.place import calls_in, decided, departing, places_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
@@ -65,12 +65,12 @@ class Confirmer:
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
     def spots(self, verdict: Verdict) -> frozenset[str]:
-        """The functions of torch to look at for a deviation, and the collectives that it calls, by a trace of its case as it is; nothing
-        where the tracer hides it."""
+        """The function of torch to look at first for a deviation, and the collectives that it calls, by a trace of its case as it is;
+        nothing where the tracer hides it."""
         again = verdict if verdict.kind in ("hang", "crash") else self._trace(verdict.case, verdict.signature)
         if again is None:
             return frozenset()
-        return replace(Finding.of(self.plan.law, again, again.case), places=tuple(places_of(again, [])), calls=calls_in(again)).spots
+        return spots(next(iter(places_of(again, [])), ""), calls_in(again))
 
     def _traced(self, found: Finding, shown: Verdict) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
@@ -90,9 +90,12 @@ class Confirmer:
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 
     def _trace(self, case: Case, signature: str) -> Verdict | None:
-        """A traced verdict with this signature: of what a case shows at times, such as memory that nobody wrote to, the first of a few."""
-        tries = (self.pool.fresh(self.plan.law, case, traced=True) for _ in range(TRACES))
-        return next((verdict for verdict in tries if verdict.signature == signature), None)
+        """A traced verdict with this signature. What a case shows at times, such as memory that nobody wrote to, is tried again."""
+        for _ in range(TRACES):
+            verdict = self.pool.fresh(self.plan.law, case, traced=True)
+            if verdict.status != "held":
+                return verdict if verdict.signature == signature else None
+        return None
 
     def _with_history(self, first: Verdict, shrink_seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0

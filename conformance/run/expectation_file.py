@@ -14,7 +14,7 @@ A cause, with the findings that it accounts for::
     kind = "wrong-value"               # or "refused": refused on every rank, by a torch that refused it not always
     features = ["uneven"]              # all of them on the case
     where = { reduction = "mean" }     # what its fields hold: shardlaw.conformance.law.condition; wants a case, which shows it
-    at = "Shard._to_replicate_tensor"  # by a trace: a function of torch to look at, or a collective that a rank called; kind = "*" is any
+    at = "Shard._to_replicate_tensor"  # by a trace: the function to look at first, or a collective that a rank called; kind = "*" is any
     signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash, refused
     torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
     target = "nccl"                    # where it is true of one target only

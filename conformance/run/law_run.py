@@ -275,7 +275,7 @@ class LawRun:
             if found is None:
                 run.unconfirmed.append(seen.verdict)
                 continue
-            if self._expects(seen, {*found.features}, found.spots, self._many[seen.verdict.signature]):
+            if self._is_expected_at(seen, found.spots):
                 continue
             self._add(replace(found, number=seen.number, note=self._note(found, seen.verdict)))
             self.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
@@ -293,7 +293,12 @@ class LawRun:
         verdict, reached = seen.verdict, seen.features | set(seen.verdict.features)
         if not self._run.expectations.asks_where(verdict.case, verdict.word, reached, verdict.error):
             return False
-        return self._expects(seen, reached, confirmer.spots(verdict), self._many[verdict.signature])
+        return self._is_expected_at(seen, confirmer.spots(verdict))
+
+    def _is_expected_at(self, seen: _Seen, at: AbstractSet[str]) -> bool:
+        """Whether an entry that says where accounts for all that deviates so, which is ``at`` these places."""
+        reached = seen.features | set(seen.verdict.features)
+        return self._expects(seen, reached, at, self._many[seen.verdict.signature])
 
     def _note(self, found: Finding, seen: Verdict) -> str:
         """What is said of a finding: of one in a certified run also that the backend is known for it."""

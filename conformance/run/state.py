@@ -12,7 +12,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import BACK_END, Target
-from shardlaw.conformance.law.verdict import Verdict, finding_id, struck
+from shardlaw.conformance.law.verdict import Verdict, finding_id, spots, struck
 from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import RunRequest
 
@@ -52,8 +52,8 @@ class Finding:
 
     @property
     def spots(self) -> frozenset[str]:
-        """The functions of torch to look at, by name, and the collectives that were called."""
-        return frozenset({*(place.partition(",")[0] for place in self.places), *self.calls})
+        """Where an expectation may say that it is."""
+        return spots(self.where, self.calls)
 
     @property
     def cause(self) -> tuple[str, ...]:

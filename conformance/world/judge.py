@@ -154,8 +154,9 @@ def _judge_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[in
         return None, Deviation("wrong-layout", first.check, message)
     world = {coord: deposits[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}
     tolerance = None if first.exact else target.tolerance
+    computed = want.dtype if want.dtype != first.local.dtype else None  # in another one than that in which it is held
     for coord, got in assemble_replicas(world, layout).items():
-        if not close(got.to(want.dtype), want, tolerance):  # in the dtype in which it was computed
+        if not close(got.to(computed or got.dtype), want, tolerance):
             message = f"the contributions under {first.placements} reduce to other elements than they must"
             if not layout.has_partial():
                 message = "holds other elements than the ranks that must hold the same"

@@ -339,7 +339,7 @@ def test_the_reports_that_runs_write_are_read(shell: Shell) -> None:
 
 def test_what_departs_at_one_place_gets_one_entry(shell: Shell) -> None:
     place = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.py:591"
-    at = {"places": [place, "propagate_op_sharding_non_cached, torch/distributed/tensor/_sharding_prop.py:1"]}
+    at = {"where": f"{place}, asked for R and claimed R", "places": [place, "also_named, torch/distributed/tensor/_redistribute.py:1"]}
     told = shell(str(report(shell.folder / "report", finding(**at), finding(RAISES, "raised", "ValueError: no", **at))))
     assert told.splitlines()[-1].startswith("1 entry written to")
     (entry,) = shell.filled()

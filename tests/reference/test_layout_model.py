@@ -14,7 +14,7 @@ from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placement, Replicate, Shard, StridedShard, shard_dim
 
-LAYOUTS = 40_000  # distinct ones
+LAYOUTS = 100_000  # distinct ones
 MESHES = [Mesh.of(*shape) for shape in ((2,), (3,), (4,), (5,), (1,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 4), (2, 2, 2), (2, 1, 3))]
 EXTENTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13)
 FACTORS = (1, 2, 3, 4, 5)
@@ -106,7 +106,7 @@ def test_the_layout_and_the_model_agree_on_every_element() -> None:
 
 def test_what_is_read_off_a_layout_follows_from_what_is_owned() -> None:
     rng = random.Random(7)
-    for _ in range(2_000):
+    for _ in range(5_000):
         layout = Layout(*drawn(rng))
         held = {coord: set(itertools.product(*layout.owned(coord))) for coord in layout.mesh.coords()}
         elements = set(itertools.product(*map(range, layout.shape)))

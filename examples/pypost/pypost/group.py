@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import reduce as fold
 from typing import Any
 
@@ -14,9 +11,9 @@ import torch.distributed as dist
 
 from pypost.faults import planted
 from pypost.office import office
+from pypost.works import Mail, Together
 
 Letters = Mapping[int, torch.Tensor]
-LATE_SECONDS = 0.02  # how late a result arrives whose work says too early that it is done
 
 # what each reduction makes of two contributions, and the dtypes that it takes
 REDUCTIONS: dict[Any, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str]] = {
@@ -29,81 +26,6 @@ REDUCTIONS: dict[Any, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     dist.ReduceOp.BOR: (torch.bitwise_or, "exact"),
     dist.ReduceOp.BXOR: (torch.bitwise_xor, "exact"),
 }
-
-
-class Mail(dist.Work):
-    """Work that is done once its last letter has come and has been seen to."""
-
-    def __init__(self, missing: int, seconds: float, *, early: bool = False, results: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__()
-        self._missing = missing
-        self._seconds = seconds
-        self._early = early
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._error: Exception | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self._results = [*results]
-        self.source = -1
-
-    def arrived(self, finish: Callable[[], None]) -> None:
-        """One letter less is missing; the last one finishes the work."""
-        with self._lock:
-            self._missing -= 1
-            if self._missing > 0:
-                return
-        if self._early:
-            time.sleep(LATE_SECONDS)
-        try:
-            with torch.no_grad():
-                finish()
-        except Exception as error:
-            self._error = error
-        self._done.set()
-        if self._error is None:
-            self._future.set_result(self._results)
-        else:
-            self._future.set_exception(self._error)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        if self._early:
-            return True
-        seconds = timeout.total_seconds() if timeout else self._seconds
-        if not self._done.wait(seconds):
-            raise RuntimeError(f"pypost: {self._missing} letters have not come in {seconds:g} s")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._early or self._done.is_set()
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """What DistributedDataParallel waits for: what a reduction made of each tensor."""
-        return self._future
-
-    def _source_rank(self) -> int:
-        return self.source
-
-
-class Together(dist.Work):
-    """Several works as one."""
-
-    def __init__(self, works: Sequence[Mail]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return all(work.wait(timeout) for work in self._works)
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
 
 
 class PostGroup(dist.ProcessGroup):
