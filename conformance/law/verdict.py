@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from shardlaw.conformance.law.case import Case
-
 if TYPE_CHECKING:
     import torch
 
+    from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.evidence import Evidence
 
 KINDS = ("crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value")

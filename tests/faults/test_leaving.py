@@ -55,9 +55,7 @@ def left(started: dict[str, Any], seconds: float) -> list[str]:
     """Which of the processes and folders that a driver had started are still there."""
     until = time.monotonic() + seconds
     while True:
-        alive = [
-            f"process {pid}" for pid in started["pids"] if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        ]
+        alive = [f"process {pid}" for pid in started["pids"] if is_alive(pid)]
         found = alive + [folder for folder in [started["folder"]] if os.path.exists(folder)]
         if not found or time.monotonic() > until:
             return found
