@@ -41,15 +41,16 @@ class Confirmer:
     known: Callable[[Verdict], bool]
     shared: bool = False
 
-    def confirm(self, first: Verdict, drawn: bool, shrink_seconds: float) -> Finding | None:
-        """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history."""
+    def confirm(self, first: Verdict, drawn: bool, seconds: float) -> Finding | None:
+        """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history. ``seconds``: how long
+        its case may be shrunk, or its history; cases near it are traced for at most as long."""
         law = self.plan.law
         again = self.pool.fresh(law, first.case)
         if self.shared and again.status == "deviates" and not self.known(again):  # it counts how ranks depart that plan for themselves
             first = self.memory[first.case] = replace(again, history=first.history)
         if again.signature != first.signature:
-            return self._with_history(first, shrink_seconds)
-        shrinker = Shrinker(self.plan, self.pool, self.memory, shrink_seconds, self.known)
+            return self._with_history(first, seconds)
+        shrinker = Shrinker(self.plan, self.pool, self.memory, seconds, self.known)
         shrunk = shrinker.shrink(first, drawn)
         plainer = law.plainer(shrunk.verdict) if law.plainer is not None else None
         if plainer is not None and self.pool.fresh(law, plainer).signature == first.signature:
@@ -61,7 +62,7 @@ class Confirmer:
         found = Finding.of(law, last, first.case)
         listed = LISTED if not drawn and law.narrow is None else NOT_MINIMAL
         note = "" if shrunk.minimal else FROZEN if self.plan.listed is not None else listed
-        found = self._traced(found, last)
+        found = self._traced(found, last, seconds)
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
     def spots(self, verdict: Verdict) -> frozenset[str]:
@@ -72,10 +73,10 @@ class Confirmer:
             return frozenset()
         return spots(next(iter(places_of(again, [])), ""), calls_in(again))
 
-    def _traced(self, found: Finding, shown: Verdict) -> Finding:
+    def _traced(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
         nothing of one that the tracer ends, or hides."""
-        from shardlaw.conformance.run.nearby import traced_near
+        from shardlaw.conformance.run.nearby import SECONDS, traced_near
 
         if found.kind in ("hang", "crash"):
             return replace(found, where=next(iter(places_of(shown, [])), ""), calls=calls_in(shown))
@@ -86,7 +87,8 @@ class Confirmer:
         found = replace(found, calls=calls_in(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
             return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
-        places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
+        near = traced_near(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
+        places = places_of(verdict, near)
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 
     def _trace(self, case: Case, signature: str) -> Verdict | None:
@@ -97,7 +99,7 @@ class Confirmer:
                 return verdict if verdict.signature == signature else None
         return None
 
-    def _with_history(self, first: Verdict, shrink_seconds: float) -> Finding | None:
+    def _with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0
 
         def verdict_after(history: tuple[Case, ...]) -> Verdict:
@@ -119,9 +121,9 @@ class Confirmer:
             shown = verdict
             return True
 
-        deadline = time.monotonic() + min(HISTORY_SECONDS, max(shrink_seconds, 1.0))
+        deadline = time.monotonic() + min(HISTORY_SECONDS, max(seconds, 1.0))
         reduce_history(first.history, shows, deadline)
         found = Finding.of(law, shown, first.case)
         note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
-        found = self._traced(found, shown)
+        found = self._traced(found, shown, seconds)
         return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)

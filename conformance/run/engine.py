@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LAWS_AHEAD = 4  # for each world of one size
 MOST_SIDE_BY_SIDE = 3  # worlds of one size: beyond, the process that draws cases is what the others wait for
-SHRINK_TOTAL_SECONDS = {"smoke": 60.0, "ci": 240.0, "nightly": 1800.0}
+SHRINK_TOTAL_SECONDS = {"smoke": 90.0, "ci": 240.0, "nightly": 1800.0}
 
 
 class Run(RunState):

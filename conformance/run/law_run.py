@@ -16,7 +16,7 @@ from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import finding_id, struck
 from shardlaw.conformance.run.confirm import Confirmer
-from shardlaw.conformance.run.search import Enough
+from shardlaw.conformance.run.search import SHRINK_SECONDS, Enough
 from shardlaw.conformance.run.state import Finding, HarnessFault
 from shardlaw.conformance.run.supported import ENOUGH_REFUSED
 from shardlaw.conformance.world import WorldError, signals
@@ -37,7 +37,7 @@ FINDINGS_A_LAW = 6
 FINDINGS_A_CERTIFIED_LAW = 1
 LOST_A_CERTIFIED_LAW = 1  # world, after which the further cases of its list are left unsaid
 CERTIFIED_AHEAD = 8  # cases
-SHRINK_SECONDS = 10.0
+SHARED_BY = 10  # each finding may take this part of the time that is left: of many the later ones are shrunk less, and all are confirmed
 SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op, each time
 
 
@@ -270,7 +270,7 @@ class LawRun:
         for seen in left[:most]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
-            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrinking))
+            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrinking / SHARED_BY))
             run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
             if found is None:
                 run.unconfirmed.append(seen.verdict)

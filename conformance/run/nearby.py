@@ -29,14 +29,14 @@ SECONDS = 5.0
 NO_TENSORS = ("mesh", "steps", "seed", "world", "wrt")
 
 
-def traced_near(pool: Pool, law: Law, case: Case, limits: Limits) -> list[Verdict]:
-    """The traced verdicts of the control of a law and of cases near one of its cases, as many as there is time for."""
+def traced_near(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float = SECONDS) -> list[Verdict]:
+    """The traced verdicts of the control of a law, of a few cases near one of its cases, and of more as long as there is time."""
     verdicts = [pool.fresh(law, Case.parse(law.control), traced=True)]
     left = [*plainer(case), *like(law, case, limits)]
-    until = time.monotonic() + SECONDS
-    while left and time.monotonic() < until:
+    until = time.monotonic() + seconds
+    while left:
         verdicts += pool.judge(law, left[:AT_A_TIME], traced=True)
-        del left[:AT_A_TIME]
+        left = left[AT_A_TIME:] if time.monotonic() < until else []
     return verdicts
 
 
