@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
+from shardlaw.conformance.run.confirm import spots_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
 from shardlaw.conformance.run.request import DEFAULT_REPORT
 from shardlaw.conformance.run.supported import as_listed
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.run.entry import Entry
     from shardlaw.conformance.run.expectations import Expectations
     from shardlaw.conformance.world import Pool
 
@@ -72,10 +74,10 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
                 if name not in pools:
                     pools[name] = stack.enter_context(Pool(targets[name]))
                 verdicts = _try(one, pools[name], times, trace)
+                word = _conclude(one, verdicts, _known(targets[name]), pools[name])
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            word = _conclude(one, verdicts, _known(targets[name]))
             said[word] += 1
             new += [one] * (word == "new")
     if not judged:
@@ -206,7 +208,15 @@ def _ranks(verdict: Verdict, trace: bool) -> list[str]:
     return lines
 
 
-def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> str:
+def _entry(one: Wanted, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
+    """The entry that accounts for a deviation, if need be by a trace of its case."""
+    entry = expected.match_verdict(one.law, verdict)
+    if entry is None and expected.asks_where(one.law, verdict):
+        entry = expected.match_verdict(one.law, verdict, spots_of(pool, as_listed(one.law), verdict))
+    return entry
+
+
+def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations, pool: Pool) -> str:
     """Say what all tries together mean; returns ``held``, ``expected`` or ``new``."""
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
@@ -219,7 +229,7 @@ def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations) -> s
     text = f"  deviates {len(deviating)} of {times} times"
     if one.signature:
         text += ", as stored" if as_stored == len(deviating) else f", {as_stored} of them as stored ({one.signature})"
-    entries = [expected.match_verdict(one.law, verdict) for verdict in deviating]
+    entries = [_entry(one, verdict, expected, pool) for verdict in deviating]
     reasons = [f"{entry.reason} ({entry.where})" for entry in dict.fromkeys(filter(None, entries))]
     if not all(entries) and one.expected and as_stored == len(deviating):
         reasons.append(one.expected)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.world import Pool
 
 HISTORY_SECONDS = 10.0
@@ -65,14 +66,6 @@ class Confirmer:
         found = self._traced(found, last, seconds)
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
-    def spots(self, verdict: Verdict) -> frozenset[str]:
-        """The function of torch to look at first for a deviation, and the collectives that it calls, by a trace of its case as it is;
-        nothing where the tracer hides it."""
-        again = verdict if verdict.kind in ("hang", "crash") else self._trace(verdict.case, verdict.signature)
-        if again is None:
-            return frozenset()
-        return spots(next(iter(places_of(again, [])), ""), calls_in(again))
-
     def _traced(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
         nothing of one that the tracer ends, or hides."""
@@ -80,7 +73,7 @@ class Confirmer:
 
         if found.kind in ("hang", "crash"):
             return replace(found, where=next(iter(places_of(shown, [])), ""), calls=calls_in(shown))
-        verdict = self._trace(found.case, found.signature)
+        verdict = _traced(self.pool, self.plan.law, found.case, found.signature)
         first = departing(verdict) if verdict is not None else None
         if verdict is None or first is None:
             return found
@@ -90,14 +83,6 @@ class Confirmer:
         near = traced_near(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
         places = places_of(verdict, near)
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
-
-    def _trace(self, case: Case, signature: str) -> Verdict | None:
-        """A traced verdict with this signature. What a case shows at times, such as memory that nobody wrote to, is tried again."""
-        for _ in range(TRACES):
-            verdict = self.pool.fresh(self.plan.law, case, traced=True)
-            if verdict.status != "held":
-                return verdict if verdict.signature == signature else None
-        return None
 
     def _with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0
@@ -127,3 +112,19 @@ class Confirmer:
         note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
         found = self._traced(found, shown, seconds)
         return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)
+
+
+def spots_of(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
+    """The function of torch to look at first for a deviation, and the collectives that it calls, by a trace of its case as it is;
+    nothing where the tracer hides it."""
+    again = verdict if verdict.kind in ("hang", "crash") else _traced(pool, law, verdict.case, verdict.signature)
+    return spots(next(iter(places_of(again, [])), ""), calls_in(again)) if again is not None else frozenset()
+
+
+def _traced(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:
+    """A traced verdict with this signature. What a case shows at times, such as memory that nobody wrote to, is tried again."""
+    for _ in range(TRACES):
+        verdict = pool.fresh(law, case, traced=True)
+        if verdict.status != "held":
+            return verdict if verdict.signature == signature else None
+    return None

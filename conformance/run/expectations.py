@@ -92,16 +92,15 @@ class Expectations:
                 entry.happened[case.law] += 1
         return found[0] if found else None
 
-    def match_verdict(self, law: Law, verdict: Verdict) -> Entry | None:
-        """The entry that accounts for a deviating or refused verdict, not counted as a hit."""
-        from shardlaw.conformance.law.features.features import features_of
+    def match_verdict(self, law: Law, verdict: Verdict, at: AbstractSet[str] = frozenset()) -> Entry | None:
+        """The entry that accounts for a deviating or refused verdict, ``at`` these places if it was traced; not counted as a hit."""
+        case, features = _of(law, verdict)
+        return self.match(case, verdict.word, features, verdict.error, at, count=False)
 
-        features = features_of(verdict.case, law) | set(verdict.features)
-        return self.match(replace(verdict.case, law=law.id), verdict.word, features, verdict.error, count=False)
-
-    def asks_where(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
+    def asks_where(self, law: Law, verdict: Verdict) -> bool:
         """Whether a trace of a deviation may show that an entry accounts for it."""
-        return any(entry.at and entry.may_match(case, kind, features, error) for entry in self._of_law.get(case.law, ()))
+        case, features = _of(law, verdict)
+        return any(entry.at and entry.may_match(case, verdict.word, features, verdict.error) for entry in self._of_law.get(law.id, ()))
 
     def avoid(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
@@ -151,6 +150,13 @@ class Expectations:
         """Whether an entry that is about this law alone is stale, by the law's own cases. An entry about several laws is stale where it
         happens in none of them, and no one of them can tell."""
         return any(entry.stale_in(law_id) for entry in self._of_law.get(law_id, ()) if len(entry.laws) == 1)
+
+
+def _of(law: Law, verdict: Verdict) -> tuple[Case, AbstractSet[str]]:
+    """The case of a verdict, as one of this law, and the features of both."""
+    from shardlaw.conformance.law.features.features import features_of
+
+    return replace(verdict.case, law=law.id), features_of(verdict.case, law) | set(verdict.features)
 
 
 def shipped() -> list[Path]:

@@ -15,7 +15,7 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import finding_id, struck
-from shardlaw.conformance.run.confirm import Confirmer
+from shardlaw.conformance.run.confirm import Confirmer, spots_of
 from shardlaw.conformance.run.search import SHRINK_SECONDS, Enough
 from shardlaw.conformance.run.state import Finding, HarnessFault
 from shardlaw.conformance.run.supported import ENOUGH_REFUSED
@@ -193,7 +193,7 @@ class LawRun:
             self._many[verdict.signature] += 1
             if verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:
                 self._new[verdict.signature] = seen
-            if run.request.exitfirst and not run.expectations.asks_where(verdict.case, verdict.word, reached, verdict.error):
+            if run.request.exitfirst and not run.expectations.asks_where(self.law, verdict):
                 self._stop = True
 
     def _expects(self, seen: _Seen, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
@@ -266,7 +266,7 @@ class LawRun:
         run = self._run
         most = FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
         confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuse)
-        left = [seen for seen in sorted(self._new.values(), key=lambda new: new.number) if not self._is_expected_there(seen, confirmer)]
+        left = [seen for seen in sorted(self._new.values(), key=lambda new: new.number) if not self._is_expected_there(seen)]
         for seen in left[:most]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
@@ -288,12 +288,11 @@ class LawRun:
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 
-    def _is_expected_there(self, seen: _Seen, confirmer: Confirmer) -> bool:
+    def _is_expected_there(self, seen: _Seen) -> bool:
         """Whether an entry that says where accounts for all that deviates so, as a trace of the first shows."""
-        verdict, reached = seen.verdict, seen.features | set(seen.verdict.features)
-        if not self._run.expectations.asks_where(verdict.case, verdict.word, reached, verdict.error):
+        if not self._run.expectations.asks_where(self.law, seen.verdict):
             return False
-        return self._is_expected_at(seen, confirmer.spots(verdict))
+        return self._is_expected_at(seen, spots_of(self._pool, self.law, seen.verdict))
 
     def _is_expected_at(self, seen: _Seen, at: AbstractSet[str]) -> bool:
         """Whether an entry that says where accounts for all that deviates so, which is ``at`` these places."""

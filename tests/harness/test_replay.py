@@ -94,3 +94,14 @@ def test_a_case_without_meaning_is_bad_input(shell: Shell) -> None:
     done = shell("replay", "module.rejects world=2")
     assert done.returncode == 2
     assert done.stderr == "shardlaw: no case was judged: nobody can tell\n"
+
+
+def test_what_is_known_by_where_it_happens_is_known_when_it_is_replayed(shell: Shell) -> None:
+    broken = "[target.broken]\nbackend = 'gloo'\nsetup = 'tests.planted.redistribute_faults:gather_in_reverse'\n"
+    for at, code, word in (("Shard._to_new_shard_dim", 1, "deviates"), ("Shard._to_replicate_tensor", 0, "it gathers in reverse")):
+        (shell.folder / "shardlaw.toml").write_text(f"{broken}expect = ['{at}.toml']\n")
+        entry = f'[[expect]]\nlaw = "redistribute.*"\nkind = "*"\nat = "{at}"\nreason = "it gathers in reverse"\n'
+        (shell.folder / f"{at}.toml").write_text(entry)
+        done = shell("replay", "redistribute.back mesh=2 x=5x4:S(0) to=R", "--target", "broken")
+        assert done.returncode == code, done.stderr
+        assert word in done.stdout.splitlines()[-1]
