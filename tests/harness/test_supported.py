@@ -47,7 +47,9 @@ def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
     assert is_listed("2.13.0+cpu")
     assert "op.forward[flip]" in supported("2.13.0+cpu")
     assert supported("99.0.0.dev20300101") >= supported("2.13.0")
-    assert read(["op.forward[a]", "op.forward[b] smoke  # refuses a corner"], "ci") == ["op.forward[a]"]
+    lines = ["op.forward[a]", "op.forward[b] smoke  # refuses a corner"]
+    told = {profile: read(lines, profile) for profile in ("smoke", "ci", "nightly")}
+    assert told == {"smoke": ["op.forward[a]", "op.forward[b]"], "ci": ["op.forward[a]"], "nightly": []}
 
 
 @pytest.mark.parametrize(("release", "refusal"), [("2.11.0", "early"), ("2.13.0+cpu", "allowed"), ("99.0", "allowed")])

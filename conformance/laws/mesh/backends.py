@@ -112,7 +112,8 @@ def backends(
 
 @backends.due
 def _(mesh, how, of, options, rank: Rank):
-    live = {"flatten": Mesh((mesh.size,), mesh.ranks), "cut": Mesh((2, mesh.size // 2), mesh.ranks)}.get(how, mesh)
+    tables = {"flatten": (mesh.size,), "cut": (2, mesh.size // 2)}
+    live = Mesh(tables.get(how, mesh.shape), mesh.ranks)
     at, asked, along = DIM_NAMES.index(of), options != "options", lines(live, rank)
     names = ("flat",) if how == "flatten" else names_of(live)
     return {
