@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import Verdict, spots
-from shardlaw.conformance.run.place import calls_in, decided, departing, places_of
+from shardlaw.conformance.run.place import calls_in, decided, departing, in_storage, places_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -70,7 +70,7 @@ class Confirmer:
         again = verdict if verdict.kind in ("hang", "crash") else self._trace(verdict.case, verdict.signature)
         if again is None:
             return frozenset()
-        return spots(next(iter(places_of(again, [])), ""), calls_in(again))
+        return spots(in_storage(again, self.pool.target) or next(iter(places_of(again, [])), ""), calls_in(again))
 
     def _traced(self, found: Finding, shown: Verdict) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
@@ -86,6 +86,8 @@ class Confirmer:
         found = replace(found, calls=calls_in(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
             return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
+        if place := in_storage(verdict, self.pool.target):
+            return replace(found, where=place, places=(place,), trace=first.trace)
         places = places_of(verdict, traced_near(self.pool, self.plan.law, found.case, self.plan.limits))
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
 
