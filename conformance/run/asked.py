@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 LARGEST_WORLD = 64
+LARGEST_TENSOR = 2**26  # elements; every rank makes the whole of it
 MEANINGLESS = frozenset({"NotationError", "LayoutError", "MeshError"})
 
 
@@ -42,7 +44,9 @@ def check_case(law: Law, case: Case) -> None:
                 if "world" in case and max(mesh.ranks) >= case.world:
                     raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
             elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
-                TensorSpec.parse(text)
+                count = math.prod(TensorSpec.parse(text).shape)
+                if count > LARGEST_TENSOR:
+                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {LARGEST_TENSOR:,}")
         if not 1 <= case.world <= LARGEST_WORLD:
             raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {LARGEST_WORLD}")
         _ = case.seed
