@@ -68,6 +68,9 @@ def test_laws_of_an_installed_package_stand_in_the_catalogue(tmp_path: Path) -> 
     assert "mylib.two  (core)\n    There are two ranks.\n    source: mylib\n    case:   mylib.two " in done.stdout
 
 
+ACT = "import shardlaw\n@shardlaw.law('mylib.a', source='s', control='a=1')\ndef act(a: {}):\n    'c'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "entry", "said"),
     [
@@ -81,6 +84,8 @@ def test_laws_of_an_installed_package_stand_in_the_catalogue(tmp_path: Path) -> 
         ("LAWS = [law(clause=' ')]", "mylib = mylib", "law 'mylib.two': want a clause"),
         ("LAWS = [law(needs=('warp',))]", "mylib = mylib", "law 'mylib.two': needs: unknown 'warp' (nearest: "),
         ("LAWS = [law(draws=0)]", "mylib = mylib", "law 'mylib.two': want a strategy and how many cases of it (draw, draws)"),
+        (ACT.format("int"), "mylib = mylib", "law 'mylib.a': want a function that returns what is due, decorated with @NAME.due"),
+        (ACT.format("set"), "mylib = mylib", "TypeError: act: parameter 'a': set is no type of a field: want DTensor, "),
         ("LAWS = [law(control='mylib.two wrong')]", "mylib = mylib", "control: case 'mylib.two wrong': 'wrong' is not NAME=VALUE"),
         ("LAWS = [law(control='mylib.three a=1')]", "mylib = mylib", "want a case of this law, such as 'mylib.two mesh=2'"),
     ],
