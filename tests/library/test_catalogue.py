@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from shardlaw import law
 from shardlaw.conformance import laws
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.run.asked import check_case
 
 pytestmark = pytest.mark.ranks
 
@@ -148,3 +151,17 @@ def test_every_public_name_is_there_and_documented() -> None:
             assert (getattr(package, name).__doc__ or "").strip(), name
     with pytest.raises(AttributeError, match="no attribute 'chekc'"):
         _ = public.chekc
+
+
+def test_an_error_in_a_due_function_is_one_line_with_its_place() -> None:
+    @law("mylib.a", source="s", control="world=2 a=1")
+    def act(a: int) -> int:
+        """One."""
+        return a
+
+    @act.due
+    def _(a: int) -> float:
+        return a / 0
+
+    with pytest.raises(UsageError, match=r"its due function raised ZeroDivisionError: division by zero \(\S+test_catalogue.py:\d+\)"):
+        check_case(act, Case.parse(act.control))
