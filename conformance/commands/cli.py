@@ -155,7 +155,7 @@ def repro(
     ],
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
-    """Write a script that shows a finding with torch alone: it exits 1 while the fault is there, 0 once it is gone."""
+    """Write a finding's script, torch alone: 1 while the fault is there."""
     from shardlaw.conformance.commands.replay import script_of
 
     _give(script_of(finding), output)
@@ -205,10 +205,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Also write what changed into the second's report.html.")] = False,
 ) -> int:
-    """Two reports side by side; exit 1 when the second says anything worse than the first, 2 when they were not asked the same.
+    """Two reports side by side; exit 1 when the second is worse.
 
-    Two nights, two versions of torch, or a target of your own against gloo: findings that are new, gone or changed, laws with another
-    outcome, features no longer reached, and which cases only one of them judged.
+    Exit 2 when the two were not asked the same. Two nights, two versions of torch, or a target of your own against gloo: findings that
+    are new, gone or changed, laws with another outcome, features no longer reached, and which cases only one of them judged.
     """
     from shardlaw.conformance.commands.compare import compare as compare_reports
 
@@ -231,7 +231,7 @@ def verify(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What shardlaw run --certify has left.")],
     rerun: Annotated[int, typer.Option(metavar="N", help="Also try N of its cases again, on the target as it is described here.")] = 0,
 ) -> int:
-    """Is a folder what a certified run gives? Exit 1 where it is not."""
+    """Check the report of a certified run; exit 1 where it is none."""
     from shardlaw.conformance.commands.verify import verify as verify_report
 
     return verify_report(folder, rerun)
@@ -242,7 +242,7 @@ def board(
     reports: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Reports of certified runs.")],
     output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-board.html"),
 ) -> int:
-    """One page of certified runs: target by profile and release of torch, with the causes of what deviates."""
+    """One page of many certified runs: target by profile and release."""
     from shardlaw.conformance.commands.board import board as page
 
     _give(page(reports, output.parent), output)
@@ -255,7 +255,7 @@ def trend(
     reports: Annotated[list[Path], typer.Argument(metavar="REPORT", help="Reports of many nights, in any order.")],
     output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-trend.html"),
 ) -> int:
-    """What came and went over many runs, as one page."""
+    """One page of what came and went over many runs."""
     from shardlaw.conformance.report.trend import trend as page
 
     _give(page(reports, output.parent), output)
@@ -269,7 +269,7 @@ def laws(
     features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> int:
-    """The catalogue: id, tier, clause, source; of a few laws also what their cases may say."""
+    """The catalogue of laws; of a few also what their cases may say."""
     from shardlaw.conformance.commands.listing import list_features, list_laws
 
     print((list_features if features else list_laws)(tuple(laws or ()), as_json))
@@ -284,7 +284,7 @@ def show(
     svg: Annotated[bool, typer.Option("--svg", help="A picture instead of text: an SVG document.")] = False,
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
-    """Who holds what of a sharded tensor."""
+    """Show which rank holds what of a sharded tensor."""
     if svg:
         from shardlaw.conformance.commands.show_svg import show_svg
 
@@ -321,7 +321,7 @@ def twin(
     ] = False,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not look for the smallest that shows it.")] = False,
 ) -> int:
-    """Is a sharded model the whole one? Exit 1 where it is not; the first tensor that departs is named.
+    """Compare a sharded model with the whole one; exit 1 on a difference.
 
     MAKE says how the model and a batch are made and how the model is sharded. It runs whole and on real ranks, forward, backward and some
     steps of its optimizer; what rounding may do to each tensor is worked out from the whole model. docs/twin.md has one in ten lines.
@@ -333,7 +333,7 @@ def twin(
 
 @app.command()
 def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
-    """What can be validated here."""
+    """List the targets, and whether they can run here."""
     if follows():
         return 0
     from shardlaw.conformance.commands.doctor import list_targets
@@ -346,7 +346,7 @@ def doctor(
     target: TargetName = "gloo",
     storage: Annotated[str | None, typer.Option(metavar="NAME", help="Also save and load a checkpoint there.")] = None,
 ) -> int:
-    """Does the backend load, do ranks start, does an all_reduce end."""
+    """Check that a target starts: backend, ranks, one all_reduce."""
     if follows():
         return 0
     from shardlaw.conformance.commands.doctor import examine

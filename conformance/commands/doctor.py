@@ -34,7 +34,7 @@ def _pool(target: Target) -> Iterator[Pool]:
             yield pool
     except WorldError as error:
         if error.output.strip():
-            print("what the rank printed:", *(f"    | {line}" for line in error.output.rstrip().splitlines()), sep="\n", flush=True)
+            print("what the rank said:", *(f"    | {line}" for line in error.output.rstrip().splitlines()), sep="\n", flush=True)
         raise UsageError(f"target {target.name} cannot start: {error}") from None
 
 

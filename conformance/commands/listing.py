@@ -48,7 +48,7 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
         lines += textwrap.wrap(f"source: {law.source}", WIDTH, initial_indent="    ", subsequent_indent="      ")
         if len(laws) <= FEW:
             lines += [f"    case:   {law.control}", *_fields(law)]
-    return "\n".join([*lines, f"{len(laws)} laws"])
+    return "\n".join([*lines, f"{len(laws)} law{'s' * (len(laws) != 1)}"])
 
 
 def _fields(law: Law) -> list[str]:

@@ -95,6 +95,8 @@ def script_of(what: str) -> str:
     from shardlaw.conformance.target.config import named_target, read_config
 
     path, join = _path(what), Join()
+    if not what.strip():
+        raise UsageError("no case: want a finding's file, or LAW NAME=VALUE ...")
     if path.is_file() or (" " not in what and not _is_law(what)):
         data = read_finding(path)
         law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
@@ -117,11 +119,13 @@ def _path(what: str) -> Path:
 
 
 def _wanted(what: str) -> list[Wanted]:
+    if not what.strip():
+        raise UsageError("nothing to try: want a finding's file, a folder of them, or LAW NAME=VALUE ...")
     path = _path(what)
     if path.is_dir():
         files = finding_files(path)
         if not files:
-            raise UsageError(f"{what}: no findings in this folder")
+            raise UsageError(f"{what}: no findings in this folder: want the folder of a report, or its folder findings/")
         return [_stored(file) for file in files]
     if path.is_file() or (path.suffix == ".json" and "=" not in what):
         return [_stored(path)]

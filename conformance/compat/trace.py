@@ -176,6 +176,11 @@ def moves(place: str) -> bool:
     return _name(place) == MOVES_ONE
 
 
+def redistributes(place: str) -> bool:
+    """Whether every redistribution, or every one of its kind, goes through it: a planner, or a method of a placement."""
+    return any(place.partition(", ")[2].startswith(file) for file in MOVES)
+
+
 def is_home(place: str, chapter: str) -> bool:
     """Whether the faults of a chapter's laws are looked for in a function: it does something, and stands in one of its files."""
     there = any(place.partition(", ")[2].startswith(file) for file in HOMES.get(chapter, ()))

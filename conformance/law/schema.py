@@ -37,7 +37,8 @@ def field_of(annotation: Any) -> Field:
         return NumberField(base, bounds)
     if base in BARE:
         return BARE[base]
-    raise TypeError(f"{annotation!r} is no type of a field")
+    known = ", ".join(getattr(each, "__name__", str(each)) for each in BARE)
+    raise TypeError(f"{getattr(annotation, '__name__', annotation)} is no type of a field: want {known}, or a Literal")
 
 
 def field_name(parameter: str) -> str:
@@ -84,7 +85,10 @@ def parameters_of(function: Callable[..., Any], known: Mapping[str, Parameter] |
         else:
             if name not in hints:
                 raise TypeError(f"{function.__qualname__}: parameter {name!r} has no annotation")
-            type_ = field_of(hints[name])
+            try:
+                type_ = field_of(hints[name])
+            except TypeError as error:
+                raise TypeError(f"{function.__qualname__}: parameter {name!r}: {error}") from None
             found[name] = Parameter(name, type_.field or field_name(name), type_, parameter.default)
     return found
 

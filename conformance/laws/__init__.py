@@ -223,6 +223,8 @@ def _check(law: Law, where: str) -> None:
         raise UsageError(
             f"{where}: want a strategy and how many cases of it (draw, draws), or an enumerator (sweep, sweeps)"
         )
+    if any(act.due is None for act in law.acts):
+        raise UsageError(f"{where}: want a function that returns what is due, decorated with @NAME.due")
     for need in law.needs:
         if need not in CAPABILITIES:
             raise UsageError(f"{where}: needs: unknown {need!r} ({one_of(need, CAPABILITIES)})")

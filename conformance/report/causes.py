@@ -3,7 +3,8 @@
 What departs at one place is one cause, however it departs: a shift by one is a wrong value or an error, as the case goes. So is what
 departs at two places
 
-- of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs as well;
+- of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs as well.
+  Every redistribution goes through its planner, so within a chapter these have to share the features that all at the planner have;
 - that are methods of one class, where the smallest case of one has all features of the other's;
 - of which one is met by gradients of ops that depart at the other;
 - in unlike chapters, where all of it has a feature that hardly any case has.
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.compat.trace import collective_of, tells
+from shardlaw.conformance.compat.trace import collective_of, redistributes, tells
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
@@ -84,7 +85,7 @@ def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bo
         return _place(one) == _place(other) and _nested(_needed(one), _needed(other))
     if _owner(one) == _owner(other) != "" and _nested(_needed(one), _needed(other)):
         return True
-    return _come_by(others, _place(one)) or _come_by(some, _place(other)) or _are_gradients(some, others)
+    return _come_by(others, some) or _come_by(some, others) or _are_gradients(some, others)
 
 
 def _are_gradients(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
@@ -118,9 +119,12 @@ def _share_what_is_rare(some: Sequence[FindingLine], others: Sequence[FindingLin
     return chapters.isdisjoint(further) and any(0 < reached.get(name, 0) <= most for name in shared)
 
 
-def _come_by(lines: Sequence[FindingLine], place: str) -> bool:
-    """Whether a place is among those to look at of nearly all of these findings."""
-    return bool(place) and sum(place in map(_bare, line.places) for line in lines) >= NEARLY_ALL * len(lines)
+def _come_by(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
+    """Whether the place of the others is among those to look at of nearly all of these findings, and tells of them."""
+    place, shared = _place(others[0]), set.intersection(*map(_needed, others))
+    chapters = {line.law.partition(".")[0] for line in others} if redistributes(place) else set()
+    told = (line for line in lines if shared <= _needed(line) or line.law.partition(".")[0] not in chapters)
+    return bool(place) and sum(place in map(_bare, line.places) for line in told) >= NEARLY_ALL * len(lines)
 
 
 def _stands_on(line: FindingLine, others: Iterable[FindingLine]) -> bool:

@@ -86,7 +86,7 @@ def in_common(report: RunReport) -> list[str]:
         return []
     laws = len({found.law for found in new})
     first = f"{new[0].id} {new[0].text}"
-    lines = [f"{len(new)} new findings in {laws} laws; begin with {first}: later laws stand on what earlier ones try"] if laws > 1 else []
+    lines = [f"{len(new)} new findings in {laws} laws; begin with {first}: later laws build on what earlier ones check"] if laws > 1 else []
     shared = sorted(set(new[0].features).intersection(*(found.features for found in new)))
     return [*lines, *([f"all {len(new)} new findings have in common: {', '.join(shared)}"] if shared else [])]
 

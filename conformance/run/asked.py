@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import traceback
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError, one_of
@@ -13,9 +15,11 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.tensors import TensorSpec
 
 if TYPE_CHECKING:
+    from shardlaw.conformance.law.act import Act
     from shardlaw.conformance.law.law import Law
 
 LARGEST_WORLD = 64
+LARGEST_TENSOR = 2**26  # elements; every rank makes the whole of it
 MEANINGLESS = frozenset({"NotationError", "LayoutError", "MeshError"})
 
 
@@ -42,16 +46,32 @@ def check_case(law: Law, case: Case) -> None:
                 if "world" in case and max(mesh.ranks) >= case.world:
                     raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
             elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
-                TensorSpec.parse(text)
+                count = math.prod(TensorSpec.parse(text).shape)
+                if count > LARGEST_TENSOR:
+                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {LARGEST_TENSOR:,}")
         if not 1 <= case.world <= LARGEST_WORLD:
             raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {LARGEST_WORLD}")
         _ = case.seed
         validate(law, case)
         for act in law.acts:
-            act.due_on(case, 0, case.world)
+            _ask_due(act, case)
     except Meaningless as error:
         raise UsageError(f"case {case.text!r} asks for nothing: {error}") from None
     except (LayoutError, MeshError) as error:
         raise UsageError(f"case {case.text!r}: {error}") from None
     except NotationError as error:
         raise UsageError(str(error)) from None
+
+
+def _ask_due(act: Act, case: Case) -> None:
+    """Compute what is due, as every rank will. Raises :class:`UsageError`, with the line, for an error in the due function itself."""
+    from shardlaw.conformance.law.due import Meaningless
+
+    try:
+        act.due_on(case, 0, case.world)
+    except (Meaningless, LayoutError, MeshError, NotationError):
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{frame.filename}:{frame.lineno}"
+        raise UsageError(f"case {case.text!r}: its due function raised {type(error).__name__}: {error} ({at})") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import Verdict, spots
-from shardlaw.conformance.run.place import calls_in, decided, departing, places_of
+from shardlaw.conformance.run.place import calls_in, decided, departing, in_storage, places_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -80,6 +80,8 @@ class Confirmer:
         found = replace(found, calls=calls_in(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
             return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
+        if place := in_storage(verdict, self.pool.target):
+            return replace(found, where=place, places=(place,), trace=first.trace)
         near = traced_near(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
         places = places_of(verdict, near)
         return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
@@ -118,7 +120,9 @@ def spots_of(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     """The function of torch to look at first for a deviation, and the collectives that it calls, by a trace of its case as it is;
     nothing where the tracer hides it."""
     again = verdict if verdict.kind in ("hang", "crash") else _traced(pool, law, verdict.case, verdict.signature)
-    return spots(next(iter(places_of(again, [])), ""), calls_in(again)) if again is not None else frozenset()
+    if again is None:
+        return frozenset()
+    return spots(in_storage(again, pool.target) or next(iter(places_of(again, [])), ""), calls_in(again))
 
 
 def _traced(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:

@@ -110,6 +110,8 @@ def read_finding(path: Path) -> dict[str, Any]:
 
     try:
         data = msgspec.json.decode(path.read_bytes())
+    except IsADirectoryError:
+        raise UsageError(f"{path}: a folder: want one file from the folder findings/ of a report") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):

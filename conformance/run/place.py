@@ -7,6 +7,7 @@ that a rule calls, one with lines that ran in no case that holds is more telling
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from shardlaw.conformance.compat import trace as heard
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
+from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.reference.layout import Layout, LayoutError
 from shardlaw.reference.mesh import Mesh
@@ -54,6 +56,20 @@ def calls_in(verdict: Verdict) -> tuple[str, ...]:
     first = departing(verdict)
     visited = first.evidence.visited if first and first.evidence else ()
     return tuple(sorted({*map(heard.called_in, stacks if verdict.kind == "hang" else visited)} - {""}))
+
+
+def in_storage(verdict: Verdict, target: Target) -> str:
+    """The innermost function of a storage of somebody's own through which the first rank's error came; nothing where torch's raised it."""
+    packages = {place.partition(":")[0].partition(".")[0] for place in (target.writer, target.reader)} - {"", "torch", "shardlaw"}
+    raised = next((answer.raised for answer in verdict.ranks if answer.raised is not None), None)
+    if raised is None or not packages:
+        return ""
+    frame = re.compile(rf'[^\s"]*/((?:{"|".join(map(re.escape, sorted(packages)))})(?:/[^\s":]+)?[.]py)(?:", line |:)(\d+),? in (\S+)')
+    for text in (*re.split(r"\(RANK \d+\)", raised.text)[:2][::-1], raised.stack):
+        if frames := frame.findall(text):
+            file, line, name = frames[-1]
+            return f"{name}, {file}:{line}"
+    return ""
 
 
 def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:

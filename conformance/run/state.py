@@ -130,6 +130,8 @@ class LawResult:
             self.outcome = "untested"
         elif not self.cases:
             self.reason = "every case is an expected hang or crash" if self.skipped_expected else "no case was judged"
+            if self.law.draw is None and self.law.sweep is None:
+                self.reason = "it has neither draw nor sweep, so only shardlaw replay tries it"
             self.reason += f": {self.rejection}" if self.rejection else ""
         elif self.expected:
             self.outcome = "expected"

@@ -91,11 +91,14 @@ def may_refuse(law: Law, case: Case, text: str) -> bool:
 
 
 def without_stacks(text: str) -> str:
-    """The text of an error without the stacks that it quotes, as torch quotes those of other ranks: what each of them raised stays."""
+    """The text of an error without the stacks that it quotes, as torch quotes those of other ranks: what they raised stays, once."""
     if "Traceback (most recent call last)" not in text:
         return text
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
-    return "; ".join(dict.fromkeys(lines))
+    kept: list[str] = []
+    for line in filter(None, text.splitlines()):
+        if not line.startswith((" ", "\t", "Traceback", "CheckpointException ranks:")) and not any(line in other for other in kept):
+            kept.append(line)
+    return "; ".join(kept)
 
 
 def _outcome(answer: Answer) -> str:

@@ -258,19 +258,22 @@ class WorldManager:
             self._look_at_clocks(world)
 
     def _look_after_start(self, world: World, now: float) -> None:
-        problem = ""
+        problem, stack = "", ""
         if world.ended:
             rank, reason = min(world.ended.items())
             problem = f"rank {rank} of {world.size} ended while it started: {reason}"
         elif now - world.born > self._target.startup_timeout:
             late = sorted(set(range(world.size)) - world.ready)
             problem = f"ranks {late} of {world.size} were not ready within {self._target.startup_timeout:g} s (startup_timeout)"
+            world.observer.look(dump=late)
+            found = world.observer.left(late[0])[0]  # nothing where torch was still being loaded
+            stack = f"where rank {late[0]} was:\n{found}" if found else ""
         if not problem:
             return
         self._failed_starts += 1
         if not self._proven or self._failed_starts >= STARTS:
             error = WorldError(problem)
-            error.output = world.observer.left(min(world.ended, default=0))[1]
+            error.output = world.observer.left(min(world.ended, default=0))[1] + stack
             raise error
         self._dismiss(world)
 

@@ -1,5 +1,6 @@
 """Worlds: what they share, what they forget, and how they are replaced."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -164,6 +165,8 @@ def test_target_that_cannot_start_says_why(target: Target, told: str) -> None:
     with Pool(target) as pool, pytest.raises(WorldError, match=told) as caught:
         pool.judge(LAWS["nothing"], [case("nothing", 2)])
     assert "\n" not in str(caught.value)
+    if caught.value.output.startswith("where rank"):  # not while torch is still being loaded
+        assert re.search(r"where rank 0 was:(\n.*)+hooks.py\", line \d+ in sleeps", caught.value.output)
 
 
 def test_setup_and_environment_of_a_target_reach_every_rank() -> None:

@@ -13,7 +13,7 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised, Verdict
-from shardlaw.conformance.world.judge import judge
+from shardlaw.conformance.world.judge import judge, without_stacks
 
 PLANNED = "Sharding propagation failed for aten.index.Tensor(Spec(f32[5, 4](R)))"
 
@@ -119,6 +119,13 @@ def test_the_rank_that_holds_another_replica_is_named() -> None:
         Deposit("a", "2", "3", "R", torch.ones(2) * (1 + (rank == 2)), torch.ones(2) if rank == 0 else None, True) for rank in range(3)
     ]
     assert judged(*([one] for one in replicas)).message == "rank 2: holds other elements than the ranks that must hold the same"
+
+
+def test_an_error_that_quotes_every_ranks_stack_is_told_once() -> None:
+    stack = "Traceback (most recent call last): (RANK 0)\n  File \"a.py\", line 1, in f\nKeyError: 'x'\n"
+    text = f"read: KeyError: 'x'\nranks [0]; rank 0:\nCheckpointException ranks:dict_keys([0])\n{stack}"
+    assert without_stacks(text) == "read: KeyError: 'x'; ranks [0]; rank 0:"
+    assert without_stacks("no\n  stack") == "no\n  stack"
 
 
 def test_an_error_of_the_harness_is_no_finding() -> None:

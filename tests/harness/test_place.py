@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step, packed, unpacked
+from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import noted
 from shardlaw.conformance.run.nearby import plainer
-from shardlaw.conformance.run.place import decided, first_departing, places_of
+from shardlaw.conformance.run.place import decided, first_departing, in_storage, places_of
 
 FULL = torch.arange(4.0)
 RULE = "some_strategy, torch/distributed/tensor/_ops/_some_ops.py:1"
@@ -211,3 +214,15 @@ def test_plainer_cases_have_one_departure_less() -> None:
     assert "op.forward[add] mesh=2x2@0,2,1,3 a=5x4:R,P(sum):float64 b=4:R,R steps=add(a,b)" in texts
     assert "op.forward[add] mesh=2 a=5x4:S(0):float64 b=4:R steps=add(a,b)" in texts
     assert case.text not in texts
+
+
+def test_an_error_from_a_storage_of_somebodys_own_is_put_down_to_it() -> None:
+    frames = ["/site-packages/torch/distributed/checkpoint/utils.py", "/home/me/mine/io.py", "/lib/python3.11/pickle.py"]
+    lines = [f'  File "{file}", line {at}, in read_data' for at, file in enumerate(frames, 7)]
+    text = "\n".join(["read: KeyError: 1", *(line for rank in (1, 2) for line in (f"Traceback: (RANK {rank})", *lines[: 4 - rank]))])
+    found = verdict(Answer(1, "raised", raised=Raised("CheckpointFailed", text, "/lib/torch/x.py:3 in load")), kind="raised")
+    direct = verdict(Answer(0, "raised", raised=Raised("KeyError", "1", "/home/me/mine/io.py:5 in Reader.reset")), kind="raised")
+    mine = Target(storage="mine", writer="mine.io:Writer", reader="mine.io:Reader")
+    assert in_storage(found, mine) == "read_data, mine/io.py:8"
+    assert in_storage(direct, mine) == "Reader.reset, mine/io.py:5"
+    assert in_storage(found, Target()) == in_storage(found, replace(mine, writer="torch.a:B", reader="other:C")) == ""

@@ -61,6 +61,19 @@ def test_what_departs_in_several_ways_at_one_place_or_by_way_of_it_is_one_cause(
     ]
 
 
+def test_the_planner_of_redistributions_is_the_cause_of_what_shares_its_features_alone() -> None:
+    moves, planner = (f"f, torch/distributed/tensor/{file}.py:1" for file in ("placement_types", "_redistribute"))
+
+    def line(at: int, law: str, *features: str, by: str = moves) -> FindingLine:
+        return reports.finding(f"{at:08x}", f"{law} mesh=2", where=by, places=[by, planner], features=list(features))
+
+    one, two = line(1, "redistribute.back", "strided", "uneven", by=planner), line(2, "redistribute.full", "0-d", "strided", by=planner)
+    shares, order = line(3, "redistribute.path", "nan", "strided", by="x, torch/a.py:1"), line(4, "redistribute.local", "permuted")
+    stands_on_it = line(5, "module.linear", by="y, torch/b.py:1")
+    found = reports.report([], [one, two, shares, order, stands_on_it]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [[one.id, two.id, shares.id, stands_on_it.id], [order.id]]
+
+
 def test_what_every_op_goes_through_does_not_make_one_cause_of_two_ops_that_are_refused() -> None:
     planner = "ShardingPropagator.propagate_op_sharding_non_cached, torch/distributed/tensor/_sharding_prop.py:735"
 

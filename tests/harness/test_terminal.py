@@ -58,7 +58,7 @@ def test_what_is_new_stands_first_with_its_law_its_features_and_what_all_of_it_h
     assert "and 15 more, each with its reason in the report" in text
     assert text.index("0badcafe") < text.index("weighs ranks") < text.index("not reached") < text.index("exit 1")
     assert "all 2 new findings have in common: group\n" in text
-    assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws stand on what earlier ones try\n" in text
+    assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws build on what earlier ones check\n" in text
     assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from shardlaw import law
 from shardlaw.conformance import laws
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.run.asked import check_case
 
 pytestmark = pytest.mark.ranks
 
@@ -68,6 +71,9 @@ def test_laws_of_an_installed_package_stand_in_the_catalogue(tmp_path: Path) -> 
     assert "mylib.two  (core)\n    There are two ranks.\n    source: mylib\n    case:   mylib.two " in done.stdout
 
 
+ACT = "import shardlaw\n@shardlaw.law('mylib.a', source='s', control='a=1')\ndef act(a: {}):\n    'c'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "entry", "said"),
     [
@@ -81,6 +87,8 @@ def test_laws_of_an_installed_package_stand_in_the_catalogue(tmp_path: Path) -> 
         ("LAWS = [law(clause=' ')]", "mylib = mylib", "law 'mylib.two': want a clause"),
         ("LAWS = [law(needs=('warp',))]", "mylib = mylib", "law 'mylib.two': needs: unknown 'warp' (nearest: "),
         ("LAWS = [law(draws=0)]", "mylib = mylib", "law 'mylib.two': want a strategy and how many cases of it (draw, draws)"),
+        (ACT.format("int"), "mylib = mylib", "law 'mylib.a': want a function that returns what is due, decorated with @NAME.due"),
+        (ACT.format("set"), "mylib = mylib", "TypeError: act: parameter 'a': set is no type of a field: want DTensor, "),
         ("LAWS = [law(control='mylib.two wrong')]", "mylib = mylib", "control: case 'mylib.two wrong': 'wrong' is not NAME=VALUE"),
         ("LAWS = [law(control='mylib.three a=1')]", "mylib = mylib", "want a case of this law, such as 'mylib.two mesh=2'"),
     ],
@@ -143,3 +151,17 @@ def test_every_public_name_is_there_and_documented() -> None:
             assert (getattr(package, name).__doc__ or "").strip(), name
     with pytest.raises(AttributeError, match="no attribute 'chekc'"):
         _ = public.chekc
+
+
+def test_an_error_in_a_due_function_is_one_line_with_its_place() -> None:
+    @law("mylib.a", source="s", control="world=2 a=1")
+    def act(a: int) -> int:
+        """One."""
+        return a
+
+    @act.due
+    def _(a: int) -> float:
+        return a / 0
+
+    with pytest.raises(UsageError, match=r"its due function raised ZeroDivisionError: division by zero \(\S+test_catalogue.py:\d+\)"):
+        check_case(act, Case.parse(act.control))
