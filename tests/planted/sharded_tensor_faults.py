@@ -141,3 +141,8 @@ def shards_cut_off_from_gradients() -> None:
     def fault(true: Any, self: Any) -> None:
         true(self)
         self._local_shards = [api.Shard(shard.tensor.detach(), shard.metadata) for shard in self._local_shards]
+
+
+@breaks("sharded_tensor.filled")
+def initializers_that_do_nothing() -> None:
+    api._SHARDED_OPS[torch.nn.init.constant_] = lambda types, args, kwargs, group: kwargs["tensor"]

@@ -114,6 +114,7 @@ ATTEMPTS: dict[str, Callable[..., Any]] = {
     "gather-elsewhere": lambda rank: zeros().gather(dst=1 - rank, out=torch.ones(4, 3)),
     "local-of-two": lambda rank: zeros(chunks(0, (0, 1, 0, 1))).local_tensor(),
     "reshard-two": lambda rank: zeros(chunks(0, (0, 1, 0, 1))).reshard(chunks(1)),
+    "copy-elsewhere": lambda rank: held(rows(rank)).copy_(held(rows(rank, torch.zeros(2, 3), 2 - 4 * rank))),
     "cpu-format": lambda rank: zeros().cpu(memory_format=torch.channels_last),
     "to-list": lambda rank: zeros().to([1]),
     "unknown-op": lambda rank: torch.sort(zeros()),
