@@ -72,6 +72,7 @@ MODULES = (
     "sharded_tensor.specs",
     "sharded_tensor.copies",
     "sharded_tensor.filled",
+    "sharded_tensor.lookups",
     "sharded_tensor.spec_boxes",
     "sharded_tensor.refusals",
     "sharded_tensor.checkpoints",

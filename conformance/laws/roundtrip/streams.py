@@ -75,6 +75,8 @@ def transform(name: str) -> Any:
 
         @staticmethod
         def from_descriptor(version: str) -> Any:
+            if version != "1":
+                raise ValueError(f"version {version!r}, not 1")
             return Transform()
 
         def get_descriptor(self) -> str:
