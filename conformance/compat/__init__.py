@@ -122,11 +122,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "register an op for sharded tensors of a spec",
         ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
     ),
-    "ShardedOptimizer": ("optimize sharded tensors", ("torch.distributed._shard.sharded_optim:ShardedOptimizer",)),
-    "named_params_with_sharded_tensor": (
-        "find the sharded tensors of a module",
-        ("torch.distributed._shard.sharded_optim:named_params_with_sharded_tensor",),
-    ),
+    "sharded_optim": ("optimize sharded tensors", ("torch.distributed._shard.sharded_optim:",)),
     "shard_api": ("shard modules by a plan", ("torch.distributed._shard.api:",)),
     "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
     "ReaderWithOffset": (

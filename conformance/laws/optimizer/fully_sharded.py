@@ -106,7 +106,8 @@ def forms(
         with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1)
-    taken = {name: as_told(one) for name, one in state.items()}
+    # a flat parameter goes by the name of its module
+    taken = {name.rpartition(".")[0] if form == "local" else name: as_told(one) for name, one in state.items()}
     with FullyShardedDataParallel.state_dict_type(other, kind):
         other.load_state_dict(state)
     return {"taken": taken, "given": whole_parameters(other)}
@@ -118,7 +119,7 @@ def _(tensors, form, strategy, rank: Rank, world: WorldSize):
     chunks = ChunkSpec(0, tuple(range(world)))
     if form == "local":
         outer = torch.cat([tensor.flatten() for name, tensor in tensors.items() if name != "b"])
-        stated = {"_flat_param": outer, "inner._flat_param": tensors["b"].flatten()}
+        stated = {"": outer, "inner": tensors["b"].flatten()}
     else:
         stated = values
     if form == "full" or strategy == "NO_SHARD":

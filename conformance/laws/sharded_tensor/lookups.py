@@ -101,8 +101,8 @@ def optimized(x: Whole, boxes: OwnBoxes, rank: Rank):
     model: Any = nn.Module()
     model.table = in_boxes(x, boxes, rank)
     model.plain = nn.Parameter(x.clone())
-    named = dict(compat.named_params_with_sharded_tensor(model))
-    optimizer = compat.ShardedOptimizer(named, torch.optim.SGD, lr=0.5)
+    named = dict(compat.sharded_optim.named_params_with_sharded_tensor(model))
+    optimizer = compat.sharded_optim.ShardedOptimizer(named, torch.optim.SGD, lr=0.5)
     held = [(shard.tensor, x[cut(*box)]) for shard, box in zip(model.table.local_shards(), boxes, strict=True)]
     for tensor, grad in [*held, (model.plain, x)]:
         tensor.grad = grad.clone()
