@@ -152,7 +152,8 @@ def in_one(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: H
     optimizer.zero_grad()
     options, taking = options_of(how), options_of([word if word != "broadcast" else "whole" for word in how])
     model_state, optimizer_state = get_state_dict(model, optimizer, options=taking)
-    taken = {"names": sorted(model_state), "averages taken": averages_of(optimizer_state.get("state", {}))}
+    learned_state: Any = optimizer_state.get("state", {})
+    taken = {"names": sorted(model_state), "averages taken": averages_of(learned_state)}
     other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
     second = adam([*other.parameters()], OTHER_RATES)
     states: Sequence[Any] = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})

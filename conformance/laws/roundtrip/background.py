@@ -70,13 +70,13 @@ def async_options(
             planned.append(way)
             return super().create_local_plan()
 
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "planner": {"planner": Planning()},
         "apart": {"use_collectives": False},
         "alone": {"no_dist": True},
-    }[way]
+    }
     place = f"{folder}/{rank}" if way == "alone" else folder
-    finish(dcp.async_save(state, storage_writer=writer(place), **options))
+    finish(dcp.async_save(state, storage_writer=writer(place), **options[way]))
     return {
         "planned": len(planned),
         "metadata of this rank": os.path.exists(f"{place}/__{rank}.metadata"),
@@ -134,6 +134,9 @@ def staging_fails(state: Saved, writer: Writer, folder: Folder):
     class Failing(AsyncStager):
         def stage(self, given):
             return later
+
+        def synchronize_staging(self):
+            pass
 
         def close(self):
             pass
