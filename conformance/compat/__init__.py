@@ -122,6 +122,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "register an op for sharded tensors of a spec",
         ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
     ),
+    "sharded_optim": ("optimize sharded tensors", ("torch.distributed._shard.sharded_optim:",)),
     "shard_api": ("shard modules by a plan", ("torch.distributed._shard.api:",)),
     "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
     "ReaderWithOffset": (

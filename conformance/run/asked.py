@@ -39,8 +39,10 @@ def check_case(law: Law, case: Case) -> None:
     from shardlaw.conformance.law.act import validate
     from shardlaw.conformance.law.due import Meaningless
 
+    # where one process plays all ranks, the law alone says what its fields hold
+    alone = "world=1" in law.control.split()
     try:
-        for name, text in case.fields:
+        for name, text in case.fields if not alone else ():
             if name == "mesh" or name.startswith("mesh."):
                 mesh = Mesh.parse(text)
                 if "world" in case and max(mesh.ranks) >= case.world:

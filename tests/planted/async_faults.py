@@ -49,3 +49,28 @@ def staging_without_copy() -> None:
     @instead(executor._ThreadBasedAsyncCheckpointExecutor, "execute_save")
     def later(true: Any, self: Any, state: Any, **options: Any) -> Any:
         return WhenAsked(lambda: true(self, state, **options).result())
+
+
+@breaks("roundtrip.async-options")
+def planners_of_background_saves_ignored() -> None:
+    @instead(executor._ThreadBasedAsyncCheckpointExecutor, "execute_save")
+    def fault(true: Any, self: Any, state: Any, **options: Any) -> Any:
+        return true(self, state, **(options | {"planner": None}))
+
+
+@breaks("roundtrip.staging-ends")
+def staging_not_waited_for() -> None:
+    staging.DefaultStager.synchronize_staging = lambda self: None
+
+
+@breaks("roundtrip.staging-fails")
+def errors_of_staging_kept_back() -> None:
+    """What a staging has raised is not told by the future that says when it is complete."""
+
+    @instead(dcp, "async_save")
+    def fault(true: Any, *given: Any, **options: Any) -> Any:
+        found = true(*given, **options)
+        complete: Future[None] = Future()
+        found.staging_completion.add_done_callback(lambda _: complete.set_result(None))
+        found.staging_completion = complete
+        return found

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import _sharded_tensor_utils, optimizer, state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import _state_dict_utils as fsdp_state
 
 from tests.planted.hook import breaks, instead
 
@@ -207,3 +209,21 @@ def frozen_parameters_stay() -> None:
     def fault(true: Any, model: Any, info: Any) -> Any:
         info.ignore_frozen_params = False
         return true(model, info)
+
+
+@breaks("optimizer.fsdp-forms")
+def whole_states_not_written_back() -> None:
+    """What is loaded as a whole state does not reach the flat parameters."""
+
+    @instead(fsdp_state, "_enter_unshard_params_ctx")
+    def fault(true: Any, module: Any, state: Any, writeback: bool = False, **how: Any) -> None:
+        true(module, state, writeback=False, **how)
+
+
+@breaks("optimizer.fsdp-whole")
+def averages_of_fsdp_doubled() -> None:
+    @instead(FullyShardedDataParallel, "optim_state_dict_to_load")
+    def fault(true: Any, model: Any, optimizer: Any, state: Any, **how: Any) -> Any:
+        for kept in state["state"].values():
+            kept["exp_avg"] = kept["exp_avg"] * 2
+        return true(model, optimizer, state, **how)

@@ -92,6 +92,7 @@ def touching_is_overlap() -> None:
     "plan.validates[duplicated]",
     "plan.validates[outside]",
     "plan.validates[emptied]",
+    "plan.validates[before]",
 )
 def any_plan_is_valid() -> None:
     default_planner._validate_global_plan = lambda plans, metadata: []

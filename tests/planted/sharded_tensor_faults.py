@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch.distributed._shard import sharded_optim
 from torch.distributed._shard import sharded_tensor as factories
 from torch.distributed._shard.sharded_tensor import api, reshard, utils
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, chunk_sharding_spec
@@ -141,3 +142,24 @@ def shards_cut_off_from_gradients() -> None:
     def fault(true: Any, self: Any) -> None:
         true(self)
         self._local_shards = [api.Shard(shard.tensor.detach(), shard.metadata) for shard in self._local_shards]
+
+
+@breaks("sharded_tensor.filled")
+def initializers_that_do_nothing() -> None:
+    api._SHARDED_OPS[torch.nn.init.constant_] = lambda types, args, kwargs, group: kwargs["tensor"]
+
+
+@breaks("sharded_tensor.lookup")
+def rows_looked_up_in_reverse() -> None:
+    ops = spec_api._CUSTOM_SHARDING_SPEC_OPS["ChunkShardingSpec"]
+    embedding = ops[torch.nn.functional.embedding]
+    ops[torch.nn.functional.embedding] = lambda *given: embedding(*given).flip(0)
+
+
+@breaks("sharded_tensor.optimized")
+def sharded_tensors_not_optimized() -> None:
+    """Of each sharded tensor an optimizer gets nothing."""
+
+    @instead(sharded_optim.ShardedOptimizer, "__init__")
+    def fault(true: Any, self: Any, named: Any, *args: Any, **how: Any) -> None:
+        true(self, {name: one for name, one in named.items() if not isinstance(one, api.ShardedTensor)}, *args, **how)

@@ -5,6 +5,7 @@ Every function plants one fault when it is called, before the process group star
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint import (
     default_planner,
     filesystem,
     format_utils,
+    hf_storage,
     staging,
     utils,
 )
@@ -211,3 +213,32 @@ def transforms_left_out_of_loads() -> None:
     @instead(filesystem._StorageReaderTransforms, "transform_load_stream")
     def fault(true: Any, self: Any, item: Any, descriptors: Any, stream: Any) -> Any:
         return stream
+
+
+@breaks("roundtrip.threads-fail")
+def loads_go_on_without_what_threads_read() -> None:
+    """A thread that fails is not missed."""
+
+    @instead(hf_storage.HuggingFaceStorageReader, "_process_read_request")
+    def fault(true: Any, self: Any, file: Any, req: Any, planner: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            true(self, file, req, planner)
+
+
+@breaks("roundtrip.places")
+def first_place_for_good() -> None:
+    @instead(filesystem.FileSystemReader, "reset")
+    def fault(true: Any, self: Any, checkpoint_id: Any = None) -> None:
+        self.place = getattr(self, "place", None) or checkpoint_id
+        true(self, self.place)
+
+
+@breaks("roundtrip.older")
+def older_checkpoints_taken_for_new_ones() -> None:
+    true = default_planner.flatten_state_dict
+
+    def fault(state: Any) -> Any:
+        default_planner._version._derived_version = None
+        return true(state)
+
+    default_planner.flatten_state_dict = fault

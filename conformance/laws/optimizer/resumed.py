@@ -47,7 +47,7 @@ from shardlaw.conformance.laws.optimizer.both_states import features as features
 from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned, Tensors, trained
 from shardlaw.conformance.laws.optimizer.nets import Net, learn, named, options_of, wrapped
 
-Since = Literal["trained", "untrained", "frozen", "stateless", "named", "unnamed"]
+Since = Literal["trained", "untrained", "frozen", "stateless", "named", "unnamed", "begun"]
 SINCE = {"untrained": "stateless", "stateless": "stateless", "frozen": "frozen"}
 FORMS = ("plain", "flat", "whole", "broadcast")
 
@@ -75,6 +75,7 @@ RESUMED = (
     ),
     f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} b=2:-:{SMALL} since=frozen",
     f"mesh=2x2 x=5x4:S(0),S(1):{SMALL} a=6:R,S(0):{SMALL} since=named how=plain,offload",
+    *(f"mesh=2 x=5x2:S(0):{SMALL} a=4:-:{SMALL} since=begun how={how}" for how in ("plain", "whole")),
     # behind what smoke tries: where ranks wait for each other it takes as long as a case may
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} since=untrained how=broadcast",
 )
@@ -101,7 +102,10 @@ def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since
 
     net = Net(others)
     optimizer, last = optimizer_of(net, OTHER_RATES, since, since == "named"), [*net.parameters()][-1]
-    last.requires_grad_(since != "frozen")
+    last.requires_grad_(since not in ("frozen", "begun"))
+    if since == "begun":  # it knows some of the parameters already
+        learn(optimizer)
+        last.requires_grad_(True)
     set_optimizer_state_dict(net, optimizer, state if rank == 0 or "broadcast" not in how else {}, options=options)
     last.requires_grad_(True)
     given = net.given()

@@ -203,6 +203,7 @@ REFUSES = (
     f"{MODEL} what=texts",
     f"{MODEL} what=groups with=hollow",
     f"{MODEL} what=groups with=hollow saved=2",
+    f"{MODEL} what=several with=hollow",
     f"{MODEL} what=adds adds=yes how=broadcast",
     f"{MODEL} what=merged",
     f"{MODEL} what=unkept",
@@ -214,7 +215,7 @@ REFUSES = (
 )
 WHAT = Literal[
     "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged", "unkept",
-    "size", "broadcast-get", "broadcast-get-model", "broadcast-set",
+    "several", "size", "broadcast-get", "broadcast-get-model", "broadcast-set",
 ]  # fmt: skip
 
 
@@ -252,6 +253,7 @@ def refuses(
         "adds": lambda: set_model_state_dict(model, state, options=options),
         "texts": lambda: ask_for_texts(model, optimizer),
         "groups": lambda: give_groups(model, optimizer, saved),
+        "several": lambda: give_to_two(model, optimizer),
         "merged": lambda: give_one_group(model, optimizer, [*named(tensors)]),
         "unkept": lambda: give_no_averages(model, optimizer, next(iter(named(tensors))), options),
         "size": lambda: set_model_state_dict(model, cut_short(state), options=options),
@@ -277,6 +279,14 @@ def give_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) 
     first = {**state["param_groups"][0], "params": []}
     state["param_groups"] = [group for group in state["param_groups"] if group["params"]] + [first] * empty
     return set_optimizer_state_dict(model, optimizer, state)
+
+
+def give_to_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Give the state of two optimizers, one of which has a group without parameters, to both."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    pair = [adam([one for group in some for one in group], OTHER_RATES, "each", hollow)
+            for some, hollow in ((groups[:1], "last"), (groups[1:], None))]  # fmt: skip
+    return set_optimizer_state_dict(model, pair, get_optimizer_state_dict(model, pair))
 
 
 def give_one_group(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:

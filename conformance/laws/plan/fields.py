@@ -221,16 +221,15 @@ class SavedTensorField(SavedLeavesField):
 
 
 class SavesField(StatesField):
-    """A series of saves, each a list of the states that the ranks hold: of state ``a``, or of state ``b``, in which
-    the thing that
-    ``change`` names is another."""
+    """A series of saves, each a list of the states that the ranks hold: of state ``a``; of ``b``, in which the thing
+    that ``change`` names is another; or of ``c``, which is ``b`` with a value more on the last rank."""
 
     takes = "order=ab... change=WORD, and to.x where x is placed differently"
     more = ("mesh", "order", "change", "to.x")
 
     def read(self, case: Case, name: str) -> Any:
-        states = {which: self._state(case, which) for which in sorted({*case.get("order")})}
-        return case.get("order"), states
+        wanted = {*case.get("order").replace("c", "b")}
+        return case.get("order"), {which: self._state(case, which) for which in sorted(wanted)}
 
     def _state(self, case: Case, which: str) -> MeshState:
         specs, change = specs_of(case), case.get("change") if which == "b" else "same"
@@ -262,12 +261,17 @@ class SavesField(StatesField):
     def build(self, value: Any, here: RankContext) -> Any:
         order, states = value
         live = {which: super(SavesField, self).build(state, here) for which, state in states.items()}
+        if "c" in order:
+            live["c"] = [*live["b"][:-1], {**live["b"][-1], "z": 3}]
         return [live[which] for which in order]
 
     def printed(self, value: Any, name: str, world: int) -> Printed:
         order, states = value
-        seats = ranks_of(states[order[0]].mesh)
+        seats = max(ranks_of(state.mesh) for state in states.values())
         functions = tuple(state.function(which) for which, state in states.items())
+        if "c" in order:
+            more = f"return b(seat) | ({{'z': 3}} if seat == {seats - 1} else {{}})"
+            functions += (f"def c(seat):\n    {more}",)
         return Printed(f"[[state(seat) for seat in range({seats})] for state in ({', '.join(order)},)]", (), functions)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
 from shardlaw.conformance.law.fields import Shape, Word
@@ -38,16 +38,26 @@ def draw_reads(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         shape, chunks = draw(tiling)
-        boxes = draw(wanted(shape))
+        boxes = draw(wanted(shape, max_boxes=5))
         return fields(world=1, shape=format_shape(shape), chunks=format_boxes(chunks), boxes=format_boxes(boxes))
 
     return case()
+
+
+# boxes that begin and end in different orders along the longest dim
+STAGGERED = (
+    "world=1 shape=10x3 chunks=0:1,0:3;1:4,0:3;4:10,0:3 boxes=0:1,2:3;0:10,0:1;2:4,1:2",
+    "world=1 shape=3x12 chunks=0:3,0:2;0:3,2:5;0:3,5:12 boxes=2:3,0:2;1:2,3:9;0:1,0:12;2:3,4:12",
+    "world=1 shape=4x9 chunks=0:4,6:9;0:2,0:6;2:4,0:3;2:4,3:6 boxes=0:1,3:9;1:2,0:4;2:4,1:8;1:2,5:6",
+)
 
 
 @plan_law(
     "plan.read-items",
     source=f"{DOCS}, create_read_items_for_chunk_list; ReadItem",
     control="shape=5x6 chunks=0:2,0:6;2:5,0:4;2:5,4:6 boxes=1:4,0:5",
+    sweep=texts(*STAGGERED),
+    sweeps=len(STAGGERED),
     draw=draw_reads,
     draws=120,
     features=None,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
 from shardlaw.conformance.law.fields import Ints
@@ -238,6 +238,39 @@ def law_of_damage(kind: str) -> Law:
     )(validates)
     made.due(due_validates)
     return made
+
+
+BEFORE = (
+    "ranks=2 a=5/0:3@0;3:5@1",
+    "ranks=3 a=4x6/0:4,0:2@0;0:4,2:6@1+2 b=3/0:3@0",
+    "ranks=1 a=5x2/0:3,0:2@0;3:5,0:2@0",
+)
+
+
+@plan_law(
+    "plan.validates[before]",
+    source=f"{DOCS}, DefaultSavePlanner.create_global_plan validates the plan: in bounds, disjoint, covering",
+    control=BEFORE[0],
+    sweep=texts(*(f"world=1 {line}" for line in BEFORE)),
+    sweeps=len(BEFORE),
+)
+def before(plans: Plans):
+    """A plan with a chunk that lies before the beginning of its tensor is refused."""
+    first = next(box for plan in plans for name, box, *_ in plan if name == "a")
+
+    def moved(item: Any) -> Any:
+        name, (offset, size), shape, *more = item
+        if (name, item[1]) != ("a", first):
+            return item
+        return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *more)
+
+    damaged = [[moved(item) for item in plan] for plan in plans]
+    return {"plan": caught(lambda: global_plan(save_plans(damaged)))}
+
+
+@before.due
+def _():
+    return {"plan": Refused(REFUSALS)}
 
 
 # What must not matter

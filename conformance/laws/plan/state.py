@@ -164,7 +164,7 @@ CHANGES = (
     *("placed", "shape", "placed"),
 )
 WITH_OUTSIDERS = [mesh for mesh in MESHES if ranks_of(mesh) > mesh.size]
-ORDERS = ("aa", "ab", "aba", "abb", "abba", "aab", "abab")
+ORDERS = ("aa", "ab", "aba", "abb", "abba", "aab", "abab", "abc", "abca", "bcab")
 
 
 def draw_kept(limits: Limits) -> SearchStrategy[Case]:
@@ -207,6 +207,10 @@ KEPT = (
     "mesh=1@2 x=4:R order=abab change=dropped",
     "mesh=2 x=4:S(0) a=3:- order=abb change=renamed",
     "mesh=3 x=2:S(0) order=aba change=kind",
+    # a rank that did not change is planned by what it changed to before
+    "mesh=2 x=3:S(0) order=abc change=shape",
+    "mesh=3 x=5:S(0) a=2:- order=abca change=renamed",
+    "mesh=2x2 x=4x4:S(0),S(1) order=abcb change=placed to.x=S(0),R",
 )
 
 
@@ -214,7 +218,7 @@ def kept_features(case: Case) -> set[str]:
     mesh = case.mesh()
     found = {"submesh"} if ranks_of(mesh) > mesh.size else set()
     changed = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard"}.get(case.get("change"))
-    return found | ({changed} if changed and "b" in case.get("order") else set())
+    return found | ({changed} if changed and {*"bc"} & {*case.get("order")} else set())
 
 
 @plan_law(

@@ -94,6 +94,9 @@ FAILED_SAVES = (
     "mesh=2 x=5:S(0) a=3:R at=write_data ranks=1 error=wide",
     "mesh=2 x=5:S(0) a=3:R at=reset ranks=1",
     "mesh=2 x=5x2:S(0) state={x:x,n:1} how=alone at=write_data ranks=1",
+    f"{TWO} at=finish ranks=0 error=exit",
+    f"{THREE} at=write_data ranks=1 error=exit",
+    f"{TWO} at=create_global_plan ranks=0 error=exit",
 )
 FAILED_OVER = (
     *_everywhere(("set_up_planner", "create_local_plan", "create_global_plan", *WRITER[1:4]), TWO, THREE),
@@ -113,6 +116,8 @@ FAILED_LOADS = (
     "mesh=2 mesh.load=1 x=5:S(0) a=4:- at=resolve_tensor ranks=0",
     "mesh=2 x=5:S(0) a=3:R at=read_data ranks=1 error=wide",
     "mesh=2 x=5:S(0) a=3:R at=reset ranks=0",
+    f"{BACK} at=read_data ranks=1 error=exit",
+    f"{ON} at=create_global_plan ranks=0 error=exit",
 )
 CHANGED = "mesh=2 x=6:S(0) a=5:S(0) state={x:x} into={x:x,a:a}"
 RETRIED = (

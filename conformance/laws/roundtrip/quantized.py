@@ -25,7 +25,8 @@ from shardlaw.conformance.laws.roundtrip.cases import IN_FILES
 from shardlaw.conformance.laws.roundtrip.options import need
 from shardlaw.reference.layout import Layout
 
-Form = Literal["blocks", "mxfp4"]
+# of "mxfp4-head" only as many elements of the last dim are asked for as there are groups: all that torch reads of it
+Form = Literal["blocks", "mxfp4", "mxfp4-head"]
 Codes = Literal["float8_e4m3fn", "float8_e5m2", "int8"]
 POISON = 113.0
 BIAS = 120  # of the exponents in a file that a case gives: those of E8M0 are counted from 127
@@ -36,7 +37,11 @@ SPELLED = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-NAMES = {"blocks": ("a.weight", "a.weight_scale_inv"), "mxfp4": ("a_blocks", "a_scales")}
+NAMES = {
+    "blocks": ("a.weight", "a.weight_scale_inv"),
+    "mxfp4": ("a_blocks", "a_scales"),
+    "mxfp4-head": ("a_blocks", "a_scales"),
+}
 
 QUANTIZED = (
     "mesh=2 w=5x6:-:float32:small s=3x3:-:float32:small to=S(0) block=2",
@@ -47,6 +52,10 @@ QUANTIZED = (
     "mesh=2 w=130x4:-:float32:small s=2x1:-:float32:small to=S(0)",
     "mesh=2 w=2x3x2x4:-:uint8 s=2x3x2:-:uint8:small to=S(0) form=mxfp4",
     "mesh=2 w=2x1x3x2:-:uint8:wide s=2x1x3:-:uint8:small to=S(2) form=mxfp4 files=two dtype=bfloat16",
+    "mesh=3 w=2x5x3x2:-:uint8:wide s=2x5x3:-:uint8:small to=S(1) form=mxfp4-head",
+    "mesh=4 w=2x2x5x1:-:uint8:wide s=2x2x5:-:uint8:small to=S(2) form=mxfp4-head",
+    "mesh=2x2 w=3x2x7x1:-:uint8:wide s=3x2x7:-:uint8:small to=S(2),S(1) form=mxfp4-head files=two",
+    "mesh=2x2 w=7x9:-:float32:small s=3x3:-:float32:small to=S(1),S(0) block=3 codes=int8",
 )
 
 
@@ -109,6 +118,8 @@ def quantized(
     state = {name: blank, "a.bias": torch.full([s.numel()], POISON).to(s)}
     reader = QuantizedHuggingFaceStorageReader(folder, thread_count=threads, target_dtype=dtype, block_size=block)
     loaded = load(state, reader)
+    if form == "mxfp4-head":
+        loaded[name] = loaded[name].full_tensor()[..., : w.shape[2]]
     return {"dequantized": loaded[name], "beside": loaded["a.bias"]}
 
 
@@ -131,4 +142,6 @@ def _(w: torch.Tensor, s: torch.Tensor, mesh, to, form="blocks", block=128, dtyp
         scaled = numbers[pairs] * 2.0 ** (s.to(torch.float32) + BIAS - 127)[..., None, None]
         whole = scaled.flatten(2)
     whole = whole.to(dtype)
+    if form == "mxfp4-head":
+        return {"dequantized": whole[..., : w.shape[2]], "beside": s.flatten()}
     return {"dequantized": Global(whole, Layout(tuple(whole.shape), mesh, to)), "beside": s.flatten()}

@@ -19,13 +19,30 @@ TABLES = {
     "flip": bytes(byte ^ 0x55 for byte in range(256)),
     "step": bytes((byte + 1) % 256 for byte in range(256)),
     "swap": bytes((byte * 16 + byte // 16) % 256 for byte in range(256)),
+    "pieces": bytes(255 - byte for byte in range(256)),
+    "buffer": bytes(255 - byte for byte in range(256)),
 }
 STREAMS = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=S(1) through=flip",
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R state={x:x,a:a,n:1,m:None} to.x=R through=flip+step",
     "mesh=3 mesh.load=2 x=7:S(0):bfloat16 a=3:- state={x:x,l:[a,1]} through=step+flip threads=2",
     "mesh=1 mesh.load=2 x=():R a=4x3:R:bool to.a=S(1) through=swap+step+flip files=item",
+    "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1,m:None} through=pieces",
+    "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=R through=buffer",
 )
+
+
+def whole(stream: Any, name: str) -> bytes:
+    """What a stream holds, as the transform of that name reads it: at once, in pieces until there is no more, or into a
+    buffer."""
+    if name == "pieces":
+        return b"".join(iter(lambda: stream.read(100), b""))
+    if name == "buffer":
+        buffer, found = bytearray(100), b""
+        while count := stream.readinto(buffer):
+            found += buffer[:count]
+        return found
+    return stream.read(-1)  # type: ignore[no-any-return]
 
 
 class Translating(io.RawIOBase):
@@ -58,6 +75,8 @@ def transform(name: str) -> Any:
 
         @staticmethod
         def from_descriptor(version: str) -> Any:
+            if version != "1":
+                raise ValueError(f"version {version!r}, not 1")
             return Transform()
 
         def get_descriptor(self) -> str:
@@ -68,7 +87,7 @@ def transform(name: str) -> Any:
 
         def transform_from(self, input: Any) -> Any:
             back = bytes(sorted(range(256), key=lambda byte: TABLES[name][byte]))
-            return io.BytesIO(input.read(-1).translate(back))
+            return io.BytesIO(whole(input, name).translate(back))
 
     return Transform
 

@@ -6,12 +6,24 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardlaw.conformance.law.fields import Folder, Rank
+from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, LoadMesh, Reader, Saved, SavePlanner, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Blank,
+    LoadMesh,
+    Newer,
+    NewerBlank,
+    Place,
+    Reader,
+    Saved,
+    SavePlanner,
+    StateField,
+    Writer,
+)
 from shardlaw.conformance.laws.checkpoint.trip import worlds
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_loaded, trip_law
 
@@ -35,6 +47,86 @@ WHOLE = (
     'mesh=2x2 mesh.load=1 x=5x3:S(0),S(1) a=3:- state={"a.b":x,o:{0:{p:a,q:None}},t:(1,2)} to.x=S(0) to.a=-',
     "mesh=2@0,2 mesh.load=2 x=0x3:S(0) a=4:S(0):float64 threads=2 to.x=S(1) to.a=S(0)",
 )
+
+PLACES = (
+    "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1}",
+    "mesh=3 x=7:S(0):int64 a=4:-",
+)
+# a dict without tensors was one entry; of one that has tensors, and of a list, each leaf was
+OLDER = (
+    "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R state={x:x,d:{n:1,e:{m:2}},o:{w:a,k:3}} to.x=S(1) one=d",
+    "mesh=2 x=5x2:S(0) state={x:x,d:{n:1}} one=d",
+    "mesh=1 mesh.load=2 x=7:S(0) a=4:- state={o:{w:x,d:{n:None,t:(1,2)}},l:[a,3],n:1} to.x=R one=o.d",
+)
+
+
+@trip_law(
+    "places",
+    source=f"{DOCS}, save and load: checkpoint_id; StorageWriter.reset, StorageReader.reset: a new checkpoint starts",
+    holds="mesh=2 x=5:S(0) a=4:R",
+    texts=PLACES,
+)
+def places(
+    state: Saved,
+    newer: Newer,
+    blank: Blank,
+    again: NewerBlank,
+    writer: Writer,
+    reader: Reader,
+    place: Place,
+    folder: Folder,
+):
+    """One writer and one reader serve one checkpoint after another, each under the name that it is given."""
+    to, of = writer(f"{folder}/other"), reader(f"{folder}/other")
+    save(state, to, checkpoint_id=place(f"{folder}/first"))
+    save(newer, to, checkpoint_id=place(f"{folder}/second"))
+    return {
+        "first": load(blank, of, checkpoint_id=place(f"{folder}/first")),
+        "second": load(again, of, checkpoint_id=place(f"{folder}/second")),
+    }
+
+
+@places.due
+def _(blank, again):
+    return {"first": blank, "second": again}
+
+
+class Older(DefaultSavePlanner):
+    """A planner that makes one entry of the dict at a path, as releases before 2.4 did where it holds no tensors."""
+
+    one: tuple[str, ...]
+
+    def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        name, kept = ".".join(self.one), state_dict
+        for key in self.one:
+            kept = kept[key]
+        self.state_dict = {key: one for key, one in self.state_dict.items() if not key.startswith(f"{name}.")}
+        self.state_dict[name] = kept
+        self.mappings = {key: path for key, path in self.mappings.items() if key in self.state_dict}
+        self.mappings[name] = self.one
+
+
+@trip_law(
+    "older",
+    source="torch.distributed.checkpoint.metadata.Metadata: backward compatibility of the metadata; "
+    "DefaultLoadPlanner.create_local_plan: checkpoints that are saved before v2.4",
+    holds="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
+    texts=OLDER,
+    stages=worlds,
+)
+def older(state: Saved, writer: Writer, folder: Folder, one: Word):
+    """A checkpoint of which a dict without tensors is one entry, as before torch 2.4, is loaded like one of now."""
+    planner = Older()
+    planner.one = tuple(one.split("."))
+    save(state, writer(folder), planner)
+    return {}
+
+
+older.due(lambda: {})
+
+
+then_loaded(older)
 
 
 @trip_law(

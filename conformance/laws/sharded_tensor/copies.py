@@ -45,6 +45,14 @@ def unpickled(data: bytes, group: Any) -> Any:
         return pickle.loads(data)
 
 
+def overwritten(t: Any) -> Any:
+    """A copy of a sharded tensor whose elements were zero, until those of ``t`` were copied into it."""
+    other = t.clone()
+    for shard in other.local_shards():
+        shard.tensor.zero_()
+    return other.copy_(t)
+
+
 def restated(t: Any, group: Any) -> Any:
     return compat.init_from_local_shards_and_metadata(t.local_shards(), t.metadata(), process_group=group)
 
@@ -67,6 +75,7 @@ APART = {
     "clone": lambda t, dtype, device, group: t.clone(),
     "deepcopy": lambda t, dtype, device, group: copy.deepcopy(t),
     "pickle": lambda t, dtype, device, group: unpickled(pickle.dumps(t), group),
+    "overwritten": lambda t, dtype, device, group: overwritten(t),
 }
 SHARING = {
     "detach": lambda t, dtype, device, group: t.requires_grad_().detach(),
@@ -91,6 +100,9 @@ def draw_copied(limits: Limits) -> SearchStrategy[Case]:
 
 EACH_WAY = [f"world=2 x=5x3 spec=chunk(0)@0,1 how={how}{' to=float64' if how in CONVERTS else ''}" for how in WAYS]
 WITHIN = [f"world=3 x=5x3 spec=chunk(0)@1,2 group=1,2 how={how}" for how in ("dtype to=float64", "pickle", "clone")]
+# ranks that have the same numbers within their group and without; several shards on a rank
+WITHIN += ["world=3 x=5x3 spec=chunk(0)@0,1 group=0,1 how=pickle"]
+WITHIN += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for how in ("overwritten", "clone")]
 
 
 @sharded_law(
@@ -101,7 +113,7 @@ WITHIN = [f"world=3 x=5x3 spec=chunk(0)@1,2 group=1,2 how={how}" for how in ("dt
     ),
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=dtype to=float64",
     sweep=texts(*EACH_WAY, *WITHIN),
-    sweeps=len(WAYS) + 3,
+    sweeps=len(WAYS) + len(WITHIN),
     draw=draw_copied,
     draws=20,
 )

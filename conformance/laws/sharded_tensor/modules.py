@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import texts
@@ -26,6 +27,8 @@ MODULES = (
     "world=2 x=4x2 spec=chunk(0)@0,1 respec=chunk(1)@0,1 gives=local",
     "world=3 x=2x4 spec=chunk(0)@1,2 gives=local src=1 group=1,2",
     "world=2 x=4x3 spec=chunk(0)@0,1 gives=swapped",
+    "world=2 x=5x3 spec=chunk(0)@0,1 gives=whole",
+    "world=3 x=5x2:-:float64 spec=chunk(0)@0,1,2 gives=whole",
 )
 
 
@@ -61,14 +64,14 @@ class Around(nn.Module):
 def sharded_module(
     x: Whole,
     spec: ShardingSpec,
-    gives: Literal["sharded", "local", "swapped"] = "sharded",
+    gives: Literal["sharded", "local", "swapped", "whole"] = "sharded",
     respec: ShardingSpec = None,
     src: int = 0,
     group: Group = None,
 ):
     """A module whose plan shards a parameter holds one rank's values of it in chunks, and gives it in those chunks, in
-    others, or the chunk of this rank alone, without a dim of one row; a sharder's module takes the place of what it is
-    made of."""
+    others, or the chunk of this rank alone, without a dim of one row, or its state whole; a sharder's module takes the
+    place of what it is made of."""
 
     class Swapping(compat.shard_api.Sharder):  # type: ignore[misc]
         def shard(self, module: nn.Module) -> nn.Module:
@@ -85,6 +88,8 @@ def sharded_module(
         ["inner"] if gives == "local" else None,
     )
     compat.shard_api.shard_module(model, plan, src, group)
+    if gives == "whole":
+        return {"whole": get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))}
     given, held = model(), model.inner.held
     again = caught(lambda: compat.shard_api.shard_parameter(model.inner, "absent", spec, src, group))
     return {
@@ -98,6 +103,8 @@ def sharded_module(
 def _(x, spec, rank: Rank, gives="sharded", respec=None, group=None):
     if gives == "swapped":
         return {"inside": "Around"}
+    if gives == "whole":
+        return {"whole": {"inner.held": x}}
     shape = tuple(x.shape)
     shards = shards_of(respec or spec, shape)
     given: Any = due_of(x, shards, rank)

@@ -70,6 +70,24 @@ def in_zeros(rank: int, size: Iterable[int], own: Iterable[Any]) -> Any:
     return compat.init_from_local_shards([make(torch.zeros(extent), [*offset], rank) for offset, extent in own], *size)
 
 
+class Untouched(compat.shard_api.Sharder):  # type: ignore[misc]
+    """A sharder that leaves a module as it is."""
+
+    def shard(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module
+
+
+def shard(plan: dict[str, Any], output: dict[str, Any] | None = None) -> Any:
+    """Shard a module by a plan, and what it gives."""
+    model: Any = torch.nn.Module()
+    model.held = torch.nn.Parameter(torch.zeros(4, 3))
+    model.strided = torch.nn.Parameter(torch.zeros(3, 4).t())
+    model.text = "rows"
+    model.inner = torch.nn.Module()
+    model.inner.held = torch.nn.Parameter(torch.zeros(4, 3))
+    compat.shard_api.shard_module(model, compat.shard_api.ShardingPlan(plan, output))
+
+
 ATTEMPTS: dict[str, Callable[..., Any]] = {
     "no-boxes": lambda rank: boxes(),
     "mixed-dims": lambda rank: boxes(box([0], [4]), box([0, 0], [4, 3], 1)),
@@ -111,9 +129,11 @@ ATTEMPTS: dict[str, Callable[..., Any]] = {
     "references": lambda rank: zeros(init_rrefs=True),
     "gather-nowhere": lambda rank: zeros().gather(dst=rank),
     "gather-size": lambda rank: zeros().gather(dst=rank, out=torch.ones(3, 4)),
+    "gather-larger": lambda rank: zeros().gather(dst=rank, out=torch.ones(5, 3)),
     "gather-elsewhere": lambda rank: zeros().gather(dst=1 - rank, out=torch.ones(4, 3)),
     "local-of-two": lambda rank: zeros(chunks(0, (0, 1, 0, 1))).local_tensor(),
     "reshard-two": lambda rank: zeros(chunks(0, (0, 1, 0, 1))).reshard(chunks(1)),
+    "copy-elsewhere": lambda rank: held(rows(rank)).copy_(held(rows(rank, torch.zeros(2, 3), 2 - 4 * rank))),
     "cpu-format": lambda rank: zeros().cpu(memory_format=torch.channels_last),
     "to-list": lambda rank: zeros().to([1]),
     "unknown-op": lambda rank: torch.sort(zeros()),
@@ -129,6 +149,12 @@ ATTEMPTS: dict[str, Callable[..., Any]] = {
     "stated-dtype": lambda rank: stated([rows(rank)], dtype=torch.int64),
     "stated-grad": lambda rank: stated([rows(rank)], requires_grad=True),
     "stated-strides": lambda rank: stated([rows(rank, torch.zeros(3, 2).t())]),
+    "plan-conflict": lambda rank: shard({"": Untouched(), "inner.held": chunks()}),
+    "plan-type": lambda rank: shard({"held": "rows"}),
+    "plan-sharder-of-all": lambda rank: shard({"": Untouched()}),
+    "plan-output": lambda rank: shard({}, {"": "rows"}),
+    "plan-strides": lambda rank: shard({"strided": chunks()}),
+    "plan-no-tensor": lambda rank: shard({"text": chunks()}),
     "reshard-boxes": lambda rank: held(rows(rank)).reshard(boxes(box([0, 0], [4, 3]))),
 }
 DAMAGES = ("gap", "overlap", "shifted", "grown", "duplicated", "outside")

@@ -166,6 +166,7 @@ TRAINED: dict[str, Callable[..., Any]] = {
         ],
         *x.shape,
     ),
+    "asked": lambda x, spec, boxes, rank: compat.shard_tensor(x, spec).requires_grad_(),
     "factory": lambda x, spec, boxes, rank: compat.sharded_tensor.full(
         spec, x.shape, 3.0, dtype=x.dtype, requires_grad=True
     ),

@@ -1,0 +1,177 @@
+"""Laws on the states of models under ``FullyShardedDataParallel``: in each of its own forms, and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
+
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Device, Rank, WorldSize
+from shardlaw.conformance.laws.checkpoint.calls import poison
+from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, saved_rates
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, FEATURES, How
+from shardlaw.conformance.laws.optimizer.checkpointed import PATHS, due_learned, learned, sharded_model
+from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
+from shardlaw.conformance.laws.optimizer.nets import options_of
+from shardlaw.conformance.laws.sharded_tensor.fields import due_of
+from shardlaw.conformance.laws.sharded_tensor.shards import as_told
+from shardlaw.reference.sharded_tensor import ChunkSpec
+
+SMALL = "float32:small"
+COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1, "weight": 0.3}
+FORMS = (
+    f"world=3 a=5x3:-:{SMALL} b=7:-:{SMALL} form=full",
+    f"world=3 a=5x3:-:{SMALL} b=2:-:{SMALL} form=sharded",
+    f"world=3 a=4x3:-:{SMALL} b=2:-:{SMALL} form=local",
+    f"world=2 a=5x3:-:{SMALL} b=7:-:{SMALL} c=3:-:{SMALL} form=full whole=yes",
+    f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} c=3:-:{SMALL} form=sharded whole=yes",
+    f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} form=full strategy=NO_SHARD",
+    f"world=2 a=4x3:-:{SMALL} b=3:-:{SMALL} form=sharded strategy=SHARD_GRAD_OP",
+)
+WHOLE = (
+    f"world=2 a=5x3:-:{SMALL} b=7:-:{SMALL} c=3:-:{SMALL} how=whole",
+    f"world=3 a=5x3:-:{SMALL} b=2:-:{SMALL} how=broadcast",
+    f"world=4 a=3x3:-:{SMALL} b=9:-:{SMALL} c=5:-:{SMALL} how=broadcast",
+    # behind what smoke tries: it ends the process
+    f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} how=broadcast,offload",
+)
+
+
+def features(case: Case) -> set[str]:
+    words = {*case.get("how", "").split(",")}
+    return {"module", "fully-sharded", "way:fsdp1"} | {FEATURES[word] for word in words & {*FEATURES}}
+
+
+class Holding(nn.Module):
+    """A module of these parameters."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], inner: Any = None) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor.clone()))
+        if inner is not None:
+            self.inner = inner
+
+
+def in_modules(tensors: Mapping[str, torch.Tensor], **how: Any) -> FullyShardedDataParallel:
+    """A model of these tensors, that of the name ``b`` in a module inside, both sharded."""
+    inner = Holding({"b": tensors["b"]})
+    outer = Holding({name: tensor for name, tensor in tensors.items() if name != "b"})
+    outer.inner = FullyShardedDataParallel(inner, **how)
+    return FullyShardedDataParallel(outer, **how)
+
+
+def whole_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
+    """The elements of all parameters, by their names."""
+    with FullyShardedDataParallel.summon_full_params(model):
+        held = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in model.named_parameters()}
+        return {name: one.detach().clone() for name, one in held.items()}
+
+
+@law(
+    "optimizer.fsdp-forms",
+    source="torch.distributed.fsdp docs, FullyShardedDataParallel.state_dict_type: full, sharded and local states",
+    control=f"world=2 a=4x3:-:{SMALL} b=6:-:{SMALL} form=full",
+    sweep=texts(*FORMS),
+    sweeps=len(FORMS),
+    features=features,
+    **COMMON,
+)
+def forms(
+    tensors: Gradients,
+    device: Device,
+    form: Literal["full", "sharded", "local"],
+    whole: bool = False,
+    strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] = "FULL_SHARD",
+):
+    """A model gives its state whole, in chunks of rows or as flat parameters; a whole one keeps its values when the
+    model goes on, and another model that is given the state is the same."""
+    how = {"use_orig_params": whole, "device_id": device, "sharding_strategy": ShardingStrategy[strategy]}
+    model, other = in_modules(tensors, **how), in_modules({key: poison(one) for key, one in tensors.items()}, **how)
+    kind = {
+        "full": StateDictType.FULL_STATE_DICT,
+        "sharded": StateDictType.SHARDED_STATE_DICT,
+        "local": StateDictType.LOCAL_STATE_DICT,
+    }[form]
+    with FullyShardedDataParallel.state_dict_type(model, kind):
+        state = model.state_dict()
+    if form == "full":
+        with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+    # a flat parameter goes by the name of its module
+    taken = {name.rpartition(".")[0] if form == "local" else name: as_told(one) for name, one in state.items()}
+    with FullyShardedDataParallel.state_dict_type(other, kind):
+        other.load_state_dict(state)
+    return {"taken": taken, "given": whole_parameters(other)}
+
+
+@forms.due
+def _(tensors, form, strategy, rank: Rank, world: WorldSize):
+    values = {PATHS[name]: tensor for name, tensor in tensors.items()}
+    chunks = ChunkSpec(0, tuple(range(world)))
+    if form == "local":
+        outer = torch.cat([tensor.flatten() for name, tensor in tensors.items() if name != "b"])
+        stated = {"": outer, "inner": tensors["b"].flatten()}
+    else:
+        stated = values
+    if form == "full" or strategy == "NO_SHARD":
+        return {"taken": values, "given": values}
+    taken = {name: due_of(full, chunks.shards(tuple(full.shape)), rank) for name, full in stated.items()}
+    return {"taken": taken, "given": values}
+
+
+def averages_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the state of an optimizer has of each parameter, its steps apart."""
+    return {path: {key: one for key, one in kept.items() if key != "step"} for path, kept in state.items()}
+
+
+@law(
+    "optimizer.fsdp-whole",
+    source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, cpu_offload; FSDP",
+    control=f"world=2 a=4x3:-:{SMALL} b=6:-:{SMALL} how=whole",
+    sweep=texts(*WHOLE),
+    sweeps=len(WHOLE) - 1,
+    features=features,
+    **COMMON,
+)
+def in_one(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How):
+    """The states of a model that FSDP shards and of its optimizer, taken whole and given by every rank or by rank 0
+    alone, make another model and its optimizer the same."""
+    model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    optimizer = adam([*model.parameters()], RATES)
+    model().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    options, taking = options_of(how), options_of([word if word != "broadcast" else "whole" for word in how])
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=taking)
+    learned_state: Any = optimizer_state.get("state", {})
+    taken = {"names": sorted(model_state), "averages taken": averages_of(learned_state)}
+    other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    second = adam([*other.parameters()], OTHER_RATES)
+    states: Sequence[Any] = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
+    set_model_state_dict(other, states[0], options=options)
+    set_optimizer_state_dict(other, second, states[1], options=options)
+    one, again = whole_parameters(model), whole_parameters(other)
+    differing = [name for name, held in one.items() if not torch.equal(held, again[name])]
+    return {**taken, "differing": differing, **learned(other, second, "fsdp1", used)}
+
+
+@in_one.due
+def _(grads, rank: Rank, world: WorldSize, how):
+    due = due_learned(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None))
+    taken = {PATHS[name]: {"exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2} for name, grad in grads.items()}
+    gone = rank > 0 and "offload" in how
+    return {
+        "names": Of([] if gone else sorted(taken)),
+        "averages taken": {} if gone else taken,
+        "differing": Of([]),
+        **due,
+    }

@@ -1,0 +1,190 @@
+"""Laws on what runs beside the caller: the options of an asynchronous save, staging that ends or fails later, and files
+that threads read."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.due import Refused, caught
+from shardlaw.conformance.law.fields import Folder, Rank
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.options import need, numbered, writes_as
+
+DOCS = "torch.distributed.checkpoint docs"
+SLOW_SECONDS = 0.2
+
+ASYNC_OPTIONS = (
+    "mesh=2 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a},n:1} way=apart",
+    "mesh=3 x=7:R a=4:-:bfloat16 state={x:x,a:a,n:1} way=alone",
+    "mesh=2x2 x=5x4:S(0),S(1) a=3:- way=planner",
+    "mesh=3 x=7:S(0) a=4:- way=apart",
+)
+STAGING = (
+    "mesh=2 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,l:[1,2]},n:1}",
+    "mesh=1 x=():R a=4x3:-:bool",
+)
+FAILING = (
+    "mesh=2 x=5:S(0) a=4:R",
+    "mesh=3 x=7:S(0)",
+)
+THREADS = (
+    "mesh=2 x=5x2:S(0) a=4x3:S(1) at=commit_tensor",
+    "mesh=2 x=5x2:S(0) a=4x3:S(1) b=3:S(0) at=resolve_tensor ranks=1",
+    "mesh=3 x=7:S(0) a=6x2:S(0) at=resolve_tensor",
+)
+
+
+@trip_law(
+    "async-options",
+    source=f"{DOCS}, async_save: planner, no_dist, use_collectives, as those of save",
+    holds="mesh=2 x=5:S(0) a=4:R way=planner",
+    texts=ASYNC_OPTIONS,
+    needs=IN_FILES,
+    features=lambda case: {"async-save"},
+)
+def async_options(
+    state: Saved,
+    blank: Blank,
+    writer: Writer,
+    reader: Reader,
+    rank: Rank,
+    folder: Folder,
+    way: Literal["planner", "apart", "alone"],
+):
+    """An asynchronous save is planned by the planner that it is given, without the other ranks where it may not talk
+    with them, and on one rank alone where it is told so."""
+    planned = []
+
+    class Planning(DefaultSavePlanner):
+        def create_local_plan(self):
+            planned.append(way)
+            return super().create_local_plan()
+
+    options: dict[str, dict[str, Any]] = {
+        "planner": {"planner": Planning()},
+        "apart": {"use_collectives": False},
+        "alone": {"no_dist": True},
+    }
+    place = f"{folder}/{rank}" if way == "alone" else folder
+    finish(dcp.async_save(state, storage_writer=writer(place), **options[way]))
+    return {
+        "planned": len(planned),
+        "metadata of this rank": os.path.exists(f"{place}/__{rank}.metadata"),
+        "loaded": load(blank, reader(place), no_dist=way == "alone"),
+    }
+
+
+@async_options.due
+def _(blank, way):
+    return {"planned": int(way == "planner"), "metadata of this rank": way == "apart", "loaded": blank}
+
+
+class Slow:
+    """A value that takes its time to be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Slow:
+        time.sleep(SLOW_SECONDS)
+        return Slow()
+
+
+@trip_law(
+    "staging-ends",
+    source=f"{DOCS}, DefaultStager.synchronize_staging: with use_async_staging, waits until staging is complete",
+    holds="mesh=2 x=5:S(0) a=4:R",
+    texts=STAGING,
+    features=lambda case: {"async-save"},
+)
+def staging_ends(state: Saved):
+    """A stager that stages in the background is done once it was waited for, and has staged what it was given."""
+    stager = DefaultStager(StagingOptions(False, False, True, False))
+    pending: Any = stager.stage({"slow": Slow(), **state})
+    stager.synchronize_staging()
+    ended = pending.done()
+    staged = pending.result()
+    stager.close()
+    return {"ended": ended, "staged": {key: value for key, value in staged.items() if key != "slow"}}
+
+
+@staging_ends.due
+def _(state):
+    return {"ended": True, "staged": state}
+
+
+@trip_law(
+    "staging-fails",
+    source=f"{DOCS}, AsyncSaveResponse: staging_completion indicates when the local copy is complete",
+    holds="mesh=2 x=5:S(0)",
+    texts=FAILING,
+    features=lambda case: {"async-save", "must-refuse"},
+)
+def staging_fails(state: Saved, writer: Writer, folder: Folder):
+    """A staging that fails is complete by its error, and nothing is saved of it."""
+    later: Future[Any] = Future()
+
+    class Failing(AsyncStager):
+        def stage(self, given):
+            return later
+
+        def synchronize_staging(self):
+            pass
+
+        def close(self):
+            pass
+
+    pending: Any = dcp.async_save(state, storage_writer=writer(folder), async_stager=Failing())
+    later.set_exception(RuntimeError("planted in stage"))
+    return {
+        "staging": caught(lambda: pending.staging_completion.result()),
+        "upload": caught(lambda: pending.upload_completion.result()),
+    }
+
+
+@staging_fails.due
+def _():
+    return {"staging": Refused((RuntimeError,)), "upload": Refused((RuntimeError,))}
+
+
+@trip_law(
+    "threads-fail",
+    source=f"{DOCS}, HuggingFaceStorageReader: thread_count; CheckpointException",
+    holds="mesh=2 x=5x2:S(0) a=4x3:S(0) at=commit_tensor",
+    texts=THREADS,
+    needs=IN_FILES,
+    smallest=2,
+    features=lambda case: {"must-refuse", "storage:safetensors-shards"},
+)
+def threads_fail(
+    state: Saved,
+    blank: Blank,
+    rank: Rank,
+    folder: Folder,
+    at: Literal["resolve_tensor", "commit_tensor"],
+    ranks: int = 0,
+):
+    """Where one of several threads that read files fails, on one rank, the load is refused on all."""
+
+    def fail(*given: Any) -> Any:
+        raise RuntimeError(f"planted in {at}")
+
+    save(state, compat.HuggingFaceStorageWriter(folder, **writes_as("shards", numbered(state))))
+    planner = DefaultLoadPlanner()
+    if rank == ranks:
+        setattr(planner, at, fail)
+    reader = compat.HuggingFaceStorageReader(folder, thread_count=2)
+    return {"load": caught(lambda: load(blank, reader, planner))}
+
+
+@threads_fail.due
+def _():
+    need("safetensors")
+    return {"load": Refused((CheckpointFailed,))}

@@ -1,0 +1,126 @@
+"""Laws on what sharded tensors are for: tables in which every rank looks up rows of its own, and optimizers of what a
+rank holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import texts
+from shardlaw.conformance.law.choices import ChoiceField
+from shardlaw.conformance.law.due import Near
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.laws.plan.torch_plans import cut
+from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
+from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, OwnBoxes, ShardingSpec, Whole, due_of
+from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
+
+PADDING = 1
+
+
+def weights(ids: torch.Tensor) -> torch.Tensor:
+    return torch.arange(1.0, 1 + ids.numel()).reshape(ids.shape)
+
+
+def bags(ids: torch.Tensor, table: Any, ends: list[int], mode: str, **how: Any) -> torch.Tensor:
+    """Rows by bags of unlike sizes, which begin at ``ends``."""
+    return F.embedding_bag(ids.flatten(), table, torch.tensor(ends), mode=mode, **how)
+
+
+LOOKUPS = {
+    "rows": lambda ids, table: F.embedding(ids, table),
+    "rows-padded": lambda ids, table: F.embedding(ids, table, padding_idx=PADDING),
+    "rows-renormed": lambda ids, table: F.embedding(ids, table, max_norm=3.0),
+    "rows-renormed-1": lambda ids, table: F.embedding(ids, table, max_norm=3.0, norm_type=1.0),
+    "sum": lambda ids, table: F.embedding_bag(ids, table, mode="sum"),
+    "mean": lambda ids, table: F.embedding_bag(ids, table, mode="mean"),
+    "max": lambda ids, table: F.embedding_bag(ids, table, mode="max"),
+    "weighted": lambda ids, table: F.embedding_bag(ids, table, mode="sum", per_sample_weights=weights(ids)),
+    "sum-padded": lambda ids, table: F.embedding_bag(ids, table, mode="sum", padding_idx=PADDING),
+    "mean-padded": lambda ids, table: F.embedding_bag(ids, table, mode="mean", padding_idx=PADDING),
+    "max-padded": lambda ids, table: F.embedding_bag(ids, table, mode="max", padding_idx=PADDING),
+    "sum-renormed": lambda ids, table: F.embedding_bag(ids, table, mode="sum", max_norm=3.0),
+    "sum-by-bags": lambda ids, table: bags(ids, table, [0, 2, 5], "sum"),
+    "mean-by-bags": lambda ids, table: bags(ids, table, [0, 1, 5], "mean"),
+    "max-by-bags": lambda ids, table: bags(ids, table, [0, 4], "max"),
+    "sum-to-the-last": lambda ids, table: bags(ids, table, [0, 2, 6], "sum", include_last_offset=True),
+    "max-to-the-last": lambda ids, table: bags(ids, table, [0, 1, 6], "max", include_last_offset=True),
+    "sum-of-none": lambda ids, table: bags(ids, table, [0, 2, 2], "sum"),
+    "mean-of-none": lambda ids, table: bags(ids, table, [0, 2, 2], "mean"),
+}
+TABLES = (
+    "world=3 x=8x5:-:float32:small spec=chunk(0)@2,0,1",
+    "world=2 x=5x3:-:float32:small spec=chunk(1)@1,0",
+    "world=3 x=7x5:-:float32:small spec=chunk(1)@0,1,2",
+)
+
+
+def own_ids(rank: int, rows: int) -> torch.Tensor:
+    """Which rows a rank looks up, some of them twice."""
+    return (torch.tensor([[0, 3, 1], [4, 4, 2]]) + 3 * rank) % rows
+
+
+@sharded_law(
+    "sharded_tensor.lookup",
+    source=f"{SOURCE}, chunk_sharding_spec_ops: sharded_embedding, sharded_embedding_bag; torch.nn.functional",
+    control="world=2 x=6x4:-:float32:small spec=chunk(0)@0,1 how=rows",
+    sweep=texts(*(f"{table} how={how}" for how in LOOKUPS for table in TABLES)),
+    sweeps=len(TABLES) * len(LOOKUPS),
+)
+def lookup(x: Whole, spec: ShardingSpec, how: Annotated[Any, ChoiceField(LOOKUPS)], rank: Rank):
+    """Rows that every rank looks up in a table that all share are those of the whole table, alone or in bags."""
+    table = compat.shard_tensor(x, spec)
+    return {"found": how(own_ids(rank, x.shape[0]), table)}
+
+
+@lookup.due
+def _(x, how, rank):
+    return {"found": Near(LOOKUPS[how](own_ids(rank, x.shape[0]), x.clone()))}
+
+
+OPTIMIZED = (
+    "world=2 x=5x3:-:float32:small spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0",
+    "world=3 x=5x4:-:float32:small spec=chunk(0)@1,2,0",
+)
+
+
+@sharded_law(
+    "sharded_tensor.optimized",
+    source="torch.distributed._shard.sharded_optim, ShardedOptimizer: all tensors and local shard tensors",
+    control="world=2 x=4x3:-:float32:small spec=0:2,0:3@0;2:4,0:3@1",
+    sweep=texts(*OPTIMIZED),
+    sweeps=len(OPTIMIZED),
+)
+def optimized(x: Whole, boxes: OwnBoxes, rank: Rank):
+    """An optimizer of a sharded tensor and of a plain one moves all that a rank holds of both, and forgets their
+    gradients when it is told so."""
+    model: Any = nn.Module()
+    model.table = in_boxes(x, boxes, rank)
+    model.plain = nn.Parameter(x.clone())
+    named = dict(compat.sharded_optim.named_params_with_sharded_tensor(model))
+    optimizer = compat.sharded_optim.ShardedOptimizer(named, torch.optim.SGD, lr=0.5)
+    held = [(shard.tensor, x[cut(*box)]) for shard, box in zip(model.table.local_shards(), boxes, strict=True)]
+    for tensor, grad in [*held, (model.plain, x)]:
+        tensor.grad = grad.clone()
+    optimizer.step()
+    optimizer.zero_grad()
+    return {
+        "names": sorted(named),
+        "table": told(model.table),
+        "plain": model.plain.detach(),
+        "gradients left": [tensor.grad is not None for tensor, _ in held],
+    }
+
+
+@optimized.due
+def _(x, boxes, rank):
+    return {
+        "names": ["plain", "table"],
+        "table": due_of(x - 0.5 * x, boxes, rank),
+        "plain": x - 0.5 * x,
+        "gradients left": [False] * len(boxes.of(rank)),
+    }
