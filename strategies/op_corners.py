@@ -193,6 +193,12 @@ BETWEEN = """
 2 | a=3x5x2x8:_S(3,2) i=3x2x8:R:int64:index5 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='sum')
 """
 
+# what is said of sizes: of as many dims, and of other sizes on the ranks alone
+SIZES = """
+2 | a=4x3:S(0) b=4x2:S(0) | is_same_size(a,b) is_same_size(a,a)
+2 | a=3x4:S(0) b=3x4:S(1) | is_same_size(a,b) is_same_size(a,t(b))
+"""
+
 # what a view put together, taken apart at other places than it was put together, or where two mesh dims shard one dim of it
 REGROUPED = """
 2 | a=4x4:S(1) | x=view(a,(16,));view(x,(2,8)) x=view(a,(16,));view(x,(8,2)) x=view(a,(16,));view(x,(2,2,4)) x=view(a,(16,));view(x,(4,2,2))
@@ -207,7 +213,7 @@ REGROUPED = """
 
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN + REGROUPED
+    + BETWEEN + REGROUPED + SIZES
 )  # fmt: skip
 
 # views and other ops, for torch's modes
