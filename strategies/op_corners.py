@@ -97,6 +97,7 @@ OWN_RULES = """
 2 | a=2x2x3x3:P(*):float32:small | nn.functional.max_pool2d(a,2)
 2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | cholesky_solve(b,a) linalg.solve(a,b)
 2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | linalg.solve_triangular(a,b,upper=True)
+2 | a=2x1x1:P(sum):float32:positive b=2x1x3:R:float32:small | cholesky_solve(b,a) linalg.solve(a,b) linalg.solve_triangular(a,b,upper=True)
 2 | a=2x2x2:P(sum):float32:small | linalg.matrix_exp(a) linalg.slogdet(a) linalg.det(a)
 2 | a=3x2x2:S(1):float32:small | linalg.matrix_exp(a) linalg.det(a)
 2 | a=4x3:P(*) i=2:R:int64:index4 v=():R | index_fill(a,0,i,v)
@@ -199,6 +200,22 @@ SIZES = """
 2 | a=3x4:S(0) b=3x4:S(1) | is_same_size(a,b) is_same_size(a,t(b))
 """
 
+# strided shards of unlike lengths
+LOOSE = """
+2 | a=6x4:_S(0,2):float32:small | mean(a,0) mean(a) var(a,0) amax(a,0) linalg.vector_norm(a,2,0) cumsum(a,0) sort(a,0) narrow(a,0,1,4)
+2 | a=6x4:_S(0,2):float32:small | select(a,0,3) split(a,2) nn.functional.pad(a,(0,0,1,1)) cat([a,a]) stack([a,a]) repeat(a,(2,1)) a.add_(1)
+2 | a=6x4:_S(0,2):float32:small | nn.functional.layer_norm(a,(6,4)) x=redistribute(a,'S(0)');mean(x,0) roll(a,1,0) mm(t(a),a)
+2 | a=5x6:_S(1,2):float32:small | mean(a,1,keepdim=True) mean(a,(0,1)) nn.functional.softmax(a,-1) view(a,(5,2,3)) sum(a,0)
+3 | a=9x2:_S(0,2):float32:small | mean(a,0) neg(a)
+"""
+
+# dims that go without a copy: what is left of the tensor lies along other dims
+SQUEEZED = """
+2 | a=1x4:S(1) | a.squeeze_(0) a.squeeze_() a.squeeze_(0);mul(a,2)
+2 | a=2x1x4:S(2) | a.squeeze_(1) a.squeeze_((0,1)) a.squeeze_(-2);sum(a,0)
+2x2 | a=4x1x6:S(0),S(2) | a.squeeze_(1);t(a)
+"""
+
 # what a view put together, taken apart at other places than it was put together, or where two mesh dims shard one dim of it
 REGROUPED = """
 2 | a=4x4:S(1) | x=view(a,(16,));view(x,(2,8)) x=view(a,(16,));view(x,(8,2)) x=view(a,(16,));view(x,(2,2,4)) x=view(a,(16,));view(x,(4,2,2))
@@ -213,7 +230,7 @@ REGROUPED = """
 
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN + REGROUPED + SIZES
+    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED
 )  # fmt: skip
 
 # views and other ops, for torch's modes
