@@ -34,6 +34,8 @@ NESTED = """
 2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
 2x2 | a=6x5:S(0),S(0) | flip(a,(0,))
 2x2 | a=5x6:S(1),S(1) | mean(a,-1) mean(a) sum(a,-1) amin(a,1) var(a,-1) select(a,-1,3) view(a,(30,)) transpose(a,-1,0) cat([a,a],-1)
+2x2 | a=5x4:S(0),S(0) | view_copy(a,(20,))
+2x2 | a=4x5:S(1),S(1) | view_copy(a,(20,))
 2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
 """
 
@@ -273,6 +275,14 @@ BACKWARD = """
 2 | a=5x5:S(0) | x=select(a,1,1);y=select(a,0,1);add(x,y) | a | S(0)
 2 | a=5x5:S(0) | x=cumsum(a,1);y=cumsum(a,0);add(x,y) x=amax(a,1);y=amax(a,0);add(x,y) x=logsumexp(a,1);y=logsumexp(a,0);add(x,y) | a |
 2 | w=4x3:R v=6x3:R i=5:S(0):int64:index4 | x=nn.functional.embedding(i,w);y=nn.functional.embedding(i,v);add(x,y) | w,v | S(0)
+2 | a=2x3x4:S(1) | nn.functional.interpolate(a,size=6,mode='linear') nn.functional.interpolate(a,size=6) | a | S(0)
+2 | a=2x3x4:S(1) | nn.functional.interpolate(a,size=6,mode='nearest-exact') | a |
+2 | a=2x3x4x4:S(1) | nn.functional.interpolate(a,size=6,mode='bilinear') nn.functional.interpolate(a,size=6,mode='bicubic') | a |
+2 | a=2x3x4x4:S(0) | nn.functional.interpolate(a,size=6,mode='nearest-exact') | a | R
+2 | a=2x3x4x4:S(1) | nn.functional.interpolate(a,size=3,mode='bilinear',antialias=True) | a |
+2 | a=2x3x4x4:S(0) | nn.functional.interpolate(a,size=3,mode='bicubic',antialias=True) | a |
+2 | a=2x3x2x2x2:S(1) | nn.functional.interpolate(a,size=3,mode='trilinear') nn.functional.interpolate(a,size=3) | a |
+2 | a=2x3x2x2x2:S(0) | nn.functional.interpolate(a,size=3,mode='nearest-exact') | a |
 """
 
 
