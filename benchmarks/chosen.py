@@ -10,7 +10,8 @@ numbers, under what a mesh dim does to its operands and its targets; each kind o
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
-gradients is sharded in one case; in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
+gradients is sharded in one case, each dim of an op's first operand cut unevenly; in chapters whose cases differ in words
+(:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -25,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +37,11 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
+from shardlaw.conformance.laws.op.results import specs
 from shardlaw.conformance.run.chosen import written
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.target.config import find_target
+from shardlaw.reference.placement import Shard
 from shardlaw.strategies.op_corners import corner_gradients, corner_samples
 from shardlaw.strategies.op_programs import family_histories
 
@@ -220,6 +224,28 @@ def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
             yield case
 
 
+def uneven_dims(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
+    """The cheapest cases of ops that cut a dim of the first operand into parts of unlike sizes, none of them empty, where no case of the
+    law that is taken does: sizes that are handed to a kernel run the same lines, right or wrong."""
+    some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
+    seen: set[tuple[str, int, int]] = set()
+    for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
+        new = {(case.law, *dim) for dim in _uneven(Case.parse(case.text))} - seen
+        if new and (case.text in taken or " mesh=2 " in case.text):
+            seen |= new
+            if case.text not in taken:
+                yield case
+
+
+def _uneven(case: Case) -> Iterator[tuple[int, int]]:
+    """The number of dims of the first operand, with each that its shards divide unevenly."""
+    first, mesh = next(iter(specs(case).values()), None), case.mesh()
+    for dim, extent in enumerate(first.shape if first is not None else ()):
+        cuts = [size for size, at in zip(mesh.shape, first.placements or (), strict=False) if isinstance(at, Shard) and at.dim == dim]
+        if prod(cuts) < extent and extent % prod(cuts):
+            yield len(first.shape), dim
+
+
 def words_asked(case: Tried) -> set[object]:
     """The words of a case's fields, the memory of its tensors, how many dims its meshes have that are longer than 1, and its features
     but those that say how large it is."""
@@ -255,6 +281,7 @@ def choose(folders: Iterable[Path]) -> None:
     limits, listed = _limits(), [case for its in chapters.values() for case in its]
     taken |= {case.text: case for case in tables(listed, limits)}
     taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
+    taken |= {case.text: case for case in uneven_dims(listed, set(taken))}
     reached = {*taken, *(case.text for case in cases if case.name in whole)}
     sure = [case for case in cases if not (case.drawn and case.name in whole)]  # other seeds draw others
     taken |= {case.text: case for case in at_corners(sure, reached)}

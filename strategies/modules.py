@@ -276,12 +276,12 @@ LAYERS: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
-def layer(name: str, sizes: Shape, seed: int, trained: bool = True) -> nn.Module:
-    """One layer in float64 with exact weights, in eval mode; one that is not ``trained`` asks for no gradients."""
+def layer(name: str, sizes: Shape, seed: int, frozen: str = "") -> nn.Module:
+    """One layer in float64 with exact weights, in eval mode; ``frozen`` is the parameter that asks for no gradient, or ``all``."""
     made = LAYERS[name](*sizes).double()
     with torch.no_grad():
-        for at, parameter in enumerate(made.parameters()):
-            parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at)).requires_grad_(trained)
+        for at, (path, parameter) in enumerate(made.named_parameters()):
+            parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at)).requires_grad_(frozen not in (path, "all"))
     return made.eval()
 
 

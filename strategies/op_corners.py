@@ -34,6 +34,8 @@ NESTED = """
 2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
 2x2 | a=6x5:S(0),S(0) | flip(a,(0,))
 2x2 | a=5x6:S(1),S(1) | mean(a,-1) mean(a) sum(a,-1) amin(a,1) var(a,-1) select(a,-1,3) view(a,(30,)) transpose(a,-1,0) cat([a,a],-1)
+2x2 | a=5x4:S(0),S(0) | view_copy(a,(20,))
+2x2 | a=4x5:S(1),S(1) | view_copy(a,(20,))
 2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
 """
 
@@ -97,6 +99,7 @@ OWN_RULES = """
 2 | a=2x2x3x3:P(*):float32:small | nn.functional.max_pool2d(a,2)
 2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | cholesky_solve(b,a) linalg.solve(a,b)
 2 | a=2x1x1:S(0):float32:positive b=2x1x3:P(sum):float32:small | linalg.solve_triangular(a,b,upper=True)
+2 | a=2x1x1:P(sum):float32:positive b=2x1x3:R:float32:small | cholesky_solve(b,a) linalg.solve(a,b) linalg.solve_triangular(a,b,upper=True)
 2 | a=2x2x2:P(sum):float32:small | linalg.matrix_exp(a) linalg.slogdet(a) linalg.det(a)
 2 | a=3x2x2:S(1):float32:small | linalg.matrix_exp(a) linalg.det(a)
 2 | a=4x3:P(*) i=2:R:int64:index4 v=():R | index_fill(a,0,i,v)
@@ -193,6 +196,28 @@ BETWEEN = """
 2 | a=3x5x2x8:_S(3,2) i=3x2x8:R:int64:index5 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='sum')
 """
 
+# what is said of sizes: of as many dims, and of other sizes on the ranks alone
+SIZES = """
+2 | a=4x3:S(0) b=4x2:S(0) | is_same_size(a,b) is_same_size(a,a)
+2 | a=3x4:S(0) b=3x4:S(1) | is_same_size(a,b) is_same_size(a,t(b))
+"""
+
+# strided shards of unlike lengths
+LOOSE = """
+2 | a=6x4:_S(0,2):float32:small | mean(a,0) mean(a) var(a,0) amax(a,0) linalg.vector_norm(a,2,0) cumsum(a,0) sort(a,0) narrow(a,0,1,4)
+2 | a=6x4:_S(0,2):float32:small | select(a,0,3) split(a,2) nn.functional.pad(a,(0,0,1,1)) cat([a,a]) stack([a,a]) repeat(a,(2,1)) a.add_(1)
+2 | a=6x4:_S(0,2):float32:small | nn.functional.layer_norm(a,(6,4)) x=redistribute(a,'S(0)');mean(x,0) roll(a,1,0) mm(t(a),a)
+2 | a=5x6:_S(1,2):float32:small | mean(a,1,keepdim=True) mean(a,(0,1)) nn.functional.softmax(a,-1) view(a,(5,2,3)) sum(a,0)
+3 | a=9x2:_S(0,2):float32:small | mean(a,0) neg(a)
+"""
+
+# dims that go without a copy: what is left of the tensor lies along other dims
+SQUEEZED = """
+2 | a=1x4:S(1) | a.squeeze_(0) a.squeeze_() a.squeeze_(0);mul(a,2)
+2 | a=2x1x4:S(2) | a.squeeze_(1) a.squeeze_((0,1)) a.squeeze_(-2);sum(a,0)
+2x2 | a=4x1x6:S(0),S(2) | a.squeeze_(1);t(a)
+"""
+
 # what a view put together, taken apart at other places than it was put together, or where two mesh dims shard one dim of it
 REGROUPED = """
 2 | a=4x4:S(1) | x=view(a,(16,));view(x,(2,8)) x=view(a,(16,));view(x,(8,2)) x=view(a,(16,));view(x,(2,2,4)) x=view(a,(16,));view(x,(4,2,2))
@@ -207,7 +232,7 @@ REGROUPED = """
 
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN + REGROUPED
+    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED
 )  # fmt: skip
 
 # views and other ops, for torch's modes
@@ -250,6 +275,14 @@ BACKWARD = """
 2 | a=5x5:S(0) | x=select(a,1,1);y=select(a,0,1);add(x,y) | a | S(0)
 2 | a=5x5:S(0) | x=cumsum(a,1);y=cumsum(a,0);add(x,y) x=amax(a,1);y=amax(a,0);add(x,y) x=logsumexp(a,1);y=logsumexp(a,0);add(x,y) | a |
 2 | w=4x3:R v=6x3:R i=5:S(0):int64:index4 | x=nn.functional.embedding(i,w);y=nn.functional.embedding(i,v);add(x,y) | w,v | S(0)
+2 | a=2x3x4:S(1) | nn.functional.interpolate(a,size=6,mode='linear') nn.functional.interpolate(a,size=6) | a | S(0)
+2 | a=2x3x4:S(1) | nn.functional.interpolate(a,size=6,mode='nearest-exact') | a |
+2 | a=2x3x4x4:S(1) | nn.functional.interpolate(a,size=6,mode='bilinear') nn.functional.interpolate(a,size=6,mode='bicubic') | a |
+2 | a=2x3x4x4:S(0) | nn.functional.interpolate(a,size=6,mode='nearest-exact') | a | R
+2 | a=2x3x4x4:S(1) | nn.functional.interpolate(a,size=3,mode='bilinear',antialias=True) | a |
+2 | a=2x3x4x4:S(0) | nn.functional.interpolate(a,size=3,mode='bicubic',antialias=True) | a |
+2 | a=2x3x2x2x2:S(1) | nn.functional.interpolate(a,size=3,mode='trilinear') nn.functional.interpolate(a,size=3) | a |
+2 | a=2x3x2x2x2:S(0) | nn.functional.interpolate(a,size=3,mode='nearest-exact') | a |
 """
 
 

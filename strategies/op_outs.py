@@ -51,6 +51,12 @@ eq ties
     a=m,n b=m,n o=m,n:bool::W  | eq(a,b,out=o)
 index_select
     a=m,n i=k:int64:index2:R o=k,n::small:W m>=2 | index_select(a,0,i,out=o)
+# two results, the second of another dtype: what takes it in is of that dtype for the op that comes next, too
+frexp
+    a=m,n o=m,n::small:W e=m,n:int32:small:W       | frexp(a,out=(o,e));neg(e)
+max
+    a=m,n o=n::small:W e=n:int64:small:W m>=3 n>=3 | max(a,0,out=(o,e));neg(e)
+    a=m,n o=m::small:W e=m:int64:small:W m>=3 n>=3 | max(a,1,out=(o,e));neg(e)
 """)
 
 # of a view v of a
@@ -67,12 +73,15 @@ WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 
 def out(op: Op, choose: Choose, ground: Ground) -> Sample:
     """A call of ``op`` with ``out=``: its first operand lies as the ground says, what takes the result in is replicated or sharded; one in
-    five once more with another such tensor ``p``."""
+    five once more with another such tensor ``p``. What takes a second result in, ``e``, lies as the first."""
     variant = choose([variant for variant in op.variants if not (ground.empty and variant.least)] or op.variants)
     sizes = sized(choose, ground, variant.symbols, variant)
     together = choose((False, True))
     lies: dict[str, Placements] = {}
     for arg in variant.args:
+        if arg.name == "e":
+            lies["e"] = lies["o"]
+            continue
         alike = lies.get("a", ()) if together and arg.dims == variant.args[0].dims else ()
         if alike and not any(isinstance(p, Partial | StridedShard) for p in alike):
             lies[arg.name] = alike
@@ -81,7 +90,7 @@ def out(op: Op, choose: Choose, ground: Ground) -> Sample:
         pending = () if arg.bound or arg.dtype else ("sum",)
         lies[arg.name] = placed(choose, ground, () if arg.bound == "R" else arg.shape(sizes), kinds=kinds, pending=pending)
     sample = variant.sample(ground.mesh, sizes, lies, "float32")
-    if choose((True, True, True, True, False)):
+    if "e" in lies or choose((True, True, True, True, False)):
         return sample
     taking = dict(sample.tensors)["o"]
     other = replace(taking, placements=placed(choose, ground, taking.shape, pending=()))

@@ -71,6 +71,18 @@ SENSELESS = [
     "dot(a,b)",
     "matmul(a,a)",
 ]
+# calls on a 4x4 tensor a that speak of the memory of the whole; the first two of what it is already
+RESTRIDED = [
+    "as_strided(a,(4,4),(4,1))",
+    "as_strided(a,(4,4),(4,1),0)",
+    "as_strided(a,(4,4),(1,4))",
+    "as_strided(a,(2,8),(8,1))",
+    "as_strided(a,(16,),(1,))",
+    "as_strided(a,(2,4),(4,1),8)",
+    "x=t(a);as_strided(x,(4,4),(4,1))",
+    "x=narrow(a,0,0,2);as_strided(x,(2,4),(4,1))",
+    "x=narrow(a,0,0,2);as_strided(x,(2,4),(4,1),8)",
+]
 TWO_MESHES = [
     ("2", "2@1,0"),
     ("2", "3"),
@@ -134,6 +146,13 @@ def senseless_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
         return Sample(mesh, (("a", a), *([("b", TensorSpec((6, 4), draw(_placed(mesh, 2))))] if both else [])), steps)
 
     return drawn()
+
+
+def restrided_samples() -> list[Sample]:
+    """Each of :data:`RESTRIDED` on tensors that are whole, sharded, and pending."""
+    lies = [("2", "R"), ("2", "S(0)"), ("2", "S(1)"), ("2x2", "S(1),R"), ("2", "P(sum)")]
+    tensors = [(Mesh.parse(mesh), TensorSpec.parse(f"4x4:{at}")) for mesh, at in lies]
+    return [Sample(mesh, (("a", a),), steps) for steps in RESTRIDED for mesh, a in tensors]
 
 
 def unbind_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 
 from shardlaw.conformance.law.program.calls import VIEWS
 from tests.planted.hook import breaks
@@ -53,12 +54,14 @@ def _instead_of_functions(fault: Callable[..., Any]) -> None:
     "op.out[maximum]",
     "op.out[eq]",
     "op.out[index_select]",
+    "op.out[frexp]",
+    "op.out[max]",
 )
 def given_tensors_not_written() -> None:
     """A result is written into a copy of the tensor that is given for it."""
 
     def fault(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return func(*args, **({**kwargs, "out": kwargs["out"].clone()} if "out" in kwargs else kwargs))
+        return func(*args, **({**kwargs, "out": tree_map(torch.clone, kwargs["out"])} if "out" in kwargs else kwargs))
 
     _instead_of_functions(fault)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.distributed.tensor as dtensor
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
@@ -201,7 +203,10 @@ ODD = {
 }
 # how many of them, from the first on, each maker must refuse, and which calls with what is one are refused
 HOWS = {"distribute": 9, "from_local": 8, "zeros": 7}
-CALLS = ("non-leaf", "other-placements", "other-mesh", "local-dtensor", "shape-alone", "stride-alone")
+CALLS = (
+    *("non-leaf", "other-placements", "other-mesh", "local-dtensor", "shape-alone", "stride-alone", "other-memory"),
+    *("pending-shard", "pending-chunks", "unlike-shards"),
+)
 
 
 def sweep_refusals(limits: Limits) -> list[Case]:
@@ -220,7 +225,7 @@ def sweep_refusals(limits: Limits) -> list[Case]:
     source=f"{DOC}, distribute_tensor, DTensor.from_local and the factories (one placement for each mesh dim; Raises)",
     control="mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
     sweep=sweep_refusals,
-    sweeps=145,
+    sweeps=160,
     features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
     weight=0.4,
 )
@@ -231,14 +236,17 @@ def refusals(
     shape: ShapeOf | None = None,
     placements: PlacedAs | None = None,
 ):
-    """Placements of a missing dim, too few or many, shards of a 0-d tensor and mixed reductions are refused on every
-    rank."""
+    """Placements of a missing dim, too few or many, shards of a 0-d tensor, mixed reductions, shards that do not fit
+    beside each other, and what a checkpoint would take of a pending tensor are refused on every rank."""
     at = [Shard(0)] + [Replicate()] * (mesh.ndim - 1)
     other = [Shard(1)] + [Replicate()] * (mesh.ndim - 1)
     x = torch.ones((4, 4) if shape is None else shape, device=mesh.device_type)
 
     def distributed():
         return distribute_tensor(torch.ones(4, 4, device=mesh.device_type), mesh, at, src_data_rank=None)
+
+    def pending() -> Any:
+        return DTensor.from_local(x, mesh, [Partial()] * mesh.ndim)
 
     calls = {
         "distribute": lambda: distribute_tensor(x, mesh, placements, src_data_rank=None),
@@ -252,6 +260,10 @@ def refusals(
         "local-dtensor": lambda: DTensor.from_local(distributed(), mesh, at),
         "shape-alone": lambda: DTensor.from_local(x, mesh, at, shape=torch.Size((8, 4))),
         "stride-alone": lambda: DTensor.from_local(x, mesh, at, stride=(4, 1)),
+        "other-memory": lambda: dtensor.zeros(4, 4, layout=torch.sparse_coo, device_mesh=mesh, placements=at),
+        "pending-shard": lambda: pending().__get_tensor_shard__(MetadataIndex("x", torch.Size((0, 0)))),
+        "unlike-shards": lambda: compat.global_tensor_shape(torch.Size((2, 3 + dist.get_rank())), mesh, at),
+        "pending-chunks": lambda: pending().__create_chunk_list__(),
     }
     return caught(calls[attempt if how == "call" else how])
 

@@ -82,17 +82,19 @@ def weight_of(case: Case) -> OnMesh | torch.Tensor | None:
 
 
 def arriving_of(case: Case) -> OnMesh | None:
-    """The gradient of a loss that is not reduced."""
+    """The gradient of a loss that is not reduced, as the labels lie where the case does not say otherwise."""
+    if case.get("reduction", "mean") != "none":
+        return None
     x = logits_of(case)
     shape, classes = x.layout.shape, classes_of(x.layout)
     full = incoming(shape[:classes] + shape[classes + 1 :], case.seed).to(x.full.dtype)
-    return on(x.mesh, full, *placed_as_labels(x.layout)) if case.get("reduction", "mean") == "none" else None
+    return on(x.mesh, full, *(case.placements("arrives") if "arrives" in case else placed_as_labels(x.layout)))
 
 
 Logits = Annotated[DTensor, FromCase(logits_of, "x", "mesh")]
 Labels = Annotated[torch.Tensor, FromCase(labels_of, "targets", "labels", "ignore")]
 Weight = Annotated[torch.Tensor | None, FromCase(weight_of, "weight")]
-Arriving = Annotated[torch.Tensor | None, FromCase(arriving_of, "reduction")]
+Arriving = Annotated[torch.Tensor | None, FromCase(arriving_of, "reduction", "arrives")]
 
 
 # The loss and its gradient
@@ -164,6 +166,9 @@ def drawn_loss(draw: st.DrawFn, limits: Limits, on: tuple[str, ...], odd: bool) 
     beside = any(isinstance(one, Shard) and one.dim != classes for one in at)
     said: dict[str, Any] = {"x": TensorSpec(shape, at, draw(st.sampled_from(["float64", "float64", "float32"])))}
     said["reduction"] = draw(st.sampled_from(["mean", "sum", "none"] if mesh.ndim == 1 else ["sum", "none", "none"]))
+    if said["reduction"] == "none":
+        ways = st.sampled_from([R(), *map(Shard, range(len(shape) - 1))])
+        said["arrives"] = draw(st.sampled_from([None, None, 1])) and draw(st.tuples(*[ways] * mesh.ndim))
     said["weight"] = draw(st.sampled_from([None, None, "plain", "sharded"]))
     said["ignore"] = draw(st.sampled_from([None, None, 0, 1, -100, 255]))
     said["targets"] = "sharded" if beside else draw(st.sampled_from([None, "sharded"]))
@@ -193,6 +198,8 @@ LAWS = family(
             "control": "mesh=2 x=4x5:S(1):float64 reduction=mean",
             "draw": draw_loss("2", "2", "2", "3", "3", "4"),
             "draws": 14,
+            "sweep": texts("mesh=2 x=4x6:S(1):float64 reduction=none arrives=S(0)"),
+            "sweeps": 1,
             "weight": 0.2,
         },
         "module.loss-beside": {
@@ -203,6 +210,13 @@ LAWS = family(
             "control": "mesh=2x2 x=4x6:S(0),S(1):float64 reduction=sum targets=sharded",
             "draw": draw_loss("2x2", "2x2", "1x2", "2x1"),
             "draws": 8,
+            "sweep": texts(
+                *(
+                    f"mesh=2x2 x={x}:float64 reduction=none targets=sharded arrives={arrives}"
+                    for x, arrives in (("4x6:S(0),S(1)", "R,R"), ("4x6:S(1),S(0)", "R,R"))
+                )
+            ),
+            "sweeps": 2,
             "refusal": "allowed",
             "weight": 0.2,
         },

@@ -253,6 +253,25 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[DeviceMesh], Any]]] = {
             nn.ReLU(), mesh, PrepareModuleOutput(output_layouts=PAIR, desired_output_layouts=PAIR), torch.ones(2)
         ),
     ),
+    "fewer-layouts-than-inputs": (
+        ValueError,
+        lambda mesh: called(
+            nn.PairwiseDistance(),
+            mesh,
+            PrepareModuleInput(input_layouts=PAIR[0], desired_input_layouts=PAIR[0]),
+            torch.ones(2, 2),
+            torch.ones(2, 2),
+        ),
+    ),
+    "fewer-layouts-than-outputs": (
+        ValueError,
+        lambda mesh: called(
+            nn.Identity(),
+            mesh,
+            PrepareModuleOutput(output_layouts=PAIR[0], desired_output_layouts=PAIR[0]),
+            (torch.ones(2), torch.ones(2)),
+        ),
+    ),
     "no-style": (TypeError, lambda mesh: called(nn.Linear(6, 6), mesh, 3)),
     "columns-alone": (
         RuntimeError,
@@ -273,7 +292,7 @@ ATTEMPTS = (*REFUSED, *WARNED)
     source=f"{DOC}, the styles (supported modules, lengths of layouts) and parallelize_module",
     control="mesh=2 attempt=colwise-norm",
     sweep=texts(*(f"mesh=2 attempt={attempt}" for attempt in ATTEMPTS)),
-    sweeps=16,
+    sweeps=len(ATTEMPTS),
     needs=("broadcast", "scatter"),
     weight=0.1,
 )

@@ -40,6 +40,8 @@ PLACES: dict[str, tuple[Placement, ...]] = {
     "ColwiseParallel Embedding": (S(1),),
     "RowwiseParallel Embedding": (S(0),),
 }
+# which parameter asks for no gradient
+FROZEN = {"": "", "1": "all", "weight": "weight", "bias": "bias"}
 # how a style takes its input and lays its output out, where nothing else is asked for
 ENDS: dict[str, tuple[Placement, Placement]] = {
     "ColwiseParallel": (R(), S(-1)),
@@ -92,8 +94,9 @@ def input_of(case: Case) -> OnMesh | ByRank:
 
 
 def layer_of(case: Case) -> Call:
-    name = WordField(LAYERS).parse(case.get("module"))
-    return Call(layer, (name, case.shape("dims"), case.seed), {"trained": False} if "frozen" in case else {})
+    """``frozen=1`` stands for all parameters, another word for the one of this name."""
+    name, frozen = WordField(LAYERS).parse(case.get("module")), WordField(FROZEN).parse(case.get("frozen", ""))
+    return Call(layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
 
 
 AskedStyle = Annotated[Any, FromCase(asked, "style", "from", "to", "dim", "local")]
@@ -155,10 +158,12 @@ def draw_weighed(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
 
 
 def frozen(kind: str) -> Callable[[Limits], list[Case]]:
-    """Frozen parameters of either module, which few draws would meet."""
+    """Frozen parameters of either module, which few draws would meet: all of them, and one beside one that is not."""
     return texts(
         f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=1",
         f"mesh=2 style={kind} module=embedding dims=4x6 input=4 from=R frozen=1",
+        f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=bias",
+        f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=weight",
     )
 
 
@@ -201,7 +206,7 @@ LAWS = family(
             "draw": draw_weighed("ColwiseParallel"),
             "draws": 11,
             "sweep": frozen("ColwiseParallel"),
-            "sweeps": 2,
+            "sweeps": 4,
         },
         "module.styles[rowwise]": {
             "clause": f"RowwiseParallel shards weights by rows {SAYS}",
@@ -210,7 +215,7 @@ LAWS = family(
             "draw": draw_weighed("RowwiseParallel"),
             "draws": 11,
             "sweep": frozen("RowwiseParallel"),
-            "sweeps": 2,
+            "sweeps": 4,
         },
         "module.styles[sequence]": {
             "clause": (

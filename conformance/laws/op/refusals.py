@@ -14,11 +14,17 @@ from shardlaw.conformance.law.due import Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import TensorField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.program.fields import Operands, Program
-from shardlaw.conformance.laws.op.forward import case_of
-from shardlaw.conformance.laws.op.results import plain_of
+from shardlaw.conformance.laws.op.forward import case_of, listed
+from shardlaw.conformance.laws.op.results import plain_of, result, result_due
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard
-from shardlaw.strategies.op_refusals import mixed_samples, samples_on_two_meshes, senseless_samples, unbind_samples
+from shardlaw.strategies.op_refusals import (
+    mixed_samples,
+    restrided_samples,
+    samples_on_two_meshes,
+    senseless_samples,
+    unbind_samples,
+)
 from shardlaw.strategies.ops import Sample
 
 DTENSOR = "torch.distributed.tensor docs, DTensor"
@@ -119,3 +125,19 @@ def _(steps, operands):
     if not any(isinstance(placement, Shard) and (placement.dim - dim) % x.full.ndim == 0 for placement in x.placements):
         raise Meaningless("the dim is not sharded")
     return {"refusal": Refused()}
+
+
+restrided = law(
+    "op.restrided",
+    clause="as_strided gives what its sizes, strides and offset say of the memory of the whole tensor, or is refused.",
+    source=f"{DTENSOR}: operators follow the semantics of torch.Tensor; torch docs, torch.as_strided",
+    control="mesh=2 a=4x4:S(0) steps=as_strided(a,(4,4),(4,1))",
+    sweep=lambda limits: listed(restrided_samples(), limits),
+    sweeps=len(restrided_samples()),
+    refusal="allowed",
+    tier="extended",
+)(result)
+restrided.due(result_due(exact=True))
+
+
+LAWS = [restrided]

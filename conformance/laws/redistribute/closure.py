@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Placements
@@ -184,7 +184,7 @@ def _(x: Global, y, r, call):
 
 
 MASKED = "torch.distributed.tensor.placement_types, docstring of _MaskPartial: row-wise sharded embedding"
-USES = ("twice", "both", "apart")
+USES = ("twice", "both", "apart", "then")
 
 
 @st.composite
@@ -221,8 +221,8 @@ def features_masked(case: Case) -> set[str]:
 
 
 def _second(case: Case) -> Global | None:
-    """The indices of a second lookup while the first is pending: the same, or others of the same shape."""
-    seeds = {"both": case.seed, "apart": case.seed + 1}
+    """The indices of a second lookup, while the first is pending or then: the same, or others of the same shape."""
+    seeds = {"both": case.seed, "apart": case.seed + 1, "then": case.seed + 1}
     return operand(case.with_fields(seed=seeds[case.get("use")]), "i") if case.get("use") in seeds else None
 
 
@@ -233,6 +233,14 @@ def _second(case: Case) -> Global | None:
     features=features_masked,
     draw=draw_masked,
     draws=48,
+    # a mask is over when its lookup is summed, in whichever way: the next one has its own
+    sweep=texts(
+        *(
+            f"mesh=2 w=5x4:S(0) i={shape}:R:int64:index5 out={out} use=then"
+            for shape, out in (("4", "R"), ("4", "S(0)"), ("6", "S(1)"), ("4x3", "S(1)"))
+        )
+    ),
+    sweeps=4,
     needs=("all_reduce",),
     weight=0.8,
 )
@@ -241,10 +249,12 @@ def masked(
     i: DTensor,
     j: Annotated[DTensor, Derived(_second)],
     out: Placements,
-    use: Literal["once", "twice", "both", "apart"],
+    use: Literal["once", "twice", "both", "apart", "then"],
 ):
     """A lookup in a table that is sharded by rows gives, once summed, each row as the rank that has it holds it."""
     found: list[Any] = [functional.embedding(i, w)]
+    if use == "then":
+        return [found[0].redistribute(placements=out), functional.embedding(j, w).redistribute(placements=out)]
     if use == "twice":
         found *= 2
     elif use != "once":
