@@ -25,6 +25,7 @@ from shardlaw.conformance.laws.module.zoo import NEEDS, Model, Pairs, gradients,
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Placements
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 from shardlaw.strategies.meshes import pool
@@ -68,6 +69,14 @@ def sgd(model: nn.Module, named: dict[str, Any]) -> None:
                 parameter -= 0.5 * named[name]  # type: ignore[misc]
 
 
+def asked_in(model: nn.Module, asks: str, last: bool) -> None:
+    """The first parameter has a gradient of the last pass alone, or the first half of them of all but the last and the
+    others of that."""
+    every = list(model.parameters())
+    for at, parameter in enumerate(every[:1] if asks == "late" else every):
+        parameter.requires_grad_(last if asks == "late" else (at >= len(every) // 2) == last)
+
+
 def fsdp(
     model: Model,
     mesh: NamedMesh,
@@ -83,7 +92,7 @@ def fsdp(
     factor: float | None = None,
     looked: bool = False,
     freezes: bool = False,
-    late: bool = False,
+    asks: Literal["late", "turns"] | None = None,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
     if compute is not None:
@@ -102,11 +111,11 @@ def fsdp(
             next(model.parameters()).requires_grad_(False)
         outs = []
         for at, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
+            if asks is not None:
+                asked_in(model, asks, at == passes - 1)
             if synced == "held":  # shared with the ranks that shard, held back from those that replicate
                 model.set_requires_all_reduce(at == passes - 1)  # type: ignore[operator]
             elif synced is not None:
-                if late:  # the first parameter has a gradient of the last pass alone
-                    next(model.parameters()).requires_grad_(at == passes - 1)
                 model.set_requires_gradient_sync(at == passes - 1 or synced == "each")  # type: ignore[operator]
             outs.append(model(x))
             outs[-1].backward(grad.to(outs[-1].dtype))
@@ -134,7 +143,7 @@ def fsdp_due(
     factor,
     looked,
     freezes,
-    late,
+    asks,
     rank: Rank,
 ):
     dtype, place = compute or torch.float64, mesh.ranks.index(rank)
@@ -157,8 +166,8 @@ def fsdp_due(
         if freezes and step:
             next(computed.parameters()).requires_grad_(False)
         for at, pairs in enumerate(inputs[step * passes : (step + 1) * passes]):
-            if late:
-                next(computed.parameters()).requires_grad_(at == passes - 1)
+            if asks is not None:
+                asked_in(computed, asks, at == passes - 1)
             every = [computed(x.to(dtype) if x.is_floating_point() else x) for x, _ in pairs]
             for out, (_, grad) in zip(every, pairs, strict=True):
                 out.backward((grad / scale).to(out.dtype))
@@ -250,7 +259,8 @@ def _(mesh: Mesh, rows, reduce, passes: int, split: bool):
     # of eight bits that bfloat16 has, 257 needs nine
     ranks = mesh.shape[0] if split else mesh.size
     whole = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / ranks)
-    return {"weight": on(mesh, whole, *((S(0), R()) if split else (*(R(),) * (mesh.ndim - 1), S(0))))}
+    at: Placements = (S(0), R()) if split else (*(R(),) * (mesh.ndim - 1), S(0))
+    return {"weight": on(mesh, whole, *at)}
 
 
 @law(
@@ -289,11 +299,14 @@ ALWAYS = {
     "accumulated": (
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=3 synced=held",
         "mesh=2 model=mlp dims=5x7x3 reshard=no freezes=1",
+        "mesh=2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=last asks=turns",
+        "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
+        "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
     ),
     "precision": (
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
-        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 late=1",
-        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 late=1",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 asks=late",
     ),
 }
 LAWS = family(
