@@ -230,9 +230,28 @@ REGROUPED = """
 2x2 | a=2x8x3:S(1),S(1):float32:small w=5x3:R,R:float32:small | nn.functional.linear(a,w)
 """
 
+# options and values under which a rule does not hold that otherwise does: what is left pending or sharded would have to be whole
+UNDER_OPTIONS = """
+2 | a=5x4:S(0) | histc(a,4,1,1) histc(a,3,-2,-2)
+2 | a=5x4:S(0):float32:edges | x=sum(a,0);nansum(x) x=sum(a,0);nansum(x,0) x=sum(a,0);nanmean(x)
+2 | a=4x3:S(0) | x=masked_fill(a,gt(a,8),inf);y=amax(x,0);nan_to_num(y,posinf=-7.0)
+2 | a=4x3:S(0) | x=masked_fill(a,lt(a,-8),-inf);y=amin(x,0);nan_to_num(y,neginf=99.0)
+2 | a=4x3:P(sum):float32:small | aten.linalg__powsum.default(a,2) aten.linalg__powsum.default(a,2,[0])
+2 | a=4x3:S(0):float32:small | aten.linalg__powsum.default(a,2) aten.linalg__powsum.default(a,3,[-1],True)
+"""
+
+# operands of unlike numbers of dims, and those that lack the dim of a batch
+UNLIKE_DIMS = """
+2 | a=4x3:S(1) b=3:R | equal(a,b) equal(b,a)
+2 | a=4x3:S(1) e=0:R | cat([e,a],1) cat([e,a],-1) cat([a,e],0) cat([e,a,a],-2)
+2 | a=2x4x3:S(1) e=0:R | cat([e,a],-2) cat([a,e,a],1)
+2 | a=2x4x4:R | x=aten.max_pool2d_with_indices.default(a,2);y=redistribute(getitem(x,0),'S(1)');nn.functional.max_unpool2d(y,getitem(x,1),2)
+2 | a=2x4x4:R | x=aten.max_pool2d_with_indices.default(a,2);y=redistribute(getitem(x,1),'S(0)');nn.functional.max_unpool2d(getitem(x,0),y,2)
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED
+    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS
 )  # fmt: skip
 
 # views and other ops, for torch's modes
@@ -283,6 +302,10 @@ BACKWARD = """
 2 | a=2x3x4x4:S(0) | nn.functional.interpolate(a,size=3,mode='bicubic',antialias=True) | a |
 2 | a=2x3x2x2x2:S(1) | nn.functional.interpolate(a,size=3,mode='trilinear') nn.functional.interpolate(a,size=3) | a |
 2 | a=2x3x2x2x2:S(0) | nn.functional.interpolate(a,size=3,mode='nearest-exact') | a |
+2 | w=4x3:R i=6:S(0):int64:index4 | nn.functional.embedding(i,w,scale_grad_by_freq=True) | w | S(0)
+2 | w=4x3:R i=2x4:S(1):int64:index4 | nn.functional.embedding(i,w,scale_grad_by_freq=True,padding_idx=1) | w | S(1)
+2 | w=4x3:S(0) i=6:R:int64:index4 | nn.functional.embedding(i,w,scale_grad_by_freq=True) | w | R
+2 | a=3x4x4:S(1) | nn.functional.adaptive_avg_pool2d(a,(2,2)) nn.functional.max_pool2d(a,2) | a | S(1)
 """
 
 

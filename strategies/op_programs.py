@@ -292,6 +292,9 @@ added
 within   small
     a=m,n | nn.functional.layer_norm(a,({n},)) nn.functional.layer_norm(a,({m},{n})) nn.functional.softmax(a,1)
         | nn.functional.softmax(a,0) nn.functional.softmax(a,0,dtype=torch.float64)
+# both dims have the three elements that a cross product needs
+crossed  small
+    a=3,3 b=3,3 | linalg.cross(a,b,dim=1) linalg.cross(a,b,dim=0) cross(a,b,dim=-1) cross(a,b,dim=-2)
 """)
 
 

@@ -155,3 +155,11 @@ def gradients_are_summed_not_averaged() -> None:
     @instead(_fsdp_collectives, "_div_if_needed")
     def fault(true: Any, tensor: Any, factor: Any) -> None:
         return None
+
+
+@breaks("module.grad-dtype")
+def gradients_of_floats_are_summed() -> None:
+    @instead(_fsdp_collectives, "_get_gradient_divide_factors")
+    def fault(true: Any, *args: Any, **options: Any) -> Any:
+        before, after, *_ = true(*args, **options)
+        return before, after, dist.ReduceOp.SUM, dist.ReduceOp.SUM

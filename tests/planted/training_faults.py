@@ -19,7 +19,7 @@ from tests.planted.hook import breaks, instead
 # Losses
 
 
-@breaks("module.loss", "module.loss-beside", "module.loss-odd")
+@breaks("module.loss", "module.loss-beside", "module.loss-odd", "module.loss-apart")
 def loss_forgets_the_mask() -> None:
     @instead(loss._MaskPartial, "_reduce_value")
     def fault(true: Any, self: Any, tensor: Any, mesh: Any, mesh_dim: Any) -> Any:

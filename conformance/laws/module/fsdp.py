@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
@@ -25,6 +25,7 @@ from shardlaw.conformance.laws.module.zoo import NEEDS, Model, Pairs, gradients,
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Placements
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 from shardlaw.strategies.meshes import pool
@@ -68,6 +69,14 @@ def sgd(model: nn.Module, named: dict[str, Any]) -> None:
                 parameter -= 0.5 * named[name]  # type: ignore[misc]
 
 
+def asked_in(model: nn.Module, asks: str, last: bool) -> None:
+    """The first parameter has a gradient of the last pass alone, or the first half of them of all but the last and the
+    others of that."""
+    every = list(model.parameters())
+    for at, parameter in enumerate(every[:1] if asks == "late" else every):
+        parameter.requires_grad_(last if asks == "late" else (at >= len(every) // 2) == last)
+
+
 def fsdp(
     model: Model,
     mesh: NamedMesh,
@@ -83,6 +92,7 @@ def fsdp(
     factor: float | None = None,
     looked: bool = False,
     freezes: bool = False,
+    asks: Literal["late", "turns"] | None = None,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
     if compute is not None:
@@ -101,6 +111,8 @@ def fsdp(
             next(model.parameters()).requires_grad_(False)
         outs = []
         for at, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
+            if asks is not None:
+                asked_in(model, asks, at == passes - 1)
             if synced == "held":  # shared with the ranks that shard, held back from those that replicate
                 model.set_requires_all_reduce(at == passes - 1)  # type: ignore[operator]
             elif synced is not None:
@@ -131,6 +143,7 @@ def fsdp_due(
     factor,
     looked,
     freezes,
+    asks,
     rank: Rank,
 ):
     dtype, place = compute or torch.float64, mesh.ranks.index(rank)
@@ -152,7 +165,9 @@ def fsdp_due(
         computed, outs = copy.deepcopy(model).to(dtype), []
         if freezes and step:
             next(computed.parameters()).requires_grad_(False)
-        for pairs in inputs[step * passes : (step + 1) * passes]:
+        for at, pairs in enumerate(inputs[step * passes : (step + 1) * passes]):
+            if asks is not None:
+                asked_in(computed, asks, at == passes - 1)
             every = [computed(x.to(dtype) if x.is_floating_point() else x) for x, _ in pairs]
             for out, (_, grad) in zip(every, pairs, strict=True):
                 out.backward((grad / scale).to(out.dtype))
@@ -213,29 +228,69 @@ def features_fsdp(case: Case) -> set[str]:
         "mesh=2@1,0 rows=2 reduce=bfloat16 passes=2",
         "mesh=2x2 rows=3 reduce=float32",
         "mesh=2x2 rows=4 reduce=bfloat16 passes=2",
+        "mesh=1x2 rows=3 reduce=float32 split=1",
+        "mesh=2x2 rows=4 reduce=float32 split=1 passes=2",
+        "mesh=1x2 rows=4 reduce=bfloat16 split=1",
     ),
-    sweeps=6,
+    sweeps=9,
     features=lambda case: {"module", "fully-sharded", "backward"},
     needs=NEEDS,
     weight=0.3,
 )
-def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1):
-    """Gradients that were computed in param_dtype are added up over ranks and passes in reduce_dtype."""
+def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1, split: bool = False):
+    """Gradients that were computed in param_dtype are added up over ranks and passes in reduce_dtype, also over those
+    ranks that split a batch beside fully_shard."""
     model: Any = nn.Linear(1, rows, bias=False)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    over, beside = (mesh["a"], mesh["b"]) if split else (mesh, None)
+    if beside is not None:  # each of whose ranks has a row of the batch
+        model.weight = nn.Parameter(distribute_tensor(model.weight.data, beside, [Replicate()]))
+    fully_shard(model, mesh=over, mp_policy=policy)
     place = mesh.mesh.flatten().tolist().index(dist.get_rank())
     for at in range(passes):
         model.set_requires_gradient_sync(at == passes - 1)
-        model(torch.full((1, 1), {0: 256.0, mesh.size() - 1: 1.0}.get(place, 0.0))).sum().backward()
+        x = torch.full((1, 1), {0: 256.0, 1 if split else mesh.size() - 1: 1.0}.get(place, 0.0))
+        model(x if beside is None else DTensor.from_local(x, beside, [Shard(0)])).sum().backward()
     return gradients(model)
 
 
 @reduced_in.due
-def _(mesh: Mesh, rows, reduce, passes: int):
+def _(mesh: Mesh, rows, reduce, passes: int, split: bool):
     # of eight bits that bfloat16 has, 257 needs nine
-    whole = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / mesh.size)
-    return {"weight": on(mesh, whole, *(R(),) * (mesh.ndim - 1), S(0))}
+    ranks = mesh.shape[0] if split else mesh.size
+    whole = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / ranks)
+    at: Placements = (S(0), R()) if split else (*(R(),) * (mesh.ndim - 1), S(0))
+    return {"weight": on(mesh, whole, *at)}
+
+
+@law(
+    "module.grad-dtype",
+    source=f"{FSDP}; torch.Tensor.grad_dtype: the dtype that the gradient of a leaf has",
+    control="mesh=2 rows=3 asked=float32",
+    sweep=texts(
+        "mesh=2 rows=3 asked=float32",
+        "mesh=2 rows=3 asked=float64",
+        "mesh=2 rows=4 asked=bfloat16",
+        "mesh=2x2 rows=3 asked=float64",
+        "mesh=2 rows=4 asked=float64 compute=bfloat16",
+    ),
+    sweeps=5,
+    features=lambda case: {"module", "fully-sharded", "backward"},
+    needs=NEEDS,
+    weight=0.2,
+)
+def grad_dtype(mesh: NamedMesh, rows: int, asked: torch.dtype, compute: torch.dtype | None = None):
+    """A parameter that asks for gradients of a dtype gets them in it when it is fully sharded too."""
+    model: Any = nn.Linear(1, rows, bias=False)
+    model.weight.grad_dtype = asked
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute))
+    model(torch.ones(1, 1)).sum().backward()
+    return gradients(model)
+
+
+@grad_dtype.due
+def _(mesh: Mesh, rows, asked: torch.dtype, compute):
+    return {"weight": on(mesh, torch.ones(rows, 1, dtype=asked), *(R(),) * (mesh.ndim - 1), S(0))}
 
 
 # cases that few draws would meet
@@ -244,8 +299,15 @@ ALWAYS = {
     "accumulated": (
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=3 synced=held",
         "mesh=2 model=mlp dims=5x7x3 reshard=no freezes=1",
+        "mesh=2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=last asks=turns",
+        "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
+        "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
     ),
-    "precision": ("mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",),
+    "precision": (
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 asks=late",
+    ),
 }
 LAWS = family(
     fsdp,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss, softmax
 
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
@@ -236,6 +236,47 @@ LAWS = family(
     features=features_loss,
     needs=NEEDS,
 )
+
+
+# What is made of the logits beside the loss
+
+USES = {
+    "nll": lambda x: nll_loss(log_softmax(x, 1), torch.zeros(len(x), dtype=torch.int64)),
+    "weighed": lambda x: (log_softmax(x, 1) * x.detach()).sum(),
+    "entropy": lambda x: (log_softmax(x, 1).exp() * log_softmax(x, 1)).sum(),
+    "divergence": lambda x: kl_div(log_softmax(x, 1), x.detach().sigmoid(), reduction="sum"),
+    "softmax": lambda x: (softmax(x, 1) * x.detach()).sum(),
+    "logsumexp": lambda x: x.logsumexp(1).square().sum(),
+}
+
+
+@law(
+    "module.loss-apart",
+    source=f"{DOC}: cross entropy is computed in parallel within the context; of other functions nothing else is said",
+    control="mesh=2 x=4x6:S(1):float64 use=nll",
+    sweep=texts(*(f"mesh={at} use={use}" for use in USES for at in ("2 x=4x6:S(1):float64", "3 x=3x7:S(1):float64"))),
+    sweeps=2 * len(USES),
+    features=lambda case: {"module", "parallel-loss", "backward"},
+    needs=NEEDS,
+    weight=0.2,
+)
+def apart(x: Logits, use: Annotated[str, WordField(USES)]):
+    """Within loss_parallel other functions of the logits, of their log_softmax too, have the dense gradient."""
+    with parallel_loss():
+        out = USES[use](x)
+        out.backward()
+    return {"result": out, "gradient": x.grad}
+
+
+@apart.due
+def _(x: Global, use: str):
+    full: Any = x.full.clone().requires_grad_()
+    out = USES[use](full)
+    out.backward()
+    return {
+        "result": Claimed(out.detach(), x.mesh, exact=False),
+        "gradient": Claimed(full.grad, x.mesh, exact=False),
+    }
 
 
 # What is refused, and what is over at the end
