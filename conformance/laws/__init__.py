@@ -108,6 +108,8 @@ MODULES = (
     "module.losses",
     "module.training",
     "module.scaled",
+    "module.replicated",
+    "module.wrapped",
     "module.locally",
     "module.experimental",
     "module.registered",
