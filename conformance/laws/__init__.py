@@ -123,6 +123,7 @@ MODULES = (
     "optimizer.both_states",
     "optimizer.set_states",
     "optimizer.resumed",
+    "optimizer.extra_states",
     "op.samples",
     "op.backward",
     "op.modes",
