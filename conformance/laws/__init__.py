@@ -47,6 +47,7 @@ MODULES = (
     "layout.memory",
     "layout.inputs",
     "layout.handled",
+    "layout.compared",
     "layout.modules",
     "plan.save",
     "plan.tensors",
