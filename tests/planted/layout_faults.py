@@ -270,6 +270,13 @@ def pickled_without_gradient() -> None:
         return true(self.detach(), protocol)
 
 
+@breaks("layout.compared", case="layout.compared mesh=2 x=4x3:R by=close at=5")
+def whatever_is_compared_is_close() -> None:
+    @instead(torch.testing, "assert_close")
+    def fault(true: Any, *args: Any, **options: Any) -> None:
+        return None
+
+
 @breaks("layout.assigned")
 def copies_into_nothing() -> None:
     @instead(DTensor, "copy_")

@@ -36,6 +36,20 @@ def model_loaded_without_its_inner_part() -> None:
     state_dict._load_model_state_dict = fault
 
 
+@breaks("optimizer.extra")
+def extra_states_lose_a_value() -> None:
+    """Of a dict that is the extra state of a module, the last value is lost when the state of the model is asked for."""
+    true = state_dict._get_model_state_dict
+
+    def fault(model: Any, info: Any) -> Any:
+        state = true(model, info)
+        for name in [name for name in state if name.endswith("_extra_state")]:
+            state[name] = dict([*state[name].items()][:-1])
+        return state
+
+    state_dict._get_model_state_dict = fault
+
+
 @breaks("roundtrip.model-part")
 def prefixes_always_kept() -> None:
     """The state of a module inside has the names of the model, whatever was asked for."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
 from torch.distributed.tensor.experimental import _func_map, _register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as _cp
 from torch.distributed.tensor.parallel import input_reshard, loss
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.planted.hook import breaks, instead
 
@@ -126,6 +127,26 @@ def hooks_are_forgotten() -> None:
     @instead(FSDPModule, "set_all_reduce_hook")
     def fault(true: Any, self: Any, hook: Any, **options: Any) -> None:
         return None
+
+
+# Replicated, wrapped
+
+
+@breaks("module.replicated")
+def inputs_count_twice() -> None:
+    @instead(DistributedDataParallel, "forward")
+    def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:
+        return true(self, *[one * 2 for one in args], **options)
+
+
+@breaks("module.wrapped")
+def optimizer_state_of_the_last_step_but_one() -> None:
+    @instead(FullyShardedDataParallel, "optim_state_dict")
+    def fault(true: Any, *args: Any, **options: Any) -> Any:
+        found = true(*args, **options)
+        for kept in found["state"].values():
+            kept["step"] = kept["step"] - 1
+        return found
 
 
 # Recomputed, compiled, initialised

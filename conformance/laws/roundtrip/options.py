@@ -86,6 +86,8 @@ SAFETENSORS = (
     "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole index=more",
     "mesh=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
     "mesh=2@1,2 world.save=3 mesh.load=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
+    "mesh=2 x=5x6:R a=5x6:R hf=whole",
+    "mesh=2 mesh.load=3 x=5x6:R a=7:R:int64 b=5x6:R to.x=S(0) hf=whole index=two",
 )
 ANEW = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",

@@ -1,0 +1,82 @@
+"""The law on extra states of modules, of every kind, in the state of a model.
+
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it; ``kind`` says what the extra state of
+its inner module is, ``how`` in which form the state is taken and given.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.laws.optimizer.both_states import SMALL, How, swept
+from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
+from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned
+from shardlaw.conformance.laws.optimizer.nets import Net, options_of
+
+Place = namedtuple("Place", ("epoch", "batch"))
+EXTRAS: dict[str, Any] = {
+    "dict": {"count": 3, "name": "saved"},
+    "list": [1, 2.5, None, b"four"],
+    "set": {1, 2},
+    "frozenset": frozenset((3,)),
+    "complex": {"phase": 1 + 2j},
+    "range": [range(3)],
+    "class": {"loss": torch.nn.MSELoss},
+    "size": torch.Size((2, 3)),
+    "named": Place(4, 7),
+}
+MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
+SHOWN = (
+    f"{MODEL} kind=dict",
+    f"{MODEL} kind=list how=whole",
+    *(f"{MODEL} kind={kind}" for kind in ("set", "complex", "named")),
+    *(f"{MODEL} kind={kind} how=whole" for kind in ("set", "frozenset", "complex", "range", "class", "size", "named")),
+)
+
+
+def features(case: Case) -> set[str]:
+    return features_of_both(case) | {"extra-state"}
+
+
+@law(
+    "optimizer.extra",
+    source=(
+        "torch.distributed.checkpoint.state_dict docs, get_model_state_dict and set_model_state_dict; torch.nn docs, "
+        "Module.get_extra_state: anything that can be pickled"
+    ),
+    control=SHOWN[0],
+    features=features,
+    **swept(*SHOWN),
+)
+def extra(
+    tensors: Given,
+    others: Poisoned,
+    kind: Literal["dict", "list", "set", "frozenset", "complex", "range", "class", "size", "named"],
+    rank: Rank,
+    how: How = (),
+):
+    """An extra state of any kind is in the state of a model as the module gave it, and comes to another model so."""
+    net, other = Net(tensors, ("extra",)), Net(others, ("extra",), other=True)
+    net.inner.extra = EXTRAS[kind]
+    options = options_of(how)
+    state = get_model_state_dict(net, options=replace(options, broadcast_from_rank0=False))
+    taken = state["inner._extra_state"]
+    set_model_state_dict(other, state if rank == 0 or "broadcast" not in how else {}, options=options)
+    given = other.inner.extra
+    return {"taken": taken, "its class": type(taken).__name__, "given": given, "class given": type(given).__name__}
+
+
+@extra.due
+def _(kind: str):
+    value = EXTRAS[kind]
+    kept, name = Of(value, "wrong-value"), Of(type(value).__name__, "wrong-metadata")
+    return {"taken": kept, "its class": name, "given": kept, "class given": name}
