@@ -69,7 +69,7 @@ def extra(
     net.inner.extra = EXTRAS[kind]
     options = options_of(how)
     state = get_model_state_dict(net, options=replace(options, broadcast_from_rank0=False))
-    taken = state["inner._extra_state"]
+    (taken,) = (value for name, value in state.items() if name.endswith("_extra_state"))
     set_model_state_dict(other, state if rank == 0 or "broadcast" not in how else {}, options=options)
     given = other.inner.extra
     return {"taken": taken, "its class": type(taken).__name__, "given": given, "class given": type(given).__name__}
