@@ -252,14 +252,15 @@ def masked(
     use: Literal["once", "twice", "both", "apart", "then"],
 ):
     """A lookup in a table that is sharded by rows gives, once summed, each row as the rank that has it holds it."""
-    found: list[Any] = [functional.embedding(i, w)]
+    lookup: Any = functional.embedding
+    found: list[Any] = [lookup(i, w)]
     if use == "then":
-        return [found[0].redistribute(placements=out), functional.embedding(j, w).redistribute(placements=out)]
+        return [found[0].redistribute(placements=out), lookup(j, w).redistribute(placements=out)]
     if use == "twice":
         found *= 2
     elif use != "once":
         try:
-            found.append(functional.embedding(j, w))
+            found.append(lookup(j, w))
         except RuntimeError:
             found[0].redistribute(placements=out)  # so that no later lookup meets its mask
             raise
