@@ -32,10 +32,12 @@ ASYNC_OPTIONS = (
 STAGING = (
     "mesh=2 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,l:[1,2]},n:1}",
     "mesh=1 x=():R a=4x3:-:bool",
+    "mesh=2x2 x=7x2:S(0),S(0) a=3:R,R:bfloat16",
 )
 FAILING = (
     "mesh=2 x=5:S(0) a=4:R",
     "mesh=3 x=7:S(0)",
+    "mesh=2x2 x=4x3:S(0),S(1) a=5:-",
 )
 THREADS = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) at=commit_tensor",

@@ -51,6 +51,7 @@ WHOLE = (
 PLACES = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1}",
     "mesh=3 x=7:S(0):int64 a=4:-",
+    "mesh=2x2 x=5x4:S(1),S(0) a=4:R,R:bool",
 )
 # a dict without tensors was one entry; of one that has tensors, and of a list, each leaf was
 OLDER = (
