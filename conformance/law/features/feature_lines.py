@@ -76,7 +76,7 @@ LINES: dict[str, dict[str, str]] = {
         "last-alone": "of three or more operands only the last one's gradient is wanted",
     },
     "meshes": {
-        "mesh-2d": "a mesh of two dims",
+        "mesh-2d": "a mesh of two dims or more",
         "mesh-3d": "a mesh of three dims or more",
         "unit-mesh-dim": "a mesh dim of size 1",
         "permuted": "a mesh whose table of ranks does not ascend",

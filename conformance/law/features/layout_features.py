@@ -21,7 +21,7 @@ from shardlaw.reference.tensors import TensorSpec
 def of_mesh(mesh: Mesh, world: int) -> frozenset[str]:
     found = set()
     if mesh.ndim > 1:
-        found.add("mesh-2d" if mesh.ndim == 2 else "mesh-3d")
+        found |= {"mesh-2d"} if mesh.ndim == 2 else {"mesh-2d", "mesh-3d"}
     if 1 in mesh.shape:
         found.add("unit-mesh-dim")
     if list(mesh.ranks) != sorted(mesh.ranks):
