@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "random", "module", "plan", "roundtrip",
             "crash", "sharded_tensor", "optimizer", "engine", "fault")  # fmt: skip
 Tier = Literal["core", "extended", "advisory"]
-Refusal = Literal["never", "allowed", "lost", "early"] | Callable[[Case, str], bool]
+Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
 
 
@@ -49,6 +49,16 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Early:
+    """The refusals of a law on a release that may be earlier than what it asks for: those that are allowed, and that of its control."""
+
+    allowed: Refusal
+
+    def __call__(self, case: Case, text: str) -> bool:
+        return self.allowed(case, text) if callable(self.allowed) else self.allowed != "never"
+
+
+@dataclass(frozen=True)
 class Law:
     """One entry of the catalogue.
 
@@ -60,7 +70,7 @@ class Law:
     case in plainer words, which its verdict tells. ``profile``: the smallest that tries it. ``control``: the text of a case that
     must hold. ``refusal``: whether all ranks may refuse a
     case alike, or a function of the case and of what is said that tells; ``lost``: earlier releases of torch refuse none, so that a
-    refusal is support that was lost; ``early``: this release may be earlier than the support, so that the control may be refused too.
+    refusal is support that was lost.
     ``stages``: world sizes, one after the other, for a law whose case runs in several worlds (``here.stage`` tells which).
     ``features``: features of a case beyond those that :mod:`shardlaw.conformance.law.features.features` reads from its fields.
     ``acts``: what :func:`shardlaw.conformance.law.act.law` makes of functions of plain torch code; ``members``: whether ranks outside the
@@ -146,7 +156,7 @@ class Law:
 
     def early(self) -> Law:
         """The same law on a torch of which nobody knows whether it supports what a later one does."""
-        return self._refusing("early") if self.refusal == "allowed" else self
+        return self._refusing(Early(self.refusal)) if self.refusal != "never" else self
 
     def _refusing(self, refusal: Refusal) -> Law:
         same = copy(self)  # what makes its cases is as it was, so that one seed gives the same

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.law import Early, Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import KINDS, Answer, Deposit, Deviation, HarnessError, Kind, Verdict
@@ -63,7 +63,7 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage
             message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in acting)
             return deviates("divergence", "error", message, _error(acting[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
-            lost = "the law's control, which must hold," if case.text == law.control and law.refusal != "early" else ""
+            lost = "the law's control, which must hold," if case.text == law.control and not isinstance(law.refusal, Early) else ""
             if law.refusal == "lost":
                 lost = lost or "a case of a law of which earlier releases refuse no case"
             if lost:
