@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,23 +61,43 @@ def test_on_a_release_that_no_list_speaks_of_a_control_may_be_refused(release: s
         assert isinstance(as_listed(catalogue()[law_id]).refusal, Early) == early
 
 
+EARLIER = """
+import sys
+from shardlaw.conformance.commands.cli import main
+from shardlaw.conformance.run import supported
+
+supported._earlier = lambda release: []
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def shardlaw(folder: Path, planted: str, *arguments: str, by: Sequence[str] = ("-m", "shardlaw")) -> subprocess.CompletedProcess[str]:
+    """A command on a target ``lossy``, on whose ranks the support of an op is lost."""
+    (folder / "planted.py").write_text(planted)
+    (folder / "shardlaw.toml").write_text('[target.lossy]\nbackend = "gloo"\nsetup = "planted:plant"\n')
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
+    env.pop("SHARDLAW_LAWS", None)  # of other tests
+    command = [sys.executable, *by, *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(120)
+def test_a_release_before_all_lists_may_refuse_a_control(tmp_path: Path) -> None:
+    planted = PLANTED.replace("pending and", "").replace("flip", "roll")
+    done = shardlaw(tmp_path, planted, "run", "op.forward[roll.wrapped]", "--target", "lossy", by=("-c", EARLIER))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(unsupported: every case is refused, on every rank alike)" in done.stdout
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(120)
 def test_what_is_refused_and_was_not_is_a_finding(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(PLANTED)
-    (tmp_path / "shardlaw.toml").write_text('[target.lossy]\nbackend = "gloo"\nsetup = "planted:plant"\n')
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
-    env.pop("SHARDLAW_LAWS", None)  # of other tests
-
-    def shardlaw(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "shardlaw", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
-
-    done = shardlaw("run", "op.forward[fliplr]", "--target", "lossy", "--profile", "ci")
+    done = shardlaw(tmp_path, PLANTED, "run", "op.forward[fliplr]", "--target", "lossy", "--profile", "ci")
     assert done.returncode == 1, done.stdout + done.stderr
     (found,) = json.loads((tmp_path / "shardlaw-report" / "report.json").read_text())["findings"]
     assert (found["kind"], found["script"]) == ("raised", "proven")
     assert "earlier releases refuse no case" in found["message"]
-    again = shardlaw("replay", f"shardlaw-report/findings/{found['id']}.json")
+    again = shardlaw(tmp_path, PLANTED, "replay", f"shardlaw-report/findings/{found['id']}.json")
     assert again.returncode == 1, again.stdout + again.stderr
     assert "as stored" in again.stdout
