@@ -124,7 +124,6 @@ class Run(RunState):
         are on their way the ranks get the cases of laws ``following`` it, in whose order the next calls are: while one world waits for a
         rank that says nothing, others have work."""
         result = self.results[law.id]
-        law = result.law  # as this torch has to support it
         law_run = self._ahead.pop(law.id, None)
         if law_run is None or self.stopped_by:
             law_run = self._law_run(law)
@@ -165,7 +164,7 @@ class Run(RunState):
         from shardlaw.conformance.run.search import Plan
 
         result = self.results[law.id]
-        law, result.reason = result.law, self._why_untested(law)
+        law, result.reason = result.law, self._why_untested(law)  # the law as this torch has to support it
         if result.reason is not None:
             return None
         share = share_of(law, self.request, alone=self._one_chapter)
