@@ -34,7 +34,7 @@ ROUNDING = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7,
 def act_script(law: Law, case: Case, key: str = "") -> Script:
     """The script of a case; ``key`` is what deviated (of the last stage that has it), else everything is compared. Raises
     :class:`ScriptError`."""
-    worlds = law.stages(case) if law.stages else (max(case.world, law.smallest),)
+    worlds = law.worlds(case)
     sources, stages, constants = Sources(), list[Stage](), list[str]()
     compares, scale, used = set[str](), 0.0, list[str]()
     for at, (act, world) in enumerate(zip(law.acts, worlds, strict=False)):

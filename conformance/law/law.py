@@ -139,6 +139,10 @@ class Law:
             return self.members(case, stage)
         return case.meshes[0].ranks if self.members and case.meshes else None
 
+    def worlds(self, case: Case) -> tuple[int, ...]:
+        """The sizes of the worlds that a case runs in, one after the other."""
+        return self.stages(case) if self.stages else (max(case.world, self.smallest),)
+
     def drawn(self, limits: Limits) -> SearchStrategy[Case]:
         """What :attr:`draw` gives, in larger worlds now and then."""
         from hypothesis import strategies as st

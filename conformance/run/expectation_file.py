@@ -17,7 +17,7 @@ A cause, with the findings that it accounts for::
     at = "Shard._to_replicate_tensor"  # by a trace: the function to look at first, or a collective that a rank called; kind = "*" is any
     signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash, refused
     torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
-    target = "nccl"                    # where it is true of one target only
+    target = "nccl"                    # where it is true of some targets only: a name or a pattern
     finding = "f3a9c1e0"
     case = "op.forward[nn.functional.mse_loss] mesh=2 a=5x3:S(0) ..."    # the smallest known: shardlaw repro '...'
     wide = true                        # it may match cases that hold, more than 20 % of a law's

@@ -31,13 +31,20 @@ NO_TENSORS = ("mesh", "steps", "seed", "world", "wrt")
 
 def traced_near(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float = SECONDS) -> list[Verdict]:
     """The traced verdicts of the control of a law, of a few cases near one of its cases, and of more as long as there is time."""
-    verdicts = [pool.fresh(law, Case.parse(law.control), traced=True)]
-    left = [*plainer(case), *like(law, case, limits)]
+    fitting = [other for other in plainer(case) if _fits(law, other, limits)]
+    control = Case.parse(law.control)
+    verdicts = [pool.fresh(law, control, traced=True)] if _fits(law, control, limits) else []
+    left = [*fitting, *like(law, case, limits)]
     until = time.monotonic() + seconds
     while left:
         verdicts += pool.judge(law, left[:AT_A_TIME], traced=True)
         left = left[AT_A_TIME:] if time.monotonic() < until else []
     return verdicts
+
+
+def _fits(law: Law, case: Case, limits: Limits) -> bool:
+    """Whether the target has the ranks for a case."""
+    return max(law.worlds(case)) <= limits.most
 
 
 def like(law: Law, case: Case, limits: Limits) -> list[Case]:

@@ -21,7 +21,7 @@ BUILTIN = {
     "nccl": Target(
         name="nccl",
         device="cuda",
-        backend="nccl",
+        backend="cpu:gloo,cuda:nccl",  # what a checkpoint in the background needs beside NCCL
         env=NCCL_ENV,
         cannot=("p2p_tags",),
         dtypes=GPU_DTYPES,
@@ -29,7 +29,16 @@ BUILTIN = {
         startup_timeout=120.0,
         init_options=(("device_id", True),),
     ),
-    "cuda-gloo": Target(name="cuda-gloo", device="cuda", backend="gloo", dtypes=GPU_DTYPES, timeout=20.0, startup_timeout=120.0),
+    "cuda-gloo": Target(
+        name="cuda-gloo",
+        device="cuda",
+        backend="over-host",
+        setup="shardlaw.conformance.compat.over_host:register",
+        env=(("TORCH_FR_BUFFER_SIZE", "0"),),  # the flight recorder of torch 2.15 cannot attach to a group that is written in Python
+        dtypes=GPU_DTYPES,
+        timeout=20.0,
+        startup_timeout=120.0,
+    ),
 }
 
 
@@ -74,5 +83,5 @@ def check_devices(target: Target, ranks: int) -> None:
     built = "" if torch.version.cuda or target.device != "cuda" else f"; torch {torch.__version__} is built without CUDA"
     raise UsageError(
         f"target {target.name} with {ranks} rank{'s' * (ranks != 1)} needs {needed} {kind}{'s' * (needed != 1)} ({why}), {seen} seen{built}"
-        + (f"; --world-size {seen} fits" if seen else "")
+        + (f"; run --world-size {seen} fits" if seen else "")
     )

@@ -176,7 +176,7 @@ class Pool:
         return (first + (self._fed[law.id] - 1) // LANE_CASES) % self.side_by_side
 
     def _job(self, law: Law, case: Case, done: Callable[[Verdict], None]) -> Job:
-        stages = law.stages(case) if law.stages else (max(case.world, law.smallest),)
+        stages = law.worlds(case)
         folder = f"{self._manager.folder}/case-{next(self._folders)}" if self._manager.shares_files else ""
         return Job(law, case, done, folder, stages, last=len(stages) - 1)
 

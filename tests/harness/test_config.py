@@ -189,7 +189,7 @@ def test_an_entry_point_may_give_a_table(tmp_path: Path) -> None:
         ("gloo", 8, 0, None),
         ("nccl", 4, 4, None),
         ("nccl", 4, 1, "target nccl with 4 ranks needs 4 GPUs (one for each rank), 1 seen"),
-        ("nccl", 4, 3, "; --world-size 3 fits"),
+        ("nccl", 4, 3, "; run --world-size 3 fits"),
         ("nccl", 1, 0, "target nccl with 1 rank needs 1 GPU (one for each rank), 0 seen"),
         ("cuda-gloo", 4, 1, None),
         ("cuda-gloo", 4, 0, "target cuda-gloo with 4 ranks needs 1 GPU (shared by the ranks), 0 seen"),

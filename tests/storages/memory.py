@@ -40,6 +40,7 @@ class Place:
 
     def put(self, key: str, value: bytes) -> None:
         self.store.set(key, value)
+        self.store.check([key])  # a set returns before the server has read it; what follows on the same line does not
 
     def get(self, key: str) -> bytes:
         if not self.has(key):
