@@ -173,10 +173,10 @@ class AllOnTheirWay(dist.Work):
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        return all([work.wait(timeout) if timeout else work.wait() for work in self._works])
+        return all(work.wait(timeout) if timeout else work.wait() for work in self._works)
 
     def is_completed(self) -> bool:
-        return all([work.is_completed() for work in self._works])
+        return all(work.is_completed() for work in self._works)
 
 
 def _on_host(x: torch.Tensor) -> torch.Tensor:
