@@ -21,7 +21,6 @@ CALLS = (
     "reduce",
     "broadcast",
     "allgather",
-    "_allgather_base",
     "gather",
     "scatter",
     "reduce_scatter",
@@ -94,6 +93,13 @@ class OverHost(dist.ProcessGroup):
         came = sent.new_empty(sum(sizes))
         work = self._gloo.alltoall_base(came, sent, sizes, [x.numel() for x in inputs])
         return OnItsWay(work, [(ours, part.view(ours.shape)) for ours, part in zip(outputs, came.split(sizes), strict=True)])
+
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, opts: Any) -> OnItsWay:
+        if x.ndim:
+            return self._through("_allgather_base", True, output, x, opts)
+        self._calls += 1
+        came = _on_host(output)  # gloo wants what is joined to have as many dims as its parts
+        return OnItsWay(self._gloo._allgather_base(came.reshape(-1), _on_host(x).reshape(1), opts), [(output, came)])
 
     def allgather_into_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> AllOnTheirWay:
         return AllOnTheirWay([self._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])

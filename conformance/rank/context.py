@@ -102,8 +102,8 @@ class RankContext:
         return self._folder
 
     def tensor(self, dense: torch.Tensor) -> torch.Tensor:
-        """A dense CPU tensor on the device under test."""
-        return dense.to(self.device)
+        """A dense CPU tensor on the device under test, in memory that is laid out alike."""
+        return moved(dense, self.device)
 
     def placements(self, placements: Placements) -> list[TorchPlacement]:
         """Reference placements as torch's."""
@@ -290,6 +290,14 @@ class RankContext:
         trace, evidence = (tuple(self.tracer.steps), self.tracer.evidence) if self.tracer is not None else ((), None)
         said = tuple(self._deviations), raised, tuple(self._deposits), tuple(sorted(self._features))
         return Answer(self.rank, outcome, *said, reason=rejected, trace=trace, evidence=evidence)
+
+
+def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device: with the strides that it has, the elements between its own among them, as ``to`` would not leave them."""
+    if x.device.type == device.type or x.is_contiguous():
+        return x.to(device)
+    memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+    return memory.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, float] | None) -> bool:

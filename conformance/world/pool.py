@@ -248,7 +248,7 @@ class Pool:
             verdict = replace(verdict, ranks=answers)
         if verdict.status == "deviates":
             verdict = replace(verdict, history=tuple(world.served))
-        world.served.append(job.case)
+        world.served.append(job.case.with_after(()))  # what came before it in a new world has been served too
         job.forget()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1

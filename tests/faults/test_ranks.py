@@ -49,6 +49,14 @@ def test_ranks_that_raise_alike_go_on_in_the_same_world(house: House, name: str)
     assert "together" in verdicts[1].message
 
 
+def test_a_history_holds_no_histories(house: House) -> None:
+    """Cases near one that needs a history bring it along; told again with each of them it would double each time."""
+    before = case("sums", seed=1)
+    *_, verdict = house.judge(case("sums", seed=2).with_after((before,)), case("raises_alike"))
+    assert case("sums", seed=2) in verdict.history
+    assert not any(earlier.after for earlier in verdict.history)
+
+
 def test_prints_of_a_case_come_with_its_answer(house: House) -> None:
     verdicts = house.judge(case("raises_alike"), case("wrong"), case("raises_alike", seed=1))
     assert verdicts[1].ranks[1].output == "I am rank 1\n"

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from shardlaw.conformance.commands import cli
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.rank.context import moved
+from shardlaw.conformance.run.nearby import traced_near
 from shardlaw.conformance.target.builtin import BUILTIN, devices_needed
 from shardlaw.conformance.world import worker
 from shardlaw.conformance.world.launch import environment
@@ -59,3 +64,41 @@ def test_too_few_gpus_end_a_run_with_one_line(
     assert told.err.count("\n") == 1
     assert needs in told.err
     assert f"--world-size {seen} fits" in told.err or not seen
+
+
+def test_a_tensor_keeps_its_strides_on_another_device() -> None:
+    x = torch.arange(24.0).reshape(4, 6)[1:, 1::2]
+    there = moved(x, torch.device("meta"))
+    assert (there.device.type, there.shape, there.stride(), there.storage_offset()) == ("meta", x.shape, x.stride(), 7)
+
+
+def test_a_rank_whose_device_is_lost_serves_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    rank = object.__new__(worker.Rank)
+    rank.target = BUILTIN["cuda-gloo"]
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=fails))
+    assert rank._device_is_lost()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: None))
+    assert not rank._device_is_lost()
+    rank.target = BUILTIN["gloo"]
+    monkeypatch.setattr(torch, "get_device_module", None)
+    assert not rank._device_is_lost()
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, {1}), (2, {1, 2})])
+def test_cases_near_a_finding_stay_within_the_world(most: int, sizes: set[int]) -> None:
+    law = find("roundtrip.staged")
+    seen = list[Case]()
+
+    class Asked:
+        def fresh(self, law: Law, case: Case, traced: bool) -> None:
+            seen.append(case)
+
+        def judge(self, law: Law, cases: list[Case], traced: bool) -> list[None]:
+            seen.extend(cases)
+            return []
+
+    traced_near(Asked(), law, Case.parse("roundtrip.staged mesh=1 x=5:S(0) value=slots async=writer"), Limits(world_size=most))  # type: ignore[arg-type]
+    assert {size for case in seen for size in law.worlds(case)} == sizes

@@ -215,7 +215,7 @@ def mixture_or_garbage(states: Sequence[Mapping[str, torch.Tensor]], loaded: Map
             own = [state[name] for state in states]
             if any(one.shape != got.shape for one in own):
                 return "garbage"
-            if not bool(torch.stack([got == one for one in own]).any(0).all()):
+            if not bool(torch.stack([got.cpu() == one for one in own]).any(0).all()):
                 return "garbage"
     return "mixture"
 

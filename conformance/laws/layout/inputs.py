@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Either, Refused
+from shardlaw.conformance.law.due import Either, Meaningless, Refused
 from shardlaw.conformance.law.fields import Device, WordField
 from shardlaw.conformance.law.law import Limits
 
@@ -69,6 +69,8 @@ def inputs(
 ):
     """Lazily conjugated and negated tensors, subclasses, quantised, sparse and nested ones are distributed with their
     elements, or refused by all ranks alike; what is no tensor is refused."""
+    if kind == "mkldnn" and device.type != "cpu":
+        raise Meaningless("tensors of mkldnn are the CPU's")
     x = KINDS[kind]()
     x = x.to(device) if isinstance(x, torch.Tensor) else x
     try:
