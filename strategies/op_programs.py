@@ -295,6 +295,10 @@ within   small
 # both dims have the three elements that a cross product needs
 crossed  small
     a=3,3 b=3,3 | linalg.cross(a,b,dim=1) linalg.cross(a,b,dim=0) cross(a,b,dim=-1) cross(a,b,dim=-2)
+frequent ties
+    a=m,n m>=2 n>=2 | mode(a,1) mode(a,0) mode(a,0,keepdim=True)
+diagonals
+    a=m,m,m b=m,m m>=2 | diagonal_scatter(a,b,0,1,2) diagonal_scatter(a,b,0,0,2) diagonal_scatter(a,b,0,0,1)
 """)
 
 
