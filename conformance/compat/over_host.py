@@ -29,6 +29,13 @@ CALLS = (
     "recv",
     "recv_anysource",
 )
+LATER = {  # what later releases call some
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
 TAKES = ("barrier", "send")  # and gives nothing back
 
 
@@ -38,12 +45,15 @@ def register() -> None:
         dist.Backend.register_backend(NAME, lambda options, more: OverHost(options), extended_api=True, devices=["cpu", "cuda"])
 
 
-class OverHost(dist.ProcessGroup):
+Group: Any = dist.ProcessGroup  # whose methods have other names from release to release
+
+
+class OverHost(Group):  # type: ignore[misc]
     """A process group whose members give each other copies of their tensors in host memory."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
-        self._gloo = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        self._gloo: Any = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
         self._calls = 0
 
     def _through(self, call: str, gives: bool, *arguments: Any, **options: Any) -> OnItsWay:
@@ -92,7 +102,7 @@ class OverHost(dist.ProcessGroup):
         sizes = [x.numel() for x in outputs]
         came = sent.new_empty(sum(sizes))
         work = self._gloo.alltoall_base(came, sent, sizes, [x.numel() for x in inputs])
-        return OnItsWay(work, [(ours, part.view(ours.shape)) for ours, part in zip(outputs, came.split(sizes), strict=True)])
+        return OnItsWay(work, [(ours, part.view(ours.shape)) for ours, part in zip(outputs, torch.split(came, sizes), strict=True)])
 
     def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, opts: Any) -> OnItsWay:
         if x.ndim:
@@ -114,12 +124,8 @@ def _passed_on(call: str, gives: bool) -> Callable[..., OnItsWay]:
 
 for _call in (*CALLS, *TAKES):
     setattr(OverHost, _call, _passed_on(_call, _call in CALLS))
-# what later releases call them
-OverHost.all_gather_single = OverHost._allgather_base
-OverHost.all_gather_single_coalesced = OverHost.allgather_into_tensor_coalesced
-OverHost.reduce_scatter_single = OverHost._reduce_scatter_base
-OverHost.reduce_scatter_single_coalesced = OverHost.reduce_scatter_tensor_coalesced
-OverHost.all_to_all_single = OverHost.alltoall_base
+for _later, _call in LATER.items():
+    setattr(OverHost, _later, getattr(OverHost, _call))
 
 
 class OnItsWay(dist.Work):

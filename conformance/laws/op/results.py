@@ -64,7 +64,9 @@ def plain_run(
 def plain_of(operands: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Tensors that a program may change, apart in memory as those on the ranks are: not every op takes any offset."""
     plain = {name: _full(x).clone(memory_format=torch.preserve_format) for name, x in operands.items()}
-    apart = {name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in ("sliced", "offset")}
+    apart = {
+        name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in ("sliced", "offset")
+    }
     return plain | {name: lay_out(plain[name], memory) for name, memory in apart.items()}
 
 
