@@ -55,6 +55,7 @@ KEYS = (
     "mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},x:a} keys=m.x",
     "mesh=2 x=5x2:S(0) a=4:R state={m:{i:{j:{x:x,n:1},k:2},l:[a,3]},j:4} keys=m.i.j",
     "mesh=2 x=5x2:S(0) a=4:R state={m:{x:{p:x},i:{x:{q:a}}}} keys=m.x",
+    "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1} keys=all nested=kept",
 )
 
 

@@ -46,6 +46,7 @@ WHOLE = (
     "mesh=3 mesh.load=2 x=7:S(0):bfloat16 a=2x2:S(1):bool b=():R to.x=R to.a=S(0) to.b=-",
     'mesh=2x2 mesh.load=1 x=5x3:S(0),S(1) a=3:- state={"a.b":x,o:{0:{p:a,q:None}},t:(1,2)} to.x=S(0) to.a=-',
     "mesh=2@0,2 mesh.load=2 x=0x3:S(0) a=4:S(0):float64 threads=2 to.x=S(1) to.a=S(0)",
+    "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1} nested=kept",
 )
 
 PLACES = (
@@ -186,10 +187,10 @@ then_loaded(alone)
     stages=worlds,
     needs=IN_FILES,
 )
-def file(state: Saved, writer: Writer, rank: Rank, folder: Folder):
+def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
     """A checkpoint turned into one file holds every leaf in its place, whole; turned back, it is the same
     checkpoint."""
-    save(state, writer(folder))
+    save(state, writer(folder), planner)
     if rank > 0:
         return {}
     dcp_to_torch_save(folder, f"{folder}/whole.pt")
