@@ -195,6 +195,13 @@ def test_evidence_travels_as_bytes() -> None:
     assert torch.equal(got.steps[0].given[0][0].local, FULL[:2])
 
 
+def test_what_has_no_elements_departs_from_nothing() -> None:
+    """A step that fills tensors of the meta device, where the whole has elements: nobody can say whether they are the right ones."""
+    empty = FULL.to("meta")
+    step = Step("op", "aten.relu_.default", ((FULL,), {}), (empty, []), RULE, ended=True, asked=True)
+    assert first_departing({0: (step,), 1: (step,)}) is None
+
+
 @pytest.mark.parametrize("kind", ["subclass", "mkldnn", "csr", "nested"])
 def test_tensors_of_every_class_and_layout_are_sent(kind: str) -> None:
     [step] = unpacked(packed(Evidence((Step("op", "aten.view.default", given=noted(KINDS[kind]())),)))).steps
