@@ -51,6 +51,7 @@ KEPT = (
     "mesh=1 x=5x2:S(0)",
     "mesh=2 x=5:S(0) state={x:x,n:1} how=alone",
     "mesh=3 x=7:S(0) a=4:R how=alone files=item",
+    "mesh=1 x=5:S(0) a=4:R how=alone",
 )
 AGAIN = (
     "mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
