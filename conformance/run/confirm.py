@@ -18,7 +18,7 @@ from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
@@ -64,6 +64,7 @@ class Confirmer:
         listed = LISTED if not drawn and law.narrow is None else NOT_MINIMAL
         note = "" if shrunk.minimal else FROZEN if self.plan.listed is not None else listed
         found = self._traced(found, last, seconds)
+        note = "; ".join(filter(None, (note, found.note)))
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
     def _traced(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
@@ -72,7 +73,7 @@ class Confirmer:
         from shardlaw.conformance.run.nearby import SECONDS, traced_near
 
         if found.kind in ("hang", "crash"):
-            return replace(found, where=next(iter(places_of(shown, [])), ""), calls=calls_in(shown))
+            return replace(found, where=next(iter(read_places(shown, [])[0]), ""), calls=calls_in(shown))
         verdict = _traced(self.pool, self.plan.law, found.case, found.signature)
         first = departing(verdict) if verdict is not None else None
         if verdict is None or first is None:
@@ -83,8 +84,9 @@ class Confirmer:
         if place := in_storage(verdict, self.pool.target):
             return replace(found, where=place, places=(place,), trace=first.trace)
         near = traced_near(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
-        places = places_of(verdict, near)
-        return replace(found, where=decided(places[0], first.trace) if places else "", places=tuple(places), trace=first.trace)
+        places, note = read_places(verdict, near)
+        where = decided(places[0], first.trace) if places else ""
+        return replace(found, where=where, places=tuple(places), trace=first.trace, note=note)
 
     def _with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0
@@ -113,6 +115,7 @@ class Confirmer:
         found = Finding.of(law, shown, first.case)
         note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
         found = self._traced(found, shown, seconds)
+        note = "; ".join(filter(None, (note, found.note)))
         return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)
 
 
@@ -122,7 +125,17 @@ def spots_of(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     again = verdict if verdict.kind in ("hang", "crash") else _traced(pool, law, verdict.case, verdict.signature)
     if again is None:
         return frozenset()
-    return spots(in_storage(again, pool.target) or next(iter(places_of(again, [])), ""), calls_in(again))
+    places, _ = read_places(again, [])
+    return spots(in_storage(again, pool.target) or next(iter(places), ""), calls_in(again))
+
+
+def read_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], str]:
+    """The places in torch that a traced verdict points to, and why it points to none: in a torch that is at fault a step may give anything,
+    and a finding stands without its place too."""
+    try:
+        return places_of(verdict, near), ""
+    except Exception as error:
+        return [], f"where it happens is not known, its trace cannot be read: {type(error).__name__}: {error}"
 
 
 def _traced(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:

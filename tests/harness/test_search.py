@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer
+from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer, read_places
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.search import Enough, Plan, draw, reduce_history, seed_of
@@ -165,6 +165,15 @@ def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
     assert found.case.text == "test.sum shape=5x0 flag=True"
     assert plan.passed_over(found.case)
     assert pool.calls - before < 100
+
+
+def test_a_trace_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> list[str]:
+        raise RuntimeError("no elements")
+
+    monkeypatch.setattr("shardlaw.conformance.run.confirm.places_of", fails)
+    places, note = read_places(Verdict(Case.parse(LAW.control), "deviates"), [])
+    assert (places, note) == ([], "where it happens is not known, its trace cannot be read: RuntimeError: no elements")
 
 
 def test_what_does_not_repeat_is_no_finding() -> None:
