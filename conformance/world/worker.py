@@ -36,6 +36,7 @@ from shardlaw.conformance.rank.reuse import Remembered
 from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.device import is_lost, synchronize
 from shardlaw.conformance.world.exceptions import describe, of_harness
 from shardlaw.conformance.world.output import tail
 from shardlaw.conformance.world.progress import ANSWERED, IDLE, PARKED, RAISED, RUNNING, Page
@@ -136,31 +137,18 @@ class Rank:
             case = Case.parse(task.text)
             self._outside = "mesh" in case and self.rank not in case.mesh().ranks
             try_case(find(task.law), case, here)
-            self._synchronize()
+            synchronize(self.target.device)
             self._look_around()
         except Rejected as rejected:
             return here.answer(rejected=str(rejected) or "rejected")
         except BaseException as error:
             self.page.enter(self.rank, batch, index, RAISED)
             raised = describe(error)
-            self._spoilt |= self._device_is_lost()
+            self._spoilt |= is_lost(self.target.device)
             if isinstance(error, NameError) and of_harness(error):
                 raised = Raised(HarnessError.__name__, f"{raised.error}: {raised.text}", raised.stack)
             return here.answer(raised=raised)
         return here.answer()
-
-    def _synchronize(self) -> None:
-        """Wait for what a device still does: errors that it tells of late belong to this case."""
-        if self.target.device != "cpu":
-            torch.get_device_module(self.target.device).synchronize()
-
-    def _device_is_lost(self) -> bool:
-        """Whether the device does nothing more for this process, as CUDA's after an assertion of a kernel failed."""
-        try:
-            self._synchronize()
-        except Exception:
-            return True
-        return False
 
     def _look_around(self) -> None:
         """Raises :class:`LeftBehindError` for what a check must not leave behind, here or on any rank."""

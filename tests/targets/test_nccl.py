@@ -16,6 +16,7 @@ from shardlaw.conformance.rank.context import moved
 from shardlaw.conformance.run.nearby import traced_near
 from shardlaw.conformance.target.builtin import BUILTIN, devices_needed
 from shardlaw.conformance.world import worker
+from shardlaw.conformance.world.device import is_lost
 from shardlaw.conformance.world.launch import environment
 
 pytestmark = pytest.mark.ranks
@@ -72,19 +73,16 @@ def test_a_tensor_keeps_its_strides_on_another_device() -> None:
     assert (there.device.type, there.shape, there.stride(), there.storage_offset()) == ("meta", x.shape, x.stride(), 7)
 
 
-def test_a_rank_whose_device_is_lost_serves_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_lost_that_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    rank = object.__new__(worker.Rank)
-    rank.target = BUILTIN["cuda-gloo"]
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=fails))
-    assert rank._device_is_lost()
+    assert is_lost("cuda")
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: None))
-    assert not rank._device_is_lost()
-    rank.target = BUILTIN["gloo"]
+    assert not is_lost("cuda")
     monkeypatch.setattr(torch, "get_device_module", None)
-    assert not rank._device_is_lost()
+    assert not is_lost("cpu")
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, {1}), (2, {1, 2})])
