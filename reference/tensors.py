@@ -46,6 +46,7 @@ from shardlaw.reference.placement import Placements, format_placements, parse_pl
 
 FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros", "wide", "edges")
 MEMORIES = ("plain", "transposed", "sliced", "expanded", "offset", "channels-last")
+APART = ("sliced", "offset")  # which clones do not keep
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (

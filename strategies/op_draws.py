@@ -51,6 +51,7 @@ LINEAR = words(
     zeros_like ones_like new_zeros add.in-place sub.in-place mul.in-place copy.in-place exp sin cos tanh reciprocal"""
 )
 WRITES = re.compile(r"_\(|setitem|out=|(batch|instance)_norm")
+PAIRS = re.compile(r"view_as_complex\(")
 
 
 def rarer(op: Op, named: Collection[str], allowed: Collection[str]) -> tuple[str, ...]:
@@ -68,7 +69,10 @@ def is_solid(variant: Variant) -> bool:
 
 
 def memories(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """How the tensors of an op may lie in memory, other than plainly; what is written into has no element twice."""
+    """How the tensors of an op may lie in memory, other than plainly; what is written into has no element twice, and what is taken by pairs
+    of elements has none from another pair between them."""
+    if any(PAIRS.search(variant.call) for variant in variants):
+        return ("plain",)
     expanded = ("expanded",) * (not any(WRITES.search(variant.call) for variant in variants))
     return ("sliced", "transposed", *expanded, "offset", *("channels-last",) * (3 * any(map(is_solid, variants))))
 

@@ -294,7 +294,7 @@ class RankContext:
 
 def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on a device: with the strides that it has, the elements between its own among them, as ``to`` would not leave them."""
-    if x.device.type == device.type or x.is_contiguous():
+    if x.device.type == device.type or (x.is_contiguous() and not x.storage_offset()):
         return x.to(device)
     memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
     return memory.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
