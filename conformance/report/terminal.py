@@ -75,6 +75,8 @@ class Terminal:
         """What was asked for, before torch is loaded."""
         where = "" if target.name == target.backend else f" ({target.device}, {target.backend})"
         asked = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
+        if request.goes_on_chosen is not None:
+            asked = f"the {len(request.laws)} laws that were left"
         asked = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {asked}"
         self._say(Text(f"shardlaw {__version__} on {target.name}{where}: {asked}, seed {request.seed}; loading torch and starting ranks"))
 

@@ -136,8 +136,13 @@ class Entry:
 
     def may_match(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
         """Whether it accounts for a deviation of one of its laws, as far as can be said without a trace."""
-        told = self.kind in (kind, ANY_KIND) and (not self.signature or self._error.search(struck(error)) is not None)
-        return told and self.reaches(case, features)
+        return self.kind in (kind, ANY_KIND) and self._tells(struck(error)) and self.reaches(case, features)
+
+    def _tells(self, error: str) -> bool:
+        if not self.signature or self._error.search(error) is not None:
+            return True
+        # a kernel on a GPU tells an index that is out of range in no other words
+        return "device-side assert triggered" in error and re.search("out of (range|bounds)|index_select", self.signature) is not None
 
     def holds(self, torch_version: str, target: str) -> bool:
         """Whether it is about this torch and this target."""

@@ -248,7 +248,8 @@ class Pool:
             verdict = replace(verdict, ranks=answers)
         if verdict.status == "deviates":
             verdict = replace(verdict, history=tuple(world.served))
-        world.served.append(job.case.with_after(()))  # what came before it in a new world has been served too
+        if verdict.status != "rejected":  # of which nothing was done
+            world.served.append(job.case.with_after(()))  # what came before it in a new world has been served too
         job.forget()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1

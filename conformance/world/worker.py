@@ -167,11 +167,13 @@ class Rank:
 
     def _is_left(self, thread: threading.Thread) -> bool:
         """Whether a thread is the check's to end: not one that ran before the first check, nor an executor's, which waits for work for
-        as long as the process lives, nor one that runs code of the backend's package."""
+        as long as the process lives, nor one that runs code of the backend's package, nor one that was not begun by Python: the threads
+        in which torch works out gradients on a GPU, and which only the end of the process ends."""
         runs = getattr(thread, "_target", None)
         package, _, _ = str(getattr(runs, "__module__", None) or type(thread).__module__).partition(".")
         of_backend = bool(self.target.setup) and package == self.target.setup.partition(":")[0].partition(".")[0]
-        return not (thread in self._at_first or runs is executors._worker or of_backend)
+        foreign = isinstance(thread, threading._DummyThread)
+        return not (thread in self._at_first or runs is executors._worker or of_backend or foreign)
 
     def _restore(self) -> None:
         """Undo what a law may have changed for the whole process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import inspect
 import os
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.rank.context import RankContext
+from shardlaw.conformance.rank.context import RankContext, Rejected
 from shardlaw.reference.mesh import Mesh
 
 BAD = 1
@@ -233,6 +234,23 @@ def babbles(case: Case, here: RankContext) -> None:
 def leaves_thread(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         threading.Thread(target=time.sleep, args=(60,), daemon=True, name="left").start()
+
+
+def leaves_foreign_thread(case: Case, here: RankContext) -> None:
+    """As torch's threads for gradients on a GPU: not begun by Python, and seen by it since they run some of it."""
+    seen = threading.Event()
+
+    def runs() -> None:
+        threading.current_thread()
+        seen.set()
+        time.sleep(60)
+
+    _thread.start_new_thread(runs, ())
+    seen.wait(30)
+
+
+def means_nothing(case: Case, here: RankContext) -> None:
+    raise Rejected("the case asks for nothing")
 
 
 def dies_later(case: Case, here: RankContext) -> None:

@@ -57,6 +57,12 @@ def test_a_history_holds_no_histories(house: House) -> None:
     assert not any(earlier.after for earlier in verdict.history)
 
 
+def test_a_history_holds_no_case_of_which_nothing_was_done(house: House) -> None:
+    *_, verdict = house.judge(case("means_nothing", seed=1), case("sums", seed=3), case("raises_alike"))
+    assert case("sums", seed=3) in verdict.history
+    assert case("means_nothing", seed=1) not in verdict.history
+
+
 def test_prints_of_a_case_come_with_its_answer(house: House) -> None:
     verdicts = house.judge(case("raises_alike"), case("wrong"), case("raises_alike", seed=1))
     assert verdicts[1].ranks[1].output == "I am rank 1\n"
@@ -159,6 +165,10 @@ def test_rank_that_leaves_something_behind(house: House, name: str) -> None:
     verdict = house.among(name)
     assert (verdict.kind, outcomes(verdict)) == ("divergence", ["held", "raised", "held"])
     assert verdict.error.startswith("LeftBehindError")
+
+
+def test_thread_that_python_did_not_begin_is_left_alone(house: House) -> None:
+    assert house.among("leaves_foreign_thread").status == "held"
 
 
 def test_group_that_all_ranks_destroy(house: House) -> None:

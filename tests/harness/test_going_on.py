@@ -51,6 +51,7 @@ def test_a_run_that_was_ended_goes_on_and_comes_to_the_report_of_the_whole(tmp_p
     assert outcomes["mesh.equality"] == "untested"
     code, said = shardlaw(tmp_path, "run", "--resume", "--no-expect")
     assert code == 1, said
+    assert "laws that were left" in said.splitlines()[0]
     resumed = told(tmp_path)
     assert {law["id"]: law["outcome"] for law in resumed["laws"]}["mesh.equality"] == "held"
     assert [found["law"] for found in resumed["findings"]][:1] == ["mesh.local-rank"]

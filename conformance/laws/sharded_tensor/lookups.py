@@ -23,12 +23,12 @@ PADDING = 1
 
 
 def weights(ids: torch.Tensor) -> torch.Tensor:
-    return torch.arange(1.0, 1 + ids.numel()).reshape(ids.shape)
+    return torch.arange(1.0, 1 + ids.numel(), device=ids.device).reshape(ids.shape)
 
 
 def bags(ids: torch.Tensor, table: Any, ends: list[int], mode: str, **how: Any) -> torch.Tensor:
     """Rows by bags of unlike sizes, which begin at ``ends``."""
-    return F.embedding_bag(ids.flatten(), table, torch.tensor(ends), mode=mode, **how)
+    return F.embedding_bag(ids.flatten(), table, ids.new_tensor(ends), mode=mode, **how)
 
 
 LOOKUPS = {
@@ -59,9 +59,9 @@ TABLES = (
 )
 
 
-def own_ids(rank: int, rows: int) -> torch.Tensor:
-    """Which rows a rank looks up, some of them twice."""
-    return (torch.tensor([[0, 3, 1], [4, 4, 2]]) + 3 * rank) % rows
+def own_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
+    """Which rows of a table a rank looks up, some of them twice."""
+    return (torch.tensor([[0, 3, 1], [4, 4, 2]], device=table.device) + 3 * rank) % table.shape[0]
 
 
 @sharded_law(
@@ -74,12 +74,12 @@ def own_ids(rank: int, rows: int) -> torch.Tensor:
 def lookup(x: Whole, spec: ShardingSpec, how: Annotated[Any, ChoiceField(LOOKUPS)], rank: Rank):
     """Rows that every rank looks up in a table that all share are those of the whole table, alone or in bags."""
     table = compat.shard_tensor(x, spec)
-    return {"found": how(own_ids(rank, x.shape[0]), table)}
+    return {"found": how(own_ids(rank, x), table)}
 
 
 @lookup.due
 def _(x, how, rank):
-    return {"found": Near(LOOKUPS[how](own_ids(rank, x.shape[0]), x.clone()))}
+    return {"found": Near(LOOKUPS[how](own_ids(rank, x), x.clone()))}
 
 
 OPTIMIZED = (
