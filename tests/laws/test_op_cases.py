@@ -7,6 +7,7 @@ import pytest
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.laws.op.forward import LAWS
+from shardlaw.conformance.laws.op.programs import may_refuse
 from shardlaw.conformance.run.search import draw
 from shardlaw.reference.placement import Partial, Shard
 from shardlaw.strategies.op_catalogue import OPS
@@ -94,3 +95,13 @@ def test_a_variant_finds_its_sizes() -> None:
     assert specs["a"].shape == (6, 4)
     assert variant.match(specs, "unflatten(a,0,(2,3))") == sizes
     assert variant.match(specs, "unflatten(a,0,(3,2))") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [("mesh=2 a=5x4:S(0) steps=view(a,(20,))", True), ("mesh=2 a=4x4:S(0) steps=view(a,(16,))", False)],
+)
+def test_a_view_in_a_program_may_ask_for_a_redistribution_of_uneven_shards_alone(text: str, allowed: bool) -> None:
+    case = Case.parse(f"op.program {text}")
+    assert may_refuse(case, "Please redistribute the tensor before this operation.") is allowed
+    assert not may_refuse(case, "Operator aten.view.default does not support this sharding.")

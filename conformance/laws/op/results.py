@@ -163,7 +163,7 @@ def specs(case: Case) -> dict[str, TensorSpec]:
     return {name: case.tensor(name) for name, _ in case.fields if name in wanted}
 
 
-def _layouts(case: Case) -> Iterator[Layout]:
+def layouts(case: Case) -> Iterator[Layout]:
     mesh = case.mesh()
     for spec in specs(case).values():
         yield Layout(spec.shape, mesh, spec.placements if spec.placements is not None else (Replicate(),) * mesh.ndim)
@@ -175,13 +175,13 @@ def registered_everywhere(case: Case) -> bool:
     whole = all(
         0 not in spec.shape and spec.memory == "plain" and spec.dtype in COMMON for spec in specs(case).values()
     )
-    return whole and not any(layout.is_strided() for layout in _layouts(case))
+    return whole and not any(layout.is_strided() for layout in layouts(case))
 
 
 def without_pending(case: Case) -> bool:
     """As :func:`registered_everywhere`, no reduction is pending, no shard is empty, and no dim of size 1 may pass for
     broadcasting."""
-    aside = any(layout.has_partial() or layout.empty_coords() or 1 in layout.shape for layout in _layouts(case))
+    aside = any(layout.has_partial() or layout.empty_coords() or 1 in layout.shape for layout in layouts(case))
     return registered_everywhere(case) and not aside
 
 
