@@ -110,7 +110,7 @@ OWN_RULES = """
 KEPT = """
 2 | a=3x5:S(1):float32:small | sum(a,0,keepdim=True) mean(a,0,keepdim=True) amax(a,0,keepdim=True) max(a,0,keepdim=True)
 2 | a=3x5:S(1):float32:small | min(a,-2,keepdim=True)
-2 | a=3x5:S(1):float32:distinct | median(a,0,keepdim=True) kthvalue(a,2,0,keepdim=True) nanmedian(a,-2,keepdim=True)
+2 | a=3x5:S(1) | median(a,0,keepdim=True) kthvalue(a,2,0,keepdim=True) nanmedian(a,-2,keepdim=True)
 2 | a=3x5:S(1):float32:small | logsumexp(a,0,keepdim=True)
 2 | a=3x5:S(1):float32:small | argmax(a,0,keepdim=True) argmin(a,-2,keepdim=True) var(a,0,keepdim=True) std(a,-2,keepdim=True)
 2 | a=3x5:S(1):float32:small | any(a,0,keepdim=True)
@@ -124,9 +124,9 @@ KEPT = """
 NAMED = """
 2 | a=3x4:S(0) b=3x4:S(0) | linalg.cross(a,b,dim=0) cross(a,b,dim=0) cat([a,b],dim=0) stack([a,b],dim=1)
 2 | a=5x4:S(0):float32:small | sum(a,dim=0) amax(a,dim=0) argmax(a,dim=0) cumsum(a,dim=0) flip(a,dims=(0,)) roll(a,1,dims=0) std(a,dim=0)
-2 | a=5x4:S(0):float32:distinct | nn.functional.softmax(a,dim=0) logsumexp(a,dim=0) topk(a,2,dim=0) sort(a,dim=0,descending=True)
+2 | a=5x4:S(0) | nn.functional.softmax(a,dim=0) logsumexp(a,dim=0) topk(a,2,dim=0) sort(a,dim=0,descending=True)
 2 | a=5x4:S(0):float32:small | aminmax(a,dim=0)
-2 | a=5x4:S(0):float32:distinct | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1) linalg.vector_norm(a,2,dim=0)
+2 | a=5x4:S(0) | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1) linalg.vector_norm(a,2,dim=0)
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | gather(a,dim=0,index=i) index_select(a,dim=0,index=select(i,0,1)) unsqueeze(a,dim=0)
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | diagonal(a,dim1=1,dim2=0)
 """

@@ -116,6 +116,13 @@ def merged_average_is_sum() -> None:
         return [dataclasses.replace(info, avg_scale=None) if getattr(info, "avg_scale", None) else info for info in infos]
 
 
+@breaks("redistribute.merged-counts")
+def flattened_mesh_is_not_found() -> None:
+    @instead(_redistribute, "_get_flattened_mesh_by_layout")
+    def fault(true: Any, *args: Any) -> Any:
+        return None
+
+
 @breaks("redistribute.bystander")
 def flattening_drops_a_step() -> None:
     @instead(_redistribute, "_optimize_transform_infos")

@@ -17,6 +17,7 @@ from shardlaw.conformance.law.due import AtMost, Global
 from shardlaw.conformance.law.fields import Placements
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.redistribute.placements import DOC, moving, moving_law, to_elements, under_target
+from shardlaw.conformance.laws.redistribute.views import OnViews
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField
 from shardlaw.reference.layout import Layout
@@ -179,6 +180,35 @@ def counting_law(id: str, clause: str, **record: Any) -> Law:
     of = law(id, clause=clause, **record)(counted)
     of.due(at_most)
     return of
+
+
+MERGED = (
+    "mesh=2x2 x=8x4:S(0),S(0) to=R,R flatten=a,b",
+    "mesh=2x2 x=5x4:P(sum),P(sum) to=R,R flatten=a,b",
+    "mesh=2x2 x=5x4:P(max),P(max) to=R,R flatten=a,b",
+    "mesh=2x2 x=4x6:P(sum),P(sum) to=S(0),S(0) flatten=a,b",
+    "mesh=1x2x2 x=8x4:R,S(0),S(0) to=R,R,R flatten=b,c",
+    "mesh=2x2x1 x=4x4:P(sum),P(sum),R to=R,R,R flatten=a,b",
+)
+
+
+@law(
+    "redistribute.merged-counts",
+    source="torch.distributed.tensor._redistribute, docstring of _optimize_transform_infos",
+    control=MERGED[0],
+    sweep=texts(*MERGED),
+    sweeps=len(MERGED),
+    needs=("subgroups",),
+    tier="extended",
+)
+def merged_counted(x: Annotated[DTensor, OnViews()], to: Placements):
+    """Shards of one tensor dim and reductions over several mesh dims take one collective where these are flattened."""
+    return counted(x, to)
+
+
+@merged_counted.due
+def _(x: Global, to):
+    return {"collectives": AtMost(1), "local": x.under(to)}
 
 
 LAWS = (
