@@ -312,7 +312,7 @@ BACKWARD = """
 def corner_samples(table: str = FORWARD) -> list[Sample]:
     """The programs of ``table``, one sample each, in order."""
     found = []
-    for mesh, tensors, programs, *_ in _lines(table):
+    for mesh, tensors, programs, *_ in table_lines(table):
         specs = tuple((name, TensorSpec.parse(text)) for name, _, text in (word.partition("=") for word in tensors.split()))
         found += [Sample(Mesh.parse(mesh), specs, steps) for steps in programs.split()]
     return found
@@ -322,12 +322,12 @@ def corner_gradients(table: str = BACKWARD) -> list[Backward]:
     """The programs of ``table``, with the leaves whose gradients are judged and how the incoming one lies."""
     return [
         Backward(sample, tuple(wrt.split(",")), parse_placements(arrives) if arrives else None)
-        for mesh, tensors, programs, wrt, arrives in _lines(table)
+        for mesh, tensors, programs, wrt, arrives in table_lines(table)
         for sample in corner_samples(f"{mesh} | {tensors} | {programs}")
     ]
 
 
-def _lines(table: str) -> Iterator[list[str]]:
+def table_lines(table: str) -> Iterator[list[str]]:
     """The columns of each line, with every reduction that it asks for."""
     for line in filter(None, table.splitlines()):
         for op in REDUCTIONS if "P(*)" in line else ("",):

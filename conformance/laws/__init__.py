@@ -69,6 +69,7 @@ MODULES = (
     "mesh.tables",
     "mesh.backends",
     "op.programs",
+    "op.local",
     "op.forward",
     "sharded_tensor.specs",
     "sharded_tensor.copies",

@@ -22,7 +22,7 @@ def _each_spec(specs: Any) -> list[Any]:
     return [spec for spec in (specs if isinstance(specs, (list, tuple)) else [specs]) if spec is not None]
 
 
-@breaks("op.forward[*]")
+@breaks("op.forward[*]", "op.local")
 def results_claimed_whole() -> None:
     """Every result claims to be replicated, whatever it is."""
 
