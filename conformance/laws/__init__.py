@@ -108,6 +108,7 @@ MODULES = (
     "module.experts",
     "module.materialized",
     "module.told",
+    "module.meanwhile",
     "module.both",
     "module.losses",
     "module.training",
