@@ -39,7 +39,7 @@ class Result:
         self.only = only
 
 
-def passed(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> torch.Tensor:
+def passed(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> Any:
     """What a model gives in a pass forth and back."""
     out = model(x)
     out = out.only if does == "own" else out
