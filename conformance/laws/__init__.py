@@ -109,6 +109,7 @@ MODULES = (
     "module.experts",
     "module.materialized",
     "module.told",
+    "module.meanwhile",
     "module.both",
     "module.losses",
     "module.training",

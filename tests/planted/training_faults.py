@@ -129,6 +129,13 @@ def hooks_are_forgotten() -> None:
         return None
 
 
+@breaks("module.meanwhile")
+def loaded_states_are_forgotten() -> None:
+    @instead(torch.nn.Module, "load_state_dict")
+    def fault(true: Any, self: Any, state: Any, **options: Any) -> Any:
+        return true(self, self.state_dict() if isinstance(self, FSDPModule) else state, **options)
+
+
 # Replicated, wrapped
 
 

@@ -40,13 +40,18 @@ Replicated = Annotated[
 class Table(nn.Module):
     """A module that gives back what it is given: a weight and a bias in a module inside, and a buffer."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, buffer: torch.Tensor, *, frozen: bool) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor, buffer: torch.Tensor, *, frozen: bool, shared: bool
+    ) -> None:
         super().__init__()
         self.inner = nn.Module()
         self.inner.register_parameter("weight", nn.Parameter(weight, requires_grad=not frozen))
         self.inner.register_parameter("bias", nn.Parameter(bias))
         self.inner.register_parameter("none", None)
         self.register_buffer("kept", buffer)
+        if shared:  # the bias, by another module
+            self.other = nn.Module()
+            self.other.register_parameter("bias", self.inner.bias)  # type: ignore[arg-type]
 
     def forward(self, given: Any) -> Any:
         return given
@@ -86,8 +91,10 @@ def draw_module(limits: Limits) -> SearchStrategy[Case]:
         "mesh=2@0,2 x=16x10:S(0) a=16 b=3:-:int64 fn=some hooks=none",
         "mesh=2@0,2 x=16x10:S(1) a=16 b=3:-:int64 fn=some hooks=none",
         "mesh=2@0,2 x=16x10:R a=16 b=3:-:int64 fn=some hooks=none",
+        "mesh=2 x=4x3:S(0) a=4 b=3:-:int64 fn=some hooks=none shared=1",
+        "mesh=2x2 x=4x3:R,R a=4 b=3:-:int64 fn=none hooks=none shared=1",
     ),
-    sweeps=5,
+    sweeps=7,
     needs=("broadcast", "scatter"),
     weight=0.6,
 )
@@ -101,10 +108,11 @@ def module(
     hooks: Literal["none", "input", "output", "both"],
     arguments: int = 3,
     frozen: bool = False,
+    shared: bool = False,
 ):
     """distribute_module leaves what partition_fn placed, replicates all other parameters and buffers from the first
     rank, and installs the hooks."""
-    table = Table(x, a, b, frozen=frozen)
+    table = Table(x, a, b, frozen=frozen, shared=shared)
     visited, ran = [], []
 
     def partition(name, part, on):
@@ -146,13 +154,14 @@ def module(
 
 
 @module.due
-def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=False):
+def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=False, shared=False):
     first = first_rank(x.mesh)
     ran = [hook for hook in ("input", "output") if hooks in (hook, "both")]
     seen = ["output" if "output" in ran else "", "input" if "input" in ran else ""]
+    parts = ["", "inner", *(["other"] if shared else [])]
     return {"weight": x.of(first), "bias": a.of(first), "buffer": b.of(first)} | {
         "result": Of(True),
-        "partition_fn": [("", True), ("inner", True)] if fn == "some" else [],
+        "partition_fn": [(part, True) for part in parts] if fn == "some" else [],
         "warning": Of(arguments == 2) if ran else ...,
         "parameters": Of([not frozen, True, False]),
         "names": Of([["inner.bias", "inner.weight"], ["kept"]]),

@@ -303,6 +303,7 @@ ALWAYS = {
         "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
     ),
+    "partly": ("mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",),
     "precision": (
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",

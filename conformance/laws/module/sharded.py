@@ -216,8 +216,10 @@ def freeze(model: nn.Module, names: str | None) -> None:
     sweep=texts(
         "mesh=2x2 model=mlp dims=5x8x3 optimizer=sgd reshard=yes",
         "mesh=2x2 model=mlp dims=3x4x5 optimizer=adamw reshard=no units=1",
+        # a layer without elements
+        "mesh=2 model=mlp dims=5x0x3 optimizer=sgd reshard=yes",
     ),
-    sweeps=2,
+    sweeps=3,
     features=features_fully,
     needs=NEEDS,
     weight=0.2,
