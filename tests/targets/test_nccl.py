@@ -13,6 +13,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import moved
+from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.nearby import traced_near
 from shardlaw.conformance.target.builtin import BUILTIN, devices_needed
 from shardlaw.conformance.world import worker
@@ -103,3 +104,12 @@ def test_cases_near_a_finding_stay_within_the_world(most: int, sizes: set[int]) 
 
     traced_near(Asked(), law, Case.parse("roundtrip.staged mesh=1 x=5:S(0) value=slots async=writer"), Limits(world_size=most))  # type: ignore[arg-type]
     assert {size for case in seen for size in law.worlds(case)} == sizes
+
+
+@pytest.mark.parametrize(
+    ("signature", "same"), [("index # is out of bounds", True), ("index out of range", True), ("Boolean value", False)]
+)
+def test_an_assertion_of_a_gpu_is_an_index_out_of_range(signature: str, same: bool) -> None:
+    entry = Entry("redistribute.masked", "raised", "", signature=signature)
+    case = Case.parse("redistribute.masked mesh=2 w=4x5:S(0) i=7:R:int64:index4 out=R use=once")
+    assert entry.matches(case, "raised", set(), "AcceleratorError: CUDA error: device-side assert triggered") == same
