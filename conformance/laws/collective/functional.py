@@ -275,7 +275,8 @@ VARIANTS = {
     ),
     "broadcast_autograd": Variant(
         ("broadcast",), _broadcast, "broadcast", "gives back to the source what came for all, to others nothing",
-        f"{ONE} root=1", {"root": True, "tables": False, "parts": False} | FLOAT, backward=True,
+        "mesh=1 x=5x3", {"root": True, "tables": False, "parts": False} | FLOAT, backward=True,
+        corners=(f"{ONE} root=1",),
     ),
     "permute_autograd": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends what member i has to another, and its gradient back",
