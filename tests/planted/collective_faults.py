@@ -289,9 +289,13 @@ class Local(torch.autograd.Function):
     "collective.functional[all_gather_autograd]",
     "collective.functional[reduce_scatter_autograd]",
     "collective.functional[all_to_all_autograd]",
+    "collective.functional[all_reduce_autograd]",
+    "collective.functional[broadcast_autograd]",
+    "collective.functional[permute_autograd]",
 )
 def functional_gradient_is_local() -> None:
-    for name in ("all_gather_single_autograd", "reduce_scatter_single_autograd", "all_to_all_single_autograd"):
+    gathering = ("all_gather_single_autograd", "reduce_scatter_single_autograd", "all_to_all_single_autograd")
+    for name in (*gathering, "all_reduce", "broadcast", "permute_tensor"):
 
         @instead(funcol, name)
         def fault(true: Any, given: Any, *args: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -45,17 +46,29 @@ class Pieces:
 
 def _all_reduce(case: Case, ask: Ask) -> Pieces:
     given = [ask.added(at) for at in range(ask.size)]
-    return Pieces(alone(given), alone(collective.all_reduce(given, ask.op)), [[ask.op]] * ask.size)
+    return Pieces(
+        alone(given), alone(collective.all_reduce(given, ask.op)), [[ask.op]] * ask.size, collective.all_reduce
+    )
 
 
 def _broadcast(case: Case, ask: Ask) -> Pieces:
     given = [ask.given(at) for at in range(ask.size)]
-    return Pieces(alone(given), alone(collective.broadcast(given, ask.root)), [[ask.root]] * ask.size)
+
+    def back(upstream: Row) -> Row:
+        total = collective.reduced(upstream, "sum")
+        return [total if at == ask.root else torch.zeros_like(total) for at in range(ask.size)]
+
+    return Pieces(alone(given), alone(collective.broadcast(given, ask.root)), [[ask.root]] * ask.size, back)
 
 
 def _permute(case: Case, ask: Ask) -> Pieces:
     given, to = [ask.given(at) for at in range(ask.size)], list(numbers(case.get("to-position")))
-    return Pieces(alone(given), alone(collective.permuted(given, to)), [[to]] * ask.size)
+    return Pieces(
+        alone(given),
+        alone(collective.permuted(given, to)),
+        [[to]] * ask.size,
+        lambda upstream: [upstream[at] for at in to],
+    )
 
 
 def _all_gather(case: Case, ask: Ask) -> Pieces:
@@ -188,7 +201,7 @@ def law_of(name: str, variant: Variant) -> Law:
 
 
 def _dim(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-    return {"dim": 1 if draw(st.booleans()) else None}
+    return {"dim": draw(st.sampled_from((None, 1, 1, -1)))}
 
 
 def _to(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
@@ -214,7 +227,7 @@ VARIANTS = {
     ),
     "all_gather_tensor": Variant(
         ("all_gather_single", "all_gather_tensor"), _all_gather, "all_gather",
-        "joins what all members have along a dim", DIM, ALONG,
+        "joins what all members have along a dim", DIM, ALONG, corners=(DIM, "mesh=2 x=1x3 dim=-1"),
     ),
     "reduce_scatter_tensor": Variant(
         ("reduce_scatter_single", "reduce_scatter_tensor"), _reduce_scatter, "reduce_scatter",
@@ -255,6 +268,19 @@ VARIANTS = {
         ("all_to_all_single_autograd",), _all_to_all, "all_to_all",
         "sends each member its rows, and their gradients back", ROWS, SPLIT | FLOAT | {"uneven_one_in": 1},
         backward=True,
+    ),
+    "all_reduce_autograd": Variant(
+        ("all_reduce",), _all_reduce, "all_reduce", "sums, and gives every member back the sum of what came",
+        ONE, FLOAT, backward=True,
+    ),
+    "broadcast_autograd": Variant(
+        ("broadcast",), _broadcast, "broadcast", "gives back to the source what came for all, to others nothing",
+        "mesh=1 x=5x3", {"root": True, "tables": False, "parts": False} | FLOAT, backward=True,
+        corners=(f"{ONE} root=1",),
+    ),
+    "permute_autograd": Variant(
+        ("permute_tensor",), _permute, "all_to_all", "sends what member i has to another, and its gradient back",
+        "mesh=3 x=5 to-position=1.2.0", {"extra": _to, "min_dims": 1, "max_dims": 1} | FLOAT, backward=True,
     ),
 }  # fmt: skip
 LAWS = [law_of(name, variant) for name, variant in VARIANTS.items()]

@@ -133,6 +133,12 @@ ATTEMPTS = {
         .backward()
     ),
     "rank-outside-group": lambda rank, size: dist.new_group([0, size + 3]),
+    "maximum-of-complex-numbers": lambda rank, size: dist.all_reduce(
+        torch.ones(2, dtype=torch.complex64), dist.ReduceOp.MAX
+    ),
+    "scattered-maximum-of-complex-numbers": lambda rank, size: compat.functional.reduce_scatter_tensor(
+        torch.ones(size, dtype=torch.complex64), "max", 0, dist.group.WORLD
+    ),
 }
 
 

@@ -29,6 +29,7 @@ MADE = {
     "number": ("2x2", "2", "1x3"),
     "flatten": ("2x2", "1x2", "2x1x2"),
     "cut": ("4", "2"),
+    "again": ("2x2", "1x2"),
 }
 
 
@@ -51,7 +52,7 @@ def sweep(limits: Limits) -> list[Case]:
     found: dict[tuple[str, str], list[Case]] = {}
     for how, meshes in MADE.items():
         for mesh in map(Mesh.parse, meshes):
-            dims = range(mesh.ndim) if how in ("name", "number") else (0, 1) if how == "cut" else (0,)
+            dims = range(mesh.ndim) if how in ("name", "number", "again") else (0, 1) if how == "cut" else (0,)
             for case in [
                 fields(mesh=mesh, how=how, of=DIM_NAMES[dim], options=given)
                 for dim in dims
@@ -70,13 +71,13 @@ def sweep(limits: Limits) -> list[Case]:
     "mesh=2x2 how=name of=a options=backend",
     needs=("all_reduce",),
     sweep=sweep,
-    sweeps=24,
+    sweeps=30,
     weight=0.3,
     tier="extended",
 )
 def backends(
     mesh: MeshTable,
-    how: Literal["name", "number", "flatten", "cut"],
+    how: Literal["name", "number", "flatten", "cut", "again"],
     of: Literal["a", "b", "c"],
     options: Literal["backend", "options", "pair"],
     device: Device,
@@ -96,8 +97,10 @@ def backends(
         line = DeviceMesh(device.type, table, mesh_dim_names=("flat",))
         made = compat.unflattened(line, 0, (2, len(table) // 2), ("a", "b"), backend_override={of: given})
     else:
-        key = of if how == "name" else at
-        made = init_device_mesh(device.type, tuple(table.shape), mesh_dim_names=names, backend_override={key: given})
+        chosen = {at if how == "number" else of: given}
+        for _ in range(2 if how == "again" else 1):  # what is said of the backends serves for the next mesh too
+            NOTES.clear()
+            made = init_device_mesh(device.type, tuple(table.shape), mesh_dim_names=names, backend_override=chosen)
     groups = made.get_all_groups() if made.get_coordinate() is not None else []
     own = [(ranks, given is patient, patience) for ranks, given, patience in NOTES if dist.get_rank() in ranks]
     return {

@@ -51,6 +51,13 @@ REFUSED = {
     "many-names": lambda device, world: init_device_mesh(device, (world,), mesh_dim_names=("a", "b")),
     "device-index": lambda device, world: init_device_mesh(f"{device}:0", (world,)),
     "no-mesh": lambda device, world: DeviceMesh(device),
+    "fractions": lambda device, world: DeviceMesh(device, torch.arange(world) + 0.5),
+    "table-many-names": lambda device, world: DeviceMesh(device, [*range(world)], mesh_dim_names=("a", "b")),
+    "table-same-name": lambda device, world: DeviceMesh(device, [[*range(world)]], mesh_dim_names=("a", "a")),
+    "group-many-names": lambda device, world: DeviceMesh.from_group(
+        dist.group.WORLD, device, mesh_dim_names=("a", "b")
+    ),
+    "group-device-index": lambda device, world: DeviceMesh.from_group(dist.group.WORLD, f"{device}:0"),
 }
 
 
@@ -62,14 +69,15 @@ def sweep_refusals(limits: Limits) -> list[Case]:
 
 @law(
     "mesh.refusals",
-    source="torch.distributed.device_mesh docs, DeviceMesh and init_device_mesh",
+    source="torch.distributed.device_mesh docs, DeviceMesh, DeviceMesh.from_group and init_device_mesh",
     control="attempt=same-name world=2",
     sweep=sweep_refusals,
-    sweeps=30,
+    sweeps=45,
     weight=0.2,
 )
 def refusals(attempt: Annotated[str, WordField(REFUSED)], device: Device, world: WorldSize):
-    """A rank twice or outside the world, a shape larger than it, and names that are not one a dim are refused."""
+    """A rank twice, outside the world or no whole number, a shape larger than the world, names that are not one a dim,
+    and one device of a type are refused."""
     return {"refusal": caught(lambda: REFUSED[attempt](device.type, world))}
 
 
@@ -92,20 +100,20 @@ def own_groups(table):
 def sweep_from_group(limits: Limits) -> list[Case]:
     lines = [
         f"mesh={mesh} table={table}"
-        for table in ("none", "list", "tensor")
+        for table in ("none", "list", "tensor", "tuple", "array")
         for mesh in ("2", "3", "2@0,2", "2@1,2", "1@1", "4", "3@0,1,3")
     ]
     return texts(*lines)(limits)
 
 
-@mesh_law("from-group", FROM_GROUP, "mesh=2 table=list", sweep=sweep_from_group, sweeps=21, weight=0.3)
-def from_group(mesh: MeshTable, table: Literal["none", "list", "tensor"], device: Device):
+@mesh_law("from-group", FROM_GROUP, "mesh=2 table=list", sweep=sweep_from_group, sweeps=35, weight=0.3)
+def from_group(mesh: MeshTable, table: Literal["none", "list", "tensor", "tuple", "array"], device: Device):
     """A mesh from one group is the 1-D mesh of its ranks and communicates by that group; another table is refused."""
     groups = own_groups(torch.tensor(mesh))
     if not groups:
         return {}
 
-    form = torch.tensor if table == "tensor" else list
+    form = {"tensor": torch.tensor, "tuple": tuple, "array": lambda ranks: torch.tensor(ranks).numpy()}.get(table, list)
     given = {} if table == "none" else {"mesh": form(mesh)}
     made = DeviceMesh.from_group(groups[0], device.type, mesh_dim_names=("a",), **given)
     return {
@@ -130,7 +138,8 @@ def _(mesh, rank: Rank):
 
 def sweep_from_groups(limits: Limits) -> list[Case]:
     meshes = ("1x2", "2x1", "2x2", "1x3", "3x1", "1x2x2", "1x2@0,2", "2x2@0,2,1,3", "2", "3@0,1,3", "2x3", "2x2x2")
-    return texts(*(f"mesh={mesh} groups={groups}" for groups in ("own", "sliced") for mesh in meshes))(limits)
+    cases = [f"mesh={mesh} groups={groups}" for groups in ("own", "sliced") for mesh in meshes]
+    return texts(*cases, *(f"mesh={mesh} groups=turned" for mesh in ("2x2", "1x2", "3x1", "2x2@0,2,1,3")))(limits)
 
 
 @mesh_law(
@@ -139,14 +148,15 @@ def sweep_from_groups(limits: Limits) -> list[Case]:
     "mesh=2x2 groups=own",
     needs=("all_reduce",),
     sweep=sweep_from_groups,
-    sweeps=24,
+    sweeps=28,
     weight=0.4,
 )
-def from_groups(mesh: MeshTable, groups: Literal["own", "sliced"], device: Device):
-    """A mesh from several groups has the table given, and its dim i communicates by group i; less is refused."""
+def from_groups(mesh: MeshTable, groups: Literal["own", "sliced", "turned"], device: Device):
+    """A mesh from several groups has the table given, and its dim i communicates by group i; less is refused, and so
+    are groups in another order than the dims of the table."""
     table = torch.tensor(mesh)
     names = ("a", "b", "c")[: table.ndim]
-    if groups == "own":
+    if groups != "sliced":
         given = own_groups(table)
     else:
         parent = DeviceMesh(device.type, table, mesh_dim_names=names)
@@ -157,6 +167,8 @@ def from_groups(mesh: MeshTable, groups: Literal["own", "sliced"], device: Devic
     def make(groups=given, mesh=table, mesh_dim_names=names):
         return DeviceMesh.from_group(groups, device.type, mesh=mesh, mesh_dim_names=mesh_dim_names)
 
+    if groups == "turned":
+        return {"turned": caught(lambda: make(groups=given[::-1]))}
     made = make()
     found = {
         "mesh": description(made),
@@ -172,9 +184,11 @@ def from_groups(mesh: MeshTable, groups: Literal["own", "sliced"], device: Devic
 
 
 @from_groups.due
-def _(mesh, rank: Rank):
+def _(mesh, groups, rank: Rank):
     if mesh.coord(rank) is None:
         return {}
+    if groups == "turned":
+        return {"turned": Refused()}
     refused = ("none", "no names", "no table", "arity") if mesh.ndim > 1 else ("none",)
     return {
         "mesh": described(mesh, names_of(mesh), rank),

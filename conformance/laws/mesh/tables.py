@@ -124,6 +124,11 @@ def turned(mesh):
     )
 
 
+def cut(mesh, name):
+    """The mesh with its dim 1 cut into one of size 1, which has the name, and the rest."""
+    return compat.unflattened(mesh, 1, (1, mesh.size(1)), (name, "q"))
+
+
 # what no mesh has: ``mesh`` has the dims a, b, ..., ``bare`` the same table without names
 VIEW_REFUSALS = {
     "flatten-unnamed": lambda mesh, bare: compat.flattened(bare, "flat"),
@@ -139,6 +144,9 @@ VIEW_REFUSALS = {
     "rank-far": lambda mesh, bare: mesh.get_local_rank(7),
     "size-far": lambda mesh, bare: mesh.size(7),
     "join-others": lambda mesh, bare: compat.concatenated([mesh["a"], turned(mesh)["b"]]),
+    "unflatten-taken": lambda mesh, bare: compat.unflattened(mesh, 1, (1, mesh.size(1)), ("a", "q")),
+    "flatten-as-cut": lambda mesh, bare: compat.flattened(cut(mesh, "p"), "p"),
+    "cut-as-flat": lambda mesh, bare: (compat.flattened(mesh, "f"), cut(mesh, "f")),
 }
 
 
@@ -165,7 +173,7 @@ def differs(case: Case) -> bool:
     "mesh=2x2 attempt=flatten-taken",
     needs=("all_reduce",),
     sweep=sweep_view_refusals,
-    sweeps=59,
+    sweeps=74,
     weight=0.3,
     tier="extended",
 )
