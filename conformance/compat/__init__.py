@@ -183,6 +183,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
     "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
     "PGTransport": ("send states between ranks", ("torch.distributed.checkpoint._pg_transport:PGTransport",)),
+    "make_sync_checkpointer": ("save a file for each rank", ("torch.distributed.checkpoint._experimental:make_sync_checkpointer",)),
     "ReplicationStager": ("keep replicas of states", ("torch.distributed.checkpoint.staging:_ReplicationStager",)),
     "async_process": ("end the process of a save", ("torch.distributed.checkpoint._async_process_executor:",)),
     "consolidate_on_every_rank": (

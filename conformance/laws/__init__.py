@@ -97,6 +97,7 @@ MODULES = (
     "roundtrip.sent",
     "roundtrip.process",
     "roundtrip.deprecated",
+    "roundtrip.own_files",
     "roundtrip.single",
     "roundtrip.release",
     "gradient.values",

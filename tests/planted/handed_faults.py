@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed._shard import api as shards
 from torch.distributed.checkpoint import _async_process_executor, _pg_transport, _traverse, staging, state_dict_saver
+from torch.distributed.checkpoint._experimental import checkpoint_reader
 from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
 from torch.distributed.tensor.experimental import _tp_transform
 
@@ -41,6 +42,13 @@ def zeros_kept_in_the_file() -> None:
     @instead(staging._ReplicationStager, "_persist_state_dict")
     def fault(true: Any, self: Any, state: Any, *ranks: int) -> None:
         true(self, {key: torch.zeros(()) for key in state}, *ranks)
+
+
+@breaks("roundtrip.own-file")
+def nothing_read() -> None:
+    @instead(checkpoint_reader.CheckpointReader, "_partial_read")
+    def fault(true: Any, self: Any, path: Any, state: Any, **options: Any) -> Any:
+        return state, []
 
 
 @breaks("roundtrip.process")

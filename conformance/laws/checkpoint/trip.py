@@ -191,6 +191,6 @@ def placed(
     if end.held and layout is not None:
         own = [(box, put(elements(full, box))) for box in end.boxes(name, here.rank)]
         return hold(here, end.held, layout, own)
-    held = lay_out(put(part(end, name, full, here.rank)), end.specs[name].memory)
+    held = lay_out(put(part(end, name, full, here.rank).contiguous()), end.specs[name].memory)
     held = held if held.is_meta else here.tensor(held)
     return held if layout is None else assembled(Global(full, layout), held, here)

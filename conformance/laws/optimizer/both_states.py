@@ -78,7 +78,10 @@ FEATURES = {
     "broadcast": "whole-state",
     "offload": "offloaded",
 }
-Wrap = Literal["none", "ddp", "compile", "ddp-compile", "compile-ddp", "inside", "ddp-inside"]
+Wrap = Literal[
+    "none", "ddp", "compile", "ddp-compile", "compile-ddp", "inside", "ddp-inside",
+    "recompute", "recompute-inside", "recompute-ddp-inside",
+]  # fmt: skip
 
 
 def optimizer_of(
@@ -231,6 +234,9 @@ WRAPPED = (
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=inside wrap.load=compile-ddp how=broadcast,apart with=extra",
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp-inside wrap.load=ddp with=idle",
     f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} wrap=none wrap.load=compile how=broadcast,apart,offload",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=recompute wrap.load=inside with=extra",
+    f"mesh=2 x=2:-:{SMALL} a=2:-:{SMALL} wrap=recompute-inside",
+    f"mesh=2 x=2:-:{SMALL} a=2:-:{SMALL} wrap=recompute-ddp-inside how=flat",
 )
 TIED = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=tied",

@@ -17,14 +17,15 @@ from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.laws.optimizer.both_states import SMALL, How, swept
+from shardlaw.conformance.laws.optimizer.both_states import SMALL, How, Wrap, swept
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
 from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned
-from shardlaw.conformance.laws.optimizer.nets import Net, options_of
+from shardlaw.conformance.laws.optimizer.nets import Net, options_of, wrapped
 
 Place = namedtuple("Place", ("epoch", "batch"))
 EXTRAS: dict[str, Any] = {
     "dict": {"count": 3, "name": "saved"},
+    "none": None,
     "list": [1, 2.5, None, b"four"],
     "set": {1, 2},
     "frozenset": frozenset((3,)),
@@ -35,11 +36,18 @@ EXTRAS: dict[str, Any] = {
     "named": Place(4, 7),
 }
 MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
+PLAIN = f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL}"
 SHOWN = (
     f"{MODEL} kind=dict",
     f"{MODEL} kind=list how=whole",
     *(f"{MODEL} kind={kind}" for kind in ("set", "complex", "named")),
     *(f"{MODEL} kind={kind} how=whole" for kind in ("set", "frozenset", "complex", "range", "class", "size", "named")),
+    *(
+        f"{MODEL} kind=none{how}"
+        for how in ("", " how=whole", " how=broadcast", " wrap=compile", " wrap=inside how=whole")
+    ),
+    f"{PLAIN} kind=none wrap=ddp",
+    f"{PLAIN} kind=list wrap=ddp how=whole",
 )
 
 
@@ -60,18 +68,20 @@ def features(case: Case) -> set[str]:
 def extra(
     tensors: Given,
     others: Poisoned,
-    kind: Literal["dict", "list", "set", "frozenset", "complex", "range", "class", "size", "named"],
+    kind: Literal["dict", "none", "list", "set", "frozenset", "complex", "range", "class", "size", "named"],
     rank: Rank,
     how: How = (),
+    wrap: Wrap = "none",
 ):
     """An extra state of any kind is in the state of a model as the module gave it, and comes to another model so."""
     net, other = Net(tensors, ("extra",)), Net(others, ("extra",), other=True)
-    net.inner.extra = EXTRAS[kind]
+    inner, net.inner.extra = other.inner, EXTRAS[kind]
+    net, other = wrapped(net, wrap), wrapped(other, wrap)
     options = options_of(how)
     state = get_model_state_dict(net, options=replace(options, broadcast_from_rank0=False))
     (taken,) = (value for name, value in state.items() if name.endswith("_extra_state"))
     set_model_state_dict(other, state if rank == 0 or "broadcast" not in how else {}, options=options)
-    given = other.inner.extra
+    given = inner.extra
     return {"taken": taken, "its class": type(taken).__name__, "given": given, "class given": type(given).__name__}
 
 

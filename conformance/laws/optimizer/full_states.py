@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -46,6 +47,16 @@ SELDOM = (
     *(f"mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small opt={opt}" for opt in ("decayed", "dampened")),
     *(f"mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("nadam", "radam", "adamax")),
     *(f"mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("rprop", "asgd", "lbfgs")),
+    *(f"mesh=2 x=3x2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("adadelta", "adafactor", "muon")),
+    "mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt=sparse",
+)
+
+
+# whole states whose names are in another order on every second rank, or whose tensors lie transposed in memory
+ODD = (
+    "mesh=2 x=5x2:S(0):{} a=5x2:S(0):{} how=turned",
+    "mesh=3 x=7:R:{} a=7:S(0):{} b=7:-:{} how=turned",
+    "mesh=2 x=4x3:S(0):{} a=3x2:-:{} how=transposed",
 )
 
 
@@ -82,18 +93,42 @@ def models(
     return draw_of
 
 
+Handed = Literal["broadcast", "each", "turned", "transposed"]
+OWN = ("each", "turned")
+
+
+def handing(how: str) -> StateDictOptions:
+    """The options under which a whole state is given: from rank 0 alone, or of each rank its own."""
+    return options_of(["whole" if how in OWN else "broadcast"])
+
+
+def handed(whole: dict[str, Any], how: str, rank: int) -> dict[str, Any]:
+    """What a rank gives of a whole state: nothing unless it is rank 0 or each gives its own."""
+    if rank and how not in OWN:
+        return {}
+    if how == "turned" and rank % 2:
+        return dict(reversed([*whole.items()]))
+    lying = how == "transposed"
+    return {
+        path: value.mT.contiguous().mT if lying and isinstance(value, torch.Tensor) and value.dim() > 1 else value
+        for path, value in whole.items()
+    }
+
+
 @law(
     "optimizer.whole-model",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
     control="mesh=2 x=4x2:S(0) how=broadcast",
     draw=models("broadcast", "each", floats=False, plain=False),
     draws=16,
+    sweep=texts(*(line.replace("{}", "float64") for line in ODD)),
+    sweeps=len(ODD),
     **COMMON,
 )
-def whole_model(tensors: Whole, others: Poisoned, rank: Rank, how: Literal["broadcast", "each"]):
+def whole_model(tensors: Whole, others: Poisoned, rank: Rank, how: Handed):
     """A whole state, from rank 0 or from each rank's own, makes a model of any layout the one that the state is of."""
     net = Net(others)
-    set_model_state_dict(net, named(tensors) if rank == 0 or how == "each" else {}, options=options_of(["whole", how]))
+    set_model_state_dict(net, handed(named(tensors), how, rank), options=handing(how))
     return net.held()
 
 
@@ -108,9 +143,11 @@ def _(others):
     control="mesh=2 x=4x2:S(0):float32:small how=broadcast",
     draw=models("broadcast", "each", plain=False),
     draws=14,
+    sweep=texts(*(line.replace("{}", "float32:small") for line in ODD)),
+    sweeps=len(ODD),
     **COMMON,
 )
-def whole(tensors: Whole, others: Poisoned, rank: Rank, how: Literal["broadcast", "each"]):
+def whole(tensors: Whole, others: Poisoned, rank: Rank, how: Handed):
     """A whole state, from rank 0 or from each rank's own, makes the optimizer of a model of any layout the one
     that it is of."""
     net = Net(others)
@@ -118,17 +155,14 @@ def whole(tensors: Whole, others: Poisoned, rank: Rank, how: Literal["broadcast"
     grads = named(tensors)
     state: dict[str, Any] = {}
     for path in net.given():
-        state[path] = {
-            "step": torch.tensor(3.0),
-            "exp_avg": grads[path] / 2,
-            "exp_avg_sq": grads[path] * grads[path] / 2,
-        }
+        averages = {"exp_avg": grads[path] / 2, "exp_avg_sq": grads[path] * grads[path] / 2}
+        state[path] = {"step": torch.tensor(3.0), **handed(averages, how, 0)}
     groups = [
         {**group, "params": [path], "lr": rate}
         for path, rate, group in zip(state, RATES, optimizer.param_groups, strict=False)
     ]
-    given = {"state": state, "param_groups": groups} if rank == 0 or how == "each" else {}
-    set_optimizer_state_dict(net, optimizer, given, options=options_of(["whole", how]))  # type: ignore[arg-type]
+    given = {"state": handed(state, how, rank), "param_groups": groups} if rank == 0 or how in OWN else {}
+    set_optimizer_state_dict(net, optimizer, given, options=handing(how))  # type: ignore[arg-type]
     return {**learned(net.given(), optimizer), "model": net.held()}
 
 
@@ -181,11 +215,16 @@ OPTIMIZERS: dict[str, Any] = {
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.5, foreach=False),
     "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=0.5, foreach=False),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.5),
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, lr=0.5, foreach=False),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.5),
+    "muon": lambda parameters: torch.optim.Muon(parameters, lr=0.5),
+    "sparse": lambda parameters: torch.optim.SparseAdam(parameters, lr=0.5),
 }
-WITHOUT_STEPS = ("sgd", "momentum", "decayed", "dampened", "lbfgs")
+WITHOUT_STEPS = ("sgd", "momentum", "decayed", "dampened", "lbfgs", "muon")
 Opt = Literal[
     "adam", "sgd", "momentum", "adagrad", "rmsprop",
     "decayed", "dampened", "nadam", "radam", "adamax", "rprop", "asgd", "lbfgs",
+    "adadelta", "adafactor", "muon", "sparse",
 ]  # fmt: skip
 
 
@@ -225,7 +264,7 @@ def asked(tensors: Tensors, opt: Opt):
     gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]
     for net, optimizer in zip(nets, optimizers, strict=True):
         for path, grad in named(tensors).items():
-            net.held()[path].grad = grad.clone()
+            net.held()[path].grad = grad.to_sparse() if opt == "sparse" else grad.clone()
         optimizer.step(lambda: torch.zeros(()))
     states = [learned(net.given(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     return {

@@ -15,7 +15,8 @@ has:
 ``scheduled``  its groups have an option that a scheduler added, as long as it is the saved one
 
 ``wrap`` is what the model is wrapped in: ``ddp``, ``compile``, ``ddp-compile`` (compiled outside),
-``compile-ddp``, and ``inside`` or ``ddp-inside`` where that is done to ``inner`` alone.
+``compile-ddp``, and ``inside`` or ``ddp-inside`` where that is done to ``inner`` alone. With ``recompute`` in front,
+what is done to ``inner`` is within a wrapper that computes activations again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.laws.checkpoint.models import Model, frozen, in_model
 
 EXTRA, OTHER_EXTRA = {"count": 3, "name": "saved"}, {"count": 4, "name": "other"}
@@ -117,13 +119,24 @@ def named(
     )
 
 
+INSIDE = {
+    "inside": "compile", "ddp-inside": "ddp",
+    "recompute": "checkpoint", "recompute-inside": "checkpoint-compile", "recompute-ddp-inside": "checkpoint-ddp",
+}  # fmt: skip
+WRAPPERS: dict[str, Any] = {
+    "ddp": DistributedDataParallel,
+    "compile": lambda model: torch.compile(model, backend="eager"),
+    "checkpoint": lambda model: compat.activation_wrappers.checkpoint_wrapper(model),
+}
+
+
 def wrapped(model: Any, wrap: str) -> nn.Module:
     """The model with something around it, or around the module inside of it."""
-    if wrap in ("inside", "ddp-inside"):
-        model.inner = wrapped(model.inner, "compile" if wrap == "inside" else "ddp")
+    if wrap in INSIDE:
+        model.inner = wrapped(model.inner, INSIDE[wrap])
         return model  # type: ignore[no-any-return]
     for how in reversed(wrap.split("-")) if wrap != "none" else ():
-        model = DistributedDataParallel(model) if how == "ddp" else torch.compile(model, backend="eager")
+        model = WRAPPERS[how](model)
     return model  # type: ignore[no-any-return]
 
 

@@ -88,6 +88,9 @@ SAFETENSORS = (
     "mesh=2@1,2 world.save=3 mesh.load=2 x=5x2:S(0) a=7:S(0) hf=together index=two group=yes",
     "mesh=2 x=5x6:R a=5x6:R hf=whole",
     "mesh=2 mesh.load=3 x=5x6:R a=7:R:int64 b=5x6:R to.x=S(0) hf=whole index=two",
+    "mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 hf=shards",
+    "mesh=2 x=4x3:S(0) a=4x2:S(0) held=sharded cut=1@0,3@1 to.x=S(1) hf=consolidated",
+    "mesh=2 x=6x3:S(0) held=sharded cut=1@0,2@1,3@0 hf=consolidated",
 )
 ANEW = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",

@@ -79,6 +79,11 @@ ASYNC = (
     "mesh=2 x=5x2:S(0) a=4:-:int64:distinct:sliced async=shared state={x:x,d:{a:a,l:[1,2]},n:1}",
     "mesh=2 mesh.load=1 x=5:S(0):bfloat16 a=4:- async=background state={x:x,l:[a,1],n:1} to.x=R",
     "mesh=2 x=5x2:S(1) a=4:R async=checked state={x:x,d:{a:a,l:[1,2]},n:1}",
+    *(
+        f"mesh=2 x=4x6:{held} async={how}"
+        for held in ("S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)", "S(0) held=sharded cut=1@0,2@1,1@0 to.x=S(1)")
+        for how in ("writer", "stager")
+    ),
 )
 
 
@@ -249,7 +254,9 @@ def scramble(value: Any) -> None:
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
             local = value.to_local() if hasattr(value, "to_local") else value
-            local.copy_(poison(local))
+            for shard in local.local_shards() if hasattr(local, "local_shards") else [local]:
+                own = getattr(shard, "tensor", shard)
+                own.copy_(poison(own))
     elif isinstance(value, App):
         scramble(value.state)
     elif isinstance(value, dict):

@@ -40,6 +40,9 @@ FILES = (
     "mesh=2 mesh.load=3 x=5x2:- a=7:-:bool state={m:{x:x,l:[a,1]},n:2} to.x=S(1) to.a=S(0) through=checkpoint",
     "mesh=1 mesh.load=2x2 x=5x6:- a=3:-:float64 to.x=S(0),S(0) to.a=R,S(0) through=checkpoint",
     "mesh=2 x=4x2:- to.x=S(0) through=reader",
+    "mesh=2 x=4x3:-:float32:distinct:transposed memory=plain through=reader",
+    "mesh=2 x=4x3:- a=5:- dtype=float64 through=reader",
+    "mesh=2 x=4x3:- a=5:- to.x=S(1) dtype=int64 through=checkpoint",
 )
 VALUES = (
     "mesh=2 x=5:- a=4:- state={x:x,n:1}",

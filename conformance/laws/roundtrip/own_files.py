@@ -1,0 +1,61 @@
+"""The law on the experimental checkpointer, with which each rank keeps a file of its own.
+
+``value`` is what stands in the state beside the tensors of the case, by its name in
+:data:`shardlaw.conformance.laws.roundtrip.staged.VALUES`; ``asked`` is what is loaded into.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from shardlaw.conformance import compat
+from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.fields import Folder, Word
+from shardlaw.conformance.laws.checkpoint.contents import Contents
+from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved
+from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.staged import VALUES
+
+TENSORS = ("transposed", "offset", "expanded", "conjugated", "negated")
+OWN_FILES = (
+    "mesh=2 x=5x2:- a=4:-:int64 state={x:x,d:{a:a,l:[a,1]},n:1} value=0-d asked=state",
+    "mesh=3 x=7x3:-:bfloat16 a=3x4:-:bool:distinct:sliced value=list asked=nothing",
+    "mesh=2 x=5x6:-:float64:distinct:sliced value=0-d asked=state",
+    "mesh=1 x=5:- a=0x3:- value=0-d asked=names",
+    "mesh=1 x=0:-:int32 value=list asked=state",
+    *(f"mesh=1 x=5:- value={value} asked={asked}" for value in TENSORS for asked in ("nothing", "names", "state")),
+    *(f"mesh=1 x=5:- value={value} asked={asked}" for value in ("tuple", "size") for asked in ("nothing", "names")),
+)
+
+
+@trip_law(
+    "own-file",
+    source="torch.distributed.checkpoint._experimental, docstrings of Checkpointer.save and load, "
+    "CheckpointReader.read and its partial reads",
+    holds="mesh=2 x=5x2:- a=4:-:int64 value=0-d asked=state",
+    texts=OWN_FILES,
+    needs=IN_FILES,
+    features=lambda case: {f"staged:{case.get('value')}"},
+)
+def own_file(state: Saved, blank: Blank, folder: Folder, value: Word, asked: Literal["nothing", "names", "state"]):
+    """What a rank saves in a file of its own comes back as it was: as a new state, by the names of its values, or in
+    a state of its form."""
+    made: Any = VALUES[value]()
+    state["value"] = made
+    blank["value"] = torch.zeros(made.shape, dtype=made.dtype) if isinstance(made, torch.Tensor) else None
+    checkpointer = compat.make_sync_checkpointer()
+    checkpointer.save(folder, state)
+    into = {"nothing": None, "names": dict.fromkeys(state), "state": blank}[asked]
+    loaded = checkpointer.load(folder, into, strict=True)
+    got = loaded.pop("value")
+    checkpointer.close()
+    return {"loaded": loaded, "value": got if isinstance(got, torch.Tensor) else [got], "type": type(got).__name__}
+
+
+@own_file.due
+def _(state: Contents, value):
+    want = VALUES[value]()
+    kept = want.detach().clone() if isinstance(want, torch.Tensor) else [want]
+    return {"loaded": state, "value": kept, "type": Of(type(want).__name__)}
