@@ -58,8 +58,8 @@ def main() -> int:
                 wrong.append(f"{verdict.case.text}: {verdict.message or verdict.status}")
 
         for law, case in cases:
-            pool.feed(law, case, take)
-            for weight in pool.weights():
+            pool.submit(law, case, take)
+            for weight in pool.usage():
                 for name, value in weight.items():
                     heaviest[name] = max(heaviest.get(name, 0), value)
         pool.flush()

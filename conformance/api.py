@@ -240,7 +240,7 @@ class Worlds:
         assert self._live is not None
         law = as_listed(law)
         try:
-            return self._live.fresh(law, case) if fresh else self._live.judge(law, [case])[0]
+            return self._live.check_fresh(law, case) if fresh else self._live.check(law, [case])[0]
         except WorldError as error:
             self.close()
             raise UsageError(f"target {self.target.name} cannot start: {error}") from None

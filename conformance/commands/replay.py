@@ -17,7 +17,7 @@ from shardlaw.conformance.run.confirm import spots_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
 from shardlaw.conformance.run.request import DEFAULT_REPORT
 from shardlaw.conformance.run.supported import as_listed
-from shardlaw.conformance.world.judge import REFUSED_NOW
+from shardlaw.conformance.world.verdicts import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _try(one: Wanted, pool: Pool, times: int, trace: bool) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.fresh(as_listed(one.law), one.case, traced=trace)
+            verdict = pool.check_fresh(as_listed(one.law), one.case, traced=trace)
         except NotationError as error:
             raise UsageError(f"case {one.case.text!r}: {error}") from None
         for answer in verdict.ranks:

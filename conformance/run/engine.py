@@ -134,7 +134,7 @@ class Run(RunState):
                 law_run.feed()
                 # nobody spends what is left of a budget before their turn, nor waits for others where something is wrong
                 if self.request.budget is None and law.id != self._first:
-                    self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.side_by_side))
+                    self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.worlds_per_size))
                 law_run.finish()
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands

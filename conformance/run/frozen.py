@@ -75,6 +75,6 @@ def loaded(pool: Pool, target: Target) -> dict[str, Any]:
     modules = sorted({place.partition(":")[0] for place in (target.setup, target.writer, target.reader) if place})
     function = spmd.Function("shardlaw.conformance.rank.loaded", "", "loaded")
     with spmd.posted(Path(pool.folder), 0, function, ((modules,), {})) as room:
-        pool.judge(find(spmd.CALL), [Case.of(spmd.CALL, world=2, call=0)])
+        pool.check(find(spmd.CALL), [Case.of(spmd.CALL, world=2, call=0)])
         found: dict[str, Any] = spmd.returned(room, 2).get(0, {})
     return found

@@ -174,7 +174,7 @@ LAWS = (
 def probe(pool: Pool, name: str) -> tuple[Verdict, float]:
     """What two ranks make of a capability, and how many seconds it took them. Raises ``WorldError`` where they do not start."""
     began = time.monotonic()
-    verdict = pool.judge(LAWS[0], [_case(name)])[0]
+    verdict = pool.check(LAWS[0], [_case(name)])[0]
     return verdict, time.monotonic() - began
 
 

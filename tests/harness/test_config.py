@@ -14,7 +14,7 @@ from shardlaw.conformance.rank.spmd import Function
 from shardlaw.conformance.target import builtin as builtin_targets
 from shardlaw.conformance.target.builtin import BUILTIN, check_devices
 from shardlaw.conformance.target.config import DTYPES, find_target, known_targets, named_target, read_config, target_from, with_storage
-from shardlaw.conformance.world.worker import called
+from shardlaw.conformance.world.worker import call_by_name
 
 UCX = """
 [target.ucx]
@@ -165,7 +165,7 @@ def test_a_setup_may_be_a_module_that_need_only_be_imported(tmp_path: Path) -> N
     config = read_config(write(tmp_path, "[target.x]\nbackend = 'x'\nsetup = 'my_package.c10d'\n"))
     assert named_target("x", config).setup == "my_package.c10d"
     assert Function.of_setup("my_package.c10d") == Function("my_package.c10d", "", "")
-    assert called("json") is None
+    assert call_by_name("json") is None
 
 
 def test_a_device_type_that_torch_does_not_have_is_told() -> None:

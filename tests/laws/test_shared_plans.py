@@ -291,7 +291,7 @@ def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
     verdicts = []
     with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
         for case in first_cases(find(law)):
-            pool.feed(find(law), case, verdicts.append, reuse=True)
+            pool.submit(find(law), case, verdicts.append, reuse=True)
         pool.flush()
     assert [verdict.error for verdict in verdicts if "what was taken" in verdict.error] == []
     assert len(taken.read_text().splitlines()) > 20
@@ -327,7 +327,7 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
     cases = cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4)
     while not seen and (some := [*itertools.islice(cases, 12)]):  # some of these faults make ranks hang
         for case in some:
-            pool.feed(find(case.law), case, verdicts.append, reuse=True)
+            pool.submit(find(case.law), case, verdicts.append, reuse=True)
         pool.flush()
         seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
     assert bool(seen) == bool(fault), [verdict.message for verdict in seen][:3]

@@ -17,7 +17,7 @@ from shardlaw.conformance.run.nearby import traced_near
 from shardlaw.conformance.target.builtin import BUILTIN, devices_needed
 from shardlaw.conformance.world import worker
 from shardlaw.conformance.world.device import is_lost
-from shardlaw.conformance.world.launch import environment
+from shardlaw.conformance.world.launch import rank_environment
 from shardlaw.reference.tensors import MEMORIES, lay_out
 
 pytestmark = pytest.mark.ranks
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.ranks
 
 def test_a_failed_collective_ends_its_rank_and_the_driver_sees_a_hang_first() -> None:
     target = BUILTIN["nccl"]
-    env = environment(target)
+    env = rank_environment(target)
     assert (env["TORCH_NCCL_ASYNC_ERROR_HANDLING"], env["TORCH_NCCL_BLOCKING_WAIT"]) == ("3", "0")
     assert env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment(BUILTIN["gloo"])
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in rank_environment(BUILTIN["gloo"])
 
 
 def test_ranks_of_nccl_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +94,10 @@ def test_cases_near_a_finding_stay_within_the_world(most: int, sizes: set[int]) 
     seen = list[Case]()
 
     class Asked:
-        def fresh(self, law: Law, case: Case, traced: bool) -> None:
+        def check_fresh(self, law: Law, case: Case, traced: bool) -> None:
             seen.append(case)
 
-        def judge(self, law: Law, cases: list[Case], traced: bool) -> list[None]:
+        def check(self, law: Law, cases: list[Case], traced: bool) -> list[None]:
             seen.extend(cases)
             return []
 

@@ -39,14 +39,14 @@ def pool() -> Iterator[Pool]:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_controls_of_collectives_hold(law: str, pool: Pool) -> None:
-    (verdict,) = pool.judge(find(law), [Case.parse(find(law).control)])
+    (verdict,) = pool.check(find(law), [Case.parse(find(law).control)])
     assert verdict.status == "held", verdict.message
 
 
 @pytest.mark.parametrize("text", BEYOND_GLOO)
 def test_what_is_staged_arrives(text: str, pool: Pool) -> None:
     case = Case.parse(text)
-    (verdict,) = pool.judge(find(case.law), [case])
+    (verdict,) = pool.check(find(case.law), [case])
     assert verdict.status == "held", verdict.message
 
 

@@ -68,10 +68,10 @@ def test_threads_of_a_backends_package_are_not_left_behind(runs: Callable[[threa
     thread.start()
     try:
         made = rank_of(Target(setup=setup))
-        assert made._is_left(thread) is left
-        assert not made._is_left(threading.main_thread())
+        assert made._is_leftover(thread) is left
+        assert not made._is_leftover(threading.main_thread())
         made._at_first |= {thread}
-        assert not made._is_left(thread)
+        assert not made._is_leftover(thread)
     finally:
         until.set()
         thread.join()
