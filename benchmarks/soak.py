@@ -59,8 +59,8 @@ def main() -> int:
 
         for law, case in cases:
             pool.submit(law, case, take)
-            for weight in pool.usage():
-                for name, value in weight.items():
+            for usage in pool.usage():
+                for name, value in usage.items():
                     heaviest[name] = max(heaviest.get(name, 0), value)
         pool.flush()
         folder = pool.folder

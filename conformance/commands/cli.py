@@ -124,10 +124,10 @@ def run(
         return 0
     from shardlaw.conformance.law.selection import select
     from shardlaw.conformance.laws import catalogue
-    from shardlaw.conformance.target.config import named_target, read_config, with_storage
+    from shardlaw.conformance.target.config import get_target, read_config, with_storage
 
     config = read_config()
-    with_storage(named_target(target, config), storage, config)
+    with_storage(get_target(target, config), storage, config)
     for law in select(list(catalogue().values()), request.laws, request.ops):
         print(law.id)
     return 0

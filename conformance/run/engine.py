@@ -215,10 +215,10 @@ class Run(RunState):
     def probe(self) -> None:
         """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
         from shardlaw.conformance.run.frozen import loaded
-        from shardlaw.conformance.target.probe import stale
+        from shardlaw.conformance.target.probe import stale_declarations
 
         if self.judged and self.failure is None and not self.request.exitfirst:
-            self.stale = stale(self.pool, self.target)
+            self.stale = stale_declarations(self.pool, self.target)
             self.loaded = loaded(self.pool, self.target) if self.frozen is not None else {}
 
     def exit_code(self) -> int:

@@ -183,7 +183,7 @@ def preload() -> str:
         from shardlaw.conformance.world import worker  # noqa: F401
 
         laws.catalogue()
-        for late in compat.LATE_MODULES:
+        for late in compat.LAZY_MODULES:
             with suppress(ImportError):
                 importlib.import_module(late)
     except BaseException as error:

@@ -12,7 +12,7 @@ from shardlaw.conformance.law.law import Early, Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import KINDS, Answer, Deposit, Deviation, HarnessError, Kind, Verdict
-from shardlaw.conformance.rank.context import close, show
+from shardlaw.conformance.rank.context import describe_value, is_close
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import parse_shape
@@ -161,11 +161,11 @@ def _compare_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[
     tolerance = None if first.exact else target.tolerance
     computed = want.dtype if want.dtype != first.local.dtype else None  # the result was computed in this dtype, then cast
     for coord, got in assemble_replicas(world, layout).items():
-        if not close(got.to(computed or got.dtype), want, tolerance):
+        if not is_close(got.to(computed or got.dtype), want, tolerance):
             message = f"the contributions under {first.placements} reduce to other elements than they must"
             if not layout.has_partial():
                 message = "holds other elements than the ranks that must hold the same"
-            return layout.mesh.rank_at(coord), Deviation("wrong-value", first.check, message, show(want), show(got))
+            return layout.mesh.rank_at(coord), Deviation("wrong-value", first.check, message, describe_value(want), describe_value(got))
     return None
 
 
@@ -175,7 +175,7 @@ def _with_contributions(answers: Sequence[Answer], column: Mapping[int, Deposit]
         replace(
             answer,
             outcome="deviates",
-            deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {show(column[answer.rank].local)}"),),
+            deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {describe_value(column[answer.rank].local)}"),),
         )
         if answer.rank in column
         else answer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import linecache
 import os
+import pkgutil
 import random
 import resource
 import socket
@@ -18,7 +18,6 @@ from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import psutil
@@ -33,8 +32,8 @@ from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import RankContext, Rejected
 from shardlaw.conformance.rank.perform import try_case
-from shardlaw.conformance.rank.reuse import Remembered
-from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
+from shardlaw.conformance.rank.reuse import MetadataCache
+from shardlaw.conformance.rank.shared_plans import SharedPlans, why_unavailable
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.device import is_lost, synchronize
@@ -78,7 +77,7 @@ class Rank:
             self._registry, self._sequence_number = compat.name("groups"), compat.name("sequence_number")
         except ImportError:
             self._registry = self._sequence_number = None
-        self._metadata_cache = Remembered(self.metadata)
+        self._metadata_cache = MetadataCache(self.metadata)
         self._rng = torch.get_rng_state()
         self._initial_threads = frozenset(threading.enumerate())  # those of the target's backend
         self._thread_count = len(self._initial_threads)
@@ -131,9 +130,9 @@ class Rank:
         here.stage = task.stage
         if task.traced:
             here.tracer = Tracer()
-        self._metadata_cache.begin(wanted=task.reuse)
+        self._metadata_cache.begin_case(reuse=task.reuse)
         if self.plans is not None:
-            self.plans.begin(f"{batch}.{index}" if task.reuse else "")
+            self.plans.begin_case(f"{batch}.{index}" if task.reuse else "")
         self._is_outside_mesh = False
         try:
             case = Case.parse(task.text)
@@ -347,8 +346,8 @@ def init_options(target: Target) -> dict[str, Any]:
 def call_by_name(name: str) -> Any:
     """Call ``module:function`` and return the result; a ``module`` alone is only imported."""
     module, _, function = name.partition(":")
-    found = importlib.import_module(module)
-    return attrgetter(function)(found)() if function else None
+    found = pkgutil.resolve_name(f"{module}:{function}")
+    return found() if function else None
 
 
 def flush_output() -> None:
@@ -383,7 +382,7 @@ def main(index: int, spawn: protocol.Spawn, target: Target, stream: socket.socke
             exit_now(1)
         stream.sendall(protocol.encode_frame(protocol.Ready()))
         same_host = len(spawn.ranks) == spawn.size
-        plans = SharedPlans(rank, spawn.folder) if same_host and spawn.size > 1 and not lacking() else None
+        plans = SharedPlans(rank, spawn.folder) if same_host and spawn.size > 1 and not why_unavailable() else None
         metadata = os.path.join(os.path.dirname(spawn.folder), "metadata")
         Rank(rank, spawn.size, target, stream, page, plans, same_host, metadata).serve()
         code = 0

@@ -59,4 +59,4 @@ def test_the_target_names_it() -> None:
 
 def test_tensors_of_other_layouts_are_refused_in_words() -> None:
     with pytest.raises(NotImplementedError, match=r"over-host: a tensor of torch.float32 in the layout torch.sparse_coo cannot be sent"):
-        over_host._on_host(torch.eye(2).to_sparse())
+        over_host._to_host(torch.eye(2).to_sparse())
