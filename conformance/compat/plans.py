@@ -15,14 +15,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.compat import trace as heard
-from shardlaw.conformance.compat.trace import PLANS_AN_OP
+from shardlaw.conformance.compat import trace as torch_trace
+from shardlaw.conformance.compat.trace import FINDS_METADATA, PLANS_OP
 
 _GENERATOR_MODULE = "_ops.autogen"  # the module that generates rules for overloads
 PLAIN_TYPES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 PLAIN_TYPES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 SPEC_HASH = "_hash"  # the attribute of a spec for its cached hash, which differs between processes
-METADATA_METHOD = "_propagate_tensor_meta_non_cached"
 # functions of specs that are called many times for each plan
 _CACHED_FUNCTIONS = ("redistribute_cost", "is_tensor_shardable")
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
@@ -37,12 +36,12 @@ def spec_type() -> Any:
 
 def override_planning(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
     """Make torch plan ops by ``plan(original, schema)``, where ``original`` is its own function. Returns a function that undoes it."""
-    return _override_method(PLANS_AN_OP, "plan an op once for several ranks", plan)
+    return _override_method(PLANS_OP, "plan an op once for several ranks", plan)
 
 
 def override_metadata(find: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
     """Make torch find the metadata of results by ``find(original, schema)``, as :func:`override_planning` does with plans."""
-    return _override_method(METADATA_METHOD, "find the metadata of a result once", find)
+    return _override_method(FINDS_METADATA, "find the metadata of a result once", find)
 
 
 def cache_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
@@ -189,8 +188,8 @@ def rule_of(op: Any) -> str:
     rule = _handlers().get(op) or getattr(info, "func", info) or planner.op_strategy_funcs.get(op) or planner.op_to_rules.get(op)
     if rule is None:
         decomposes = compat.name("has_decomposition")
-        return heard.place(_decomposition_planner(decomposes).__code__) if decomposes(op) else ""
-    return _generated_rule(op, rule) if "<locals>" in rule.__qualname__ else heard.place(rule.__code__)
+        return torch_trace.place(_decomposition_planner(decomposes).__code__) if decomposes(op) else ""
+    return _generated_rule(op, rule) if "<locals>" in rule.__qualname__ else torch_trace.place(rule.__code__)
 
 
 def _decomposition_planner(decomposes: Any) -> Any:
@@ -213,7 +212,7 @@ def _generated_rule(op: Any, rule: Callable[..., Any]) -> str:
     functions = [value for value in vars(module).values() if hasattr(value, "__code__") and value.__module__ == module.__name__]
     callers = [function.__name__ for function in functions if maker in function.__code__.co_names]
     name = tables[0] if tables else callers[0] if len(callers) == 1 else maker
-    return f"{name}, {heard.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"
+    return f"{name}, {torch_trace.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"
 
 
 def rule_generator(op: Any) -> str:

@@ -21,7 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.compat import trace as heard
+from shardlaw.conformance.compat import trace as torch_trace
 from shardlaw.conformance.compat.plans import PLAIN_TYPES, rule_generator, rule_of, similar_rule
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.reference.placement import format_placements
@@ -89,15 +89,15 @@ class Tracer:
         by = self._place(caller.f_code) if caller is not None else ""
         self._callers.setdefault(place, set()).add(by)
         name = frame.f_code.co_name
-        if name == heard.PLANS_AN_OP:
+        if name == torch_trace.PLANS_OP:
             return self._on_planning(frame, lines)
-        if name == heard.MOVES_ONE:
+        if name == torch_trace.REDISTRIBUTES:
             return self._on_redistribution(frame, lines)
-        if not self._planning_depth and heard.is_step(place):
+        if not self._planning_depth and torch_trace.is_step(place):
             self._add_line(place)
-        if self._move is not None and heard.PLANS_MOVE.match(place):
+        if self._move is not None and torch_trace.PLANS_MOVE.match(place):
             self._move[1].rule = place
-        if self._move is not None and frame.f_back is self._move[0] and heard.does(place):
+        if self._move is not None and frame.f_back is self._move[0] and torch_trace.is_candidate(place):
             self._move[1].calls.append(place)
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -127,7 +127,7 @@ class Tracer:
 
     def _on_redistribution(self, frame: FrameType, lines: set[int]) -> Any:
         given = frame.f_locals
-        step = Step("move", heard.MOVES_ONE, _snapshot_shard(given["local_tensor"], given["current_spec"]), within=self._op)
+        step = Step("move", torch_trace.REDISTRIBUTES, _snapshot_shard(given["local_tensor"], given["current_spec"]), within=self._op)
         target = given["target_spec"]
         self._steps.append(step)
         self._add_line(f"redistribute {_format_placements(given['current_spec'])} to {_format_placements(target)}")
@@ -147,7 +147,7 @@ class Tracer:
     def _place(self, code: CodeType) -> str:
         known = self._places.get(code)
         if known is None:
-            known = self._places[code] = heard.place(code) if ROOT in code.co_filename else ""
+            known = self._places[code] = torch_trace.place(code) if ROOT in code.co_filename else ""
         return known
 
     def _frames(self, error: BaseException) -> Iterator[str]:
@@ -160,7 +160,7 @@ class Tracer:
             place = self._place(trace.tb_frame.f_code)
             if place:
                 refuses = trace.tb_next is None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
-                yield f"{heard.REFUSED_BY}{place}" if refuses else place
+                yield f"{torch_trace.REFUSED_BY}{place}" if refuses else place
             trace = trace.tb_next
 
     def _add_line(self, step: str) -> None:
@@ -183,7 +183,7 @@ class Tracer:
             return op(*args, **kwargs)
         with self._paused():
             step = Step("op", str(op), (snapshot(args), snapshot(kwargs)), rule=rule_of(op))
-            written = heard.written(op, args, kwargs)
+            written = torch_trace.written_arguments(op, args, kwargs)
         self._op = len(self._steps)
         self._steps.append(step)
         try:
@@ -219,7 +219,7 @@ def _has_dtensor(value: Any) -> bool:
 def snapshot(value: Any) -> Any:
     """A value that can be sent to the driver: tensors are copied, and what the driver cannot decode becomes its ``repr``."""
     if isinstance(value, DTensor):
-        return _snapshot_shard(value.to_local(), heard.spec_of(value))
+        return _snapshot_shard(value.to_local(), torch_trace.spec_of(value))
     if isinstance(value, torch.Tensor):
         return _copy_dense(value)
     if isinstance(value, (list, tuple)):

@@ -277,7 +277,7 @@ def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lo
 
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_plans.why_unavailable() == ""
-    monkeypatch.setattr(plans, "PLANS_AN_OP", "nothing_of_the_kind")
+    monkeypatch.setattr(plans, "PLANS_OP", "nothing_of_the_kind")
     assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.why_unavailable()
 
 
