@@ -242,7 +242,7 @@ def mesh_for_rank(device: str, table: Any, rank: int) -> Any:
     try:
         return DeviceMesh(device, table, _init_backend=False, _rank=rank)
     except TypeError as error:
-        raise TorchMovedError(f"a mesh cannot be made for another rank: {error}") from error
+        raise TorchMovedError(f"a mesh cannot be created for another rank: {error}") from error
 
 
 def group_timeout(group: Any, device: Any) -> Any:
@@ -259,9 +259,9 @@ def clear_save_plans() -> None:
     """Clear the plans that save planners cache between saves."""
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    for attribute, kept in vars(SavePlanner).items():
-        if attribute.startswith("_cached") and isinstance(kept, dict):
-            kept.clear()
+    for attribute, cached in vars(SavePlanner).items():
+        if attribute.startswith("_cached") and isinstance(cached, dict):
+            cached.clear()
 
 
 def observe_overloads(on_overload: Callable[[Any, Any, Any], object]) -> AbstractContextManager[Any]:

@@ -98,9 +98,9 @@ def spec_of(tensor: Any) -> Any:
 def written_arguments(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an overload mutates."""
     declared = op._schema.arguments
-    given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
+    values = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     named = [argument.name for argument in declared if argument.alias_info is not None and argument.alias_info.is_write]
-    return [given[name] for name in named if name in given]
+    return [values[name] for name in named if name in values]
 
 
 def place(code: Any) -> str:

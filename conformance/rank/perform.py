@@ -41,7 +41,7 @@ def try_case(law: Law, case: Case, here: RankContext) -> None:
     except due.Meaningless as error:
         raise Rejected(str(error)) from None
     except Exception as error:
-        raise HarnessError(f"{law.id}: what is due cannot be said: {type(error).__name__}: {error}") from error
+        raise HarnessError(f"{law.id}: cannot compute what is due: {type(error).__name__}: {error}") from error
     try:
         arguments = act.arguments(case, here)
         with act.around(case), _trace_act(here):

@@ -126,11 +126,13 @@ class Tracer:
         return line
 
     def _on_redistribution(self, frame: FrameType, lines: set[int]) -> Any:
-        given = frame.f_locals
-        step = Step("move", torch_trace.REDISTRIBUTES, _snapshot_shard(given["local_tensor"], given["current_spec"]), within=self._op)
-        target = given["target_spec"]
+        arguments = frame.f_locals
+        step = Step(
+            "move", torch_trace.REDISTRIBUTES, _snapshot_shard(arguments["local_tensor"], arguments["current_spec"]), within=self._op
+        )
+        target = arguments["target_spec"]
         self._steps.append(step)
-        self._add_line(f"redistribute {_format_placements(given['current_spec'])} to {_format_placements(target)}")
+        self._add_line(f"redistribute {_format_placements(arguments['current_spec'])} to {_format_placements(target)}")
         before, self._move = self._move, (frame, step)
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:

@@ -145,9 +145,9 @@ class Server:
                 if size > MAX_OUTPUT_BYTES:
                     with open(path, "r+b") as file:
                         file.seek(size - TRIMMED_BYTES)
-                        kept = file.read(TRIMMED_BYTES)
+                        end = file.read(TRIMMED_BYTES)
                         file.seek(0)
-                        file.write(kept)
+                        file.write(end)
                         file.truncate()  # after the write, so that a concurrent reader finds text
                     cut = True
             except OSError:

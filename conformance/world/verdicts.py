@@ -94,11 +94,11 @@ def strip_stacks(text: str) -> str:
     """The text of an error without the stacks of other ranks, which torch quotes. Each error that they raised stays, once."""
     if "Traceback (most recent call last)" not in text:
         return text
-    kept: list[str] = []
+    errors: list[str] = []
     for line in filter(None, text.splitlines()):
-        if not line.startswith((" ", "\t", "Traceback", "CheckpointException ranks:")) and not any(line in other for other in kept):
-            kept.append(line)
-    return "; ".join(kept)
+        if not line.startswith((" ", "\t", "Traceback", "CheckpointException ranks:")) and not any(line in other for other in errors):
+            errors.append(line)
+    return "; ".join(errors)
 
 
 def _describe_outcome(answer: Answer) -> str:
