@@ -189,7 +189,7 @@ def is_home(place: str, chapter: str) -> bool:
     return there and ACTIVE_VERB.match(_name(place)) is not None and not only_forwards(place) and is_candidate(place)
 
 
-def is_mesh_function(place: str) -> bool:
+def is_about_meshes(place: str) -> bool:
     """Whether it is a function of device meshes, which most calls use."""
     return any(place.partition(", ")[2].startswith(file) for file in MESHES)
 

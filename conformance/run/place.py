@@ -116,9 +116,8 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
     if verdict.kind == "wrong-error":
         about_meshes = verdict.case.law.startswith("mesh.")
-        yield next(
-            (place for place in noted.visited if heard.is_candidate(place) and (about_meshes or not heard.is_mesh_function(place))), ""
-        )
+        candidates = filter(heard.is_candidate, noted.visited)
+        yield next((place for place in candidates if about_meshes or not heard.is_about_meshes(place)), "")
     if not heard.is_about_ops(verdict.case.law):
         yield from (place for place in noted.visited if heard.constructs_sharded_tensor(place) and lines.another_way(place))
         yield from reversed([place for place in home if lines.alone(place)])
