@@ -142,7 +142,7 @@ def issue(cause: Cause, entries: Sequence[Entry]) -> str:
     entry = example(entries)
     law, case = find(Case.parse(entry.case).law), Case.parse(entry.case)
     with Pool(Target()) as pool:
-        verdict = pool.fresh(law, case)
+        verdict = pool.check_fresh(law, case)
     if verdict.status != "deviates":
         raise UsageError(f"--issue {cause.id}: torch {torch.__version__} does not show it")
     return "\n".join(
@@ -183,7 +183,7 @@ def _deviates(pool: Pool, entry: Entry) -> bool:
         return False
     case = Case.parse(entry.case)
     law = find(case.law)
-    verdict = pool.fresh(law, case)
+    verdict = pool.check_fresh(law, case)
     features = features_of(case, law) | set(verdict.features)
     if entry.matches(case, verdict.word, features, verdict.error):
         return True
@@ -214,7 +214,7 @@ def places(chapters: dict[str, Known]) -> None:
                 continue
             case = Case.parse(entry.case)
             law = find(case.law)
-            verdict = pool.fresh(law, case, traced=True)
+            verdict = pool.check_fresh(law, case, traced=True)
             named = places_of(verdict, [] if verdict.kind in ("hang", "crash") else traced_near(pool, law, case, LIMITS))
             hits = [_same_place(place, cause.where) for place in named]
             traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits)

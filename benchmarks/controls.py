@@ -65,7 +65,7 @@ def main() -> None:
             if law_id in known:
                 continue
             law = find(BACKWARD if law_id.startswith("op.backward") else PROGRAM)
-            verdicts = pool.judge(law, [replace(case, law=law.id) for case in cases[:TRIED]]) if cases else []
+            verdicts = pool.check(law, [replace(case, law=law.id) for case in cases[:TRIED]]) if cases else []
             found = next((verdict.case for verdict in verdicts if verdict.status == "held"), None)
             if found is not None:
                 known[law_id] = replace(found, law=law_id).text

@@ -182,10 +182,10 @@ def judge() -> None:
                     told.append(f"{verdict.word} {text}")
 
             case = Case.parse(text)
-            pool.feed(find(case.law), case, done)
+            pool.submit(find(case.law), case, done)
             if told:
                 break
-        pool.wait(lambda: bool(told) or not owed)
+        pool.wait_until(lambda: bool(told) or not owed)
         print(*told[:1], flush=True)
 
 

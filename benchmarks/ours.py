@@ -46,7 +46,7 @@ def timed(pool: Pool, feed: Callable[[Callable[[Case], None]], None], count: int
     """Wall and CPU seconds until every case that ``feed`` gives is judged. Every one must hold."""
     verdicts: list[Verdict] = []
     began, used = time.monotonic(), burnt()
-    feed(lambda one: pool.feed(find(one.law), one, verdicts.append, reuse=REUSE))
+    feed(lambda one: pool.submit(find(one.law), one, verdicts.append, reuse=REUSE))
     pool.flush()
     spent = time.monotonic() - began, burnt() - used
     assert len(verdicts) == count, (len(verdicts), count)
@@ -87,7 +87,7 @@ def main() -> int:
     began = time.monotonic()
     with Pool(Target()) as pool:
         warm = [case(point, ranks) for point in points(WARM_UP)]
-        pool.judge(find(warm[0].law), warm[:1])
+        pool.check(find(warm[0].law), warm[:1])
         first = time.monotonic() - began
         timed(pool, given(warm), len(warm))
         for kind in KINDS:

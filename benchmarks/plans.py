@@ -44,7 +44,7 @@ def tried(pool: Pool, laws: list[Law], seconds: float, count: Callable[[Case], i
 
         def take(case: Case, drawn: bool, law: Law = law, until: float = began + seconds * (at + 1) / len(laws)) -> None:
             nonlocal fed
-            pool.feed(law, case, verdicts.append)
+            pool.submit(law, case, verdicts.append)
             fed += 1
             if fed - len(verdicts) > BACKLOG:
                 pool.flush()
@@ -93,7 +93,7 @@ def main() -> int:
     plans = [law for room in rooms for law in laws_of(f"shardlaw.conformance.laws.plan.{room}")]
     layouts = [law for law in laws_of("shardlaw.conformance.laws.layout.arithmetic") if law.id == "layout.math[offsets]"]
     with Pool(Target()) as pool:
-        pool.judge(plans[0], [Case.parse(plans[0].control)])
+        pool.check(plans[0], [Case.parse(plans[0].control)])
         cases, _, took = tried(pool, plans, seconds, lambda case: 1)
         asked, layouts_checked, spent = tried(pool, layouts, seconds, checks)
     print(

@@ -36,7 +36,7 @@ def main(patterns: list[str]) -> int:
         for told in cases(patterns):
             case = Case.parse(told)
             law = find(case.law)
-            verdict = pool.fresh(law, case)
+            verdict = pool.check_fresh(law, case)
             if verdict.status != "deviates":
                 other += 1
                 print(f"{verdict.status}: {told}", flush=True)

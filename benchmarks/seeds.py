@@ -53,7 +53,7 @@ def main(first: int, last: int, patterns: list[str]) -> int:
             def take(case: Case, drawn: bool, law: Law = law) -> None:
                 if case not in judged:
                     judged.add(case)
-                    pool.feed(law, case, lambda verdict: done(law, verdict), reuse=reuses(law, "smoke"))
+                    pool.submit(law, case, lambda verdict: done(law, verdict), reuse=reuses(law, "smoke"))
 
             for seed in range(first, last + 1):
                 plan = Plan.of(law, Limits(DEFAULT_WORLD, larger=LARGER_WORLD), seed, "smoke", share=share)

@@ -43,7 +43,7 @@ def main() -> int:
                     verdicts: list[Verdict] = []
                     used = burnt()
                     for one in cases(mesh, rows):
-                        pool.feed(find(one.law), one, verdicts.append, reuse=sharing)
+                        pool.submit(find(one.law), one, verdicts.append, reuse=sharing)
                     pool.flush()
                     if at:  # the first round warms up
                         told[f"{mesh} {'shared' if sharing else 'alone'}"].append(round(burnt() - used, 2))

@@ -58,9 +58,9 @@ def main() -> int:
                 wrong.append(f"{verdict.case.text}: {verdict.message or verdict.status}")
 
         for law, case in cases:
-            pool.feed(law, case, take)
-            for weight in pool.weights():
-                for name, value in weight.items():
+            pool.submit(law, case, take)
+            for usage in pool.usage():
+                for name, value in usage.items():
                     heaviest[name] = max(heaviest.get(name, 0), value)
         pool.flush()
         folder = pool.folder

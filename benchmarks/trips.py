@@ -24,7 +24,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.world import Pool
-from shardlaw.conformance.world.manager import roomy
+from shardlaw.conformance.world.manager import temporary_root
 
 RANKS = 4
 TRIPS = 24
@@ -55,7 +55,7 @@ def bare(rank: int, rounds: int, folder: str) -> list[float]:
 
 
 def bare_loop(rounds: int) -> list[float]:
-    folder = tempfile.mkdtemp(dir=roomy())
+    folder = tempfile.mkdtemp(dir=temporary_root())
     children = []
     for rank in range(RANKS):
         child = os.fork()
@@ -88,7 +88,7 @@ def ours(rounds: int) -> list[float]:
                 for at in range(TRIPS)
             ]
             began = time.monotonic()
-            verdicts = pool.judge(law, cases)
+            verdicts = pool.check(law, cases)
             spent.append(time.monotonic() - began)
             assert {verdict.status for verdict in verdicts} == {"held"}, verdicts[0]
     return spent[1:]

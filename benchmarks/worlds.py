@@ -29,17 +29,17 @@ def main() -> int:
 
     with Pool(Target()) as pool:
         law = find("fault.rank[sums]")
-        assert pool.judge(law, [sums(0)])[0].status == "held"
+        assert pool.check(law, [sums(0)])[0].status == "held"
         first = time.time() - began
         replaced = []
         for seed in range(1, int(sys.argv[1]) + 1):
             at = time.monotonic()
-            pool.judge(law, [sums(seed)])
+            pool.check(law, [sums(seed)])
             usual = time.monotonic() - at
             at = time.monotonic()
-            lost = pool.judge(find("fault.rank[killed]"), [Case.of("fault.rank[killed]", world=RANKS, seed=seed)])
+            lost = pool.check(find("fault.rank[killed]"), [Case.of("fault.rank[killed]", world=RANKS, seed=seed)])
             assert lost[0].kind == "crash"
-            pool.judge(law, [sums(-seed)])
+            pool.check(law, [sums(-seed)])
             replaced.append(time.monotonic() - at - usual)
     print(json.dumps({"first_verdict": first, "replace": replaced}))
     return 0

@@ -32,7 +32,7 @@ from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.rank.spmd import CALL, PLANTED, Function, posted, returned
+from shardlaw.conformance.rank.spmd import CALL, PLANTED, Function, call_folder, read_results
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Answer, Verdict
@@ -89,7 +89,7 @@ class Ranks:
     def judge(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> Outcome:
         """As :meth:`run`, but what deviates is an :class:`Outcome` like any other and raises nothing."""
         __tracebackhide__ = True
-        found = Function.of(function)
+        found = Function.from_callable(function)
         case = Case.of(CALL, world=self.size, function=found)
         return self._worlds._call(_law_of_calls(), found, (args, options), case)
 
@@ -155,7 +155,7 @@ class Worlds:
         sizes = law.stages(case) if law.stages else None
         stages = (lambda _: sizes) if sizes else None
         stand_in = replace(_law_of_calls(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
-        return _meant(self._call(stand_in, Function.of_law(law), case, case, fresh=fresh).verdict, case)
+        return _meant(self._call(stand_in, Function.from_law(law), case, case, fresh=fresh).verdict, case)
 
     def lacks(self, needs: Iterable[str] = (), size: int = 1) -> str:
         """Why the target cannot serve what ``needs`` these capabilities on ``size`` ranks: one line, or nothing.
@@ -184,9 +184,9 @@ class Worlds:
         A fault is a function without arguments at the top of a module, or its ``module:name``, that breaks something: a law that is
         worth its name deviates there. Raises :class:`UsageError` where ranks could not find it.
         """
-        setups = [*([Function.of_setup(self.target.setup)] if self.target.setup else []), *map(Function.of, faults)]
+        setups = [*([Function.from_setup(self.target.setup)] if self.target.setup else []), *map(Function.from_callable, faults)]
         env = (*self.target.env, (PLANTED, json.dumps([asdict(setup) for setup in setups])))
-        return Worlds(replace(self.target, setup="shardlaw.conformance.rank.spmd:planted", env=env), ranks=self.ranks)
+        return Worlds(replace(self.target, setup="shardlaw.conformance.rank.spmd:plant_faults", env=env), ranks=self.ranks)
 
     def close(self) -> None:
         """End every rank. Asking again starts new ones."""
@@ -221,9 +221,9 @@ class Worlds:
         number, size = next(self._numbers), max(case.world, law.smallest)
         pool = self._pool(size)
         try:
-            with posted(Path(pool.folder), number, function, given) as room:
+            with call_folder(Path(pool.folder), number, function, given) as room:
                 verdict = self._ask(law, Case.of(CALL, world=case.world, call=number), fresh)
-                return Outcome(replace(verdict, case=case, history=()), returned(room, size))
+                return Outcome(replace(verdict, case=case, history=()), read_results(room, size))
         except TypeError as error:
             raise UsageError(f"{function}: {error}") from None
 
@@ -240,7 +240,7 @@ class Worlds:
         assert self._live is not None
         law = as_listed(law)
         try:
-            return self._live.fresh(law, case) if fresh else self._live.judge(law, [case])[0]
+            return self._live.check_fresh(law, case) if fresh else self._live.check(law, [case])[0]
         except WorldError as error:
             self.close()
             raise UsageError(f"target {self.target.name} cannot start: {error}") from None
@@ -336,11 +336,11 @@ def _meant(verdict: Verdict, case: Case) -> Verdict:
 
 def find_target(name: str, folders: Sequence[Path]) -> Target:
     """The target of this name, as the first of ``folders`` that has a config file describes it. Raises :class:`UsageError`."""
-    from shardlaw.conformance.target.config import named_target, read_config, with_storage
+    from shardlaw.conformance.target.config import get_target, read_config, with_storage
 
     configs = [read_config(folder) for folder in folders]
     config = next((config for config in configs if config.path is not None), configs[0])
-    return with_storage(named_target(name, config), None, config)
+    return with_storage(get_target(name, config), None, config)
 
 
 def wanted(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:

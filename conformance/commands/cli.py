@@ -19,7 +19,7 @@ from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.world import signals
 from shardlaw.conformance.world.hosts import torchrun
-from shardlaw.conformance.world.hosts.torchrun import follows, launch_info
+from shardlaw.conformance.world.hosts.torchrun import is_secondary_process, launch_info
 
 app = typer.Typer(
     name="shardlaw",
@@ -118,16 +118,16 @@ def run(
         from shardlaw.conformance.commands.run import run as run_laws
 
         if launched:
-            return torchrun.run(launched, request.world_size, partial(run_laws, request))
+            return torchrun.run_launched(launched, request.world_size, partial(run_laws, request))
         return run_laws(request)
-    if follows():
+    if is_secondary_process():
         return 0
     from shardlaw.conformance.law.selection import select
     from shardlaw.conformance.laws import catalogue
-    from shardlaw.conformance.target.config import named_target, read_config, with_storage
+    from shardlaw.conformance.target.config import get_target, read_config, with_storage
 
     config = read_config()
-    with_storage(named_target(target, config), storage, config)
+    with_storage(get_target(target, config), storage, config)
     for law in select(list(catalogue().values()), request.laws, request.ops):
         print(law.id)
     return 0
@@ -334,7 +334,7 @@ def twin(
 @app.command()
 def targets(probe: Annotated[bool, typer.Option("--probe", help="Start each one and see what it can do.")] = False) -> int:
     """List the targets, and whether they can run here."""
-    if follows():
+    if is_secondary_process():
         return 0
     from shardlaw.conformance.commands.doctor import list_targets
 
@@ -347,7 +347,7 @@ def doctor(
     storage: Annotated[str | None, typer.Option(metavar="NAME", help="Also save and load a checkpoint there.")] = None,
 ) -> int:
     """Check that a target starts: backend, ranks, one all_reduce."""
-    if follows():
+    if is_secondary_process():
         return 0
     from shardlaw.conformance.commands.doctor import examine
 
@@ -359,7 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if threading.current_thread() is not threading.main_thread():
         return _call(arguments)
-    with signals.listening():
+    with signals.handle_signals():
         return _call(arguments)
 
 
@@ -367,19 +367,19 @@ def _call(arguments: list[str]) -> int:
     try:
         code: Any = typer.main.get_command(app)(args=arguments, prog_name="shardlaw", standalone_mode=False)
         sys.stdout.flush()
-        if signals.is_asked():  # typer makes 130 of every interrupt
-            return signals.seen_to()
+        if signals.is_stop_requested():  # typer makes 130 of every interrupt
+            return signals.acknowledge_stop()
         return code if isinstance(code, int) else 0
     except UsageError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return signals.seen_to()
+        return signals.acknowledge_stop()
     except (BrokenPipeError, SystemExit):  # typer makes a SystemExit of a pipe that nobody reads, and of nothing else
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
-        if signals.is_asked():  # a signal in the middle of an import comes out as an ImportError
-            return signals.seen_to()
+        if signals.is_stop_requested():  # a signal in the middle of an import comes out as an ImportError
+            return signals.acknowledge_stop()
         # typer brings its own copy of click, whose errors have no public name
         if hasattr(error, "format_message"):
             return _refuse(error.format_message())
@@ -391,7 +391,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def _refuse(message: str) -> int:
-    if follows():
+    if is_secondary_process():
         return 0
     print("shardlaw:", " ".join(message.split()), file=sys.stderr)
     return 2

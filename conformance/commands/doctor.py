@@ -15,10 +15,10 @@ import torch
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.rank.shared_plans import lacking
-from shardlaw.conformance.target.builtin import devices_needed, devices_seen
-from shardlaw.conformance.target.config import check_target, known_targets, named_target, read_config, with_storage
-from shardlaw.conformance.target.probe import RANKS, TRIES, probe, told
+from shardlaw.conformance.rank.shared_plans import why_unavailable
+from shardlaw.conformance.target.builtin import count_devices, count_needed_devices
+from shardlaw.conformance.target.config import check_target, get_target, read_config, target_origins, with_storage
+from shardlaw.conformance.target.probe import PROBES, RANKS, describe_verdict, probe
 
 if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
@@ -42,30 +42,30 @@ def examine(name: str, storage: str | None = None) -> int:
     """Print what is installed and whether a target works; returns 0, or 2 where its ranks do not start, cannot reduce, or cannot save and
     load a checkpoint in a ``storage`` that is named."""
     config = read_config()
-    target = with_storage(named_target(name, config), storage, config)
+    target = with_storage(get_target(name, config), storage, config)
     print(f"shardlaw {__version__}, python {platform.python_version()}, torch {torch.__version__}")
     print(f"hypothesis {metadata.version('hypothesis')}, pytest {metadata.version('pytest')}, {os.cpu_count()} cpus, {platform.platform()}")
     print(f"target {target.name}: device {target.device}, backend {target.backend}, storage {target.storage}")
     check_target(target, RANKS)
-    needed = devices_needed(target, RANKS)
+    needed = count_needed_devices(target, RANKS)
     if needed:
-        print(f"ok  {devices_seen(target)} devices seen, {needed} needed for {RANKS} ranks")
+        print(f"ok  {count_devices(target)} devices seen, {needed} needed for {RANKS} ranks")
     began = time.monotonic()
     with _pool(target) as pool:
         verdict, seconds = probe(pool, "all_reduce")
         if verdict.status != "held":
-            raise UsageError(f"target {target.name}: all_reduce over {RANKS} ranks failed: {told(verdict)}")
+            raise UsageError(f"target {target.name}: all_reduce over {RANKS} ranks failed: {describe_verdict(verdict)}")
         print(f"ok  backend {target.backend} loads, {RANKS} ranks start and reduce: {time.monotonic() - began:.1f} s")
         verdict, seconds = probe(pool, "all_reduce")
         if verdict.status != "held":
-            raise UsageError(f"target {target.name}: a second all_reduce failed: {told(verdict)}")
+            raise UsageError(f"target {target.name}: a second all_reduce failed: {describe_verdict(verdict)}")
         print(f"ok  all_reduce in a warm world: {seconds * 1000:.0f} ms")
         if storage is not None or target.writer:
             verdict, seconds = probe(pool, "checkpoint")
             if verdict.status != "held":
-                raise UsageError(f"storage {target.storage}: a checkpoint of one tensor failed: {told(verdict)}")
+                raise UsageError(f"storage {target.storage}: a checkpoint of one tensor failed: {describe_verdict(verdict)}")
             print(f"ok  storage {target.storage}: a checkpoint is saved and loaded in {seconds:.1f} s")
-    missing = lacking()
+    missing = why_unavailable()
     print(f"--  every rank plans every op: {missing}" if missing else "ok  ranks of a smoke or ci run plan an op once and share the plan")
     print(f"target {target.name} can be validated here")
     return 0
@@ -74,9 +74,9 @@ def examine(name: str, storage: str | None = None) -> int:
 def list_targets(to_probe: bool) -> int:
     """Print every known target; with ``to_probe`` also what its ranks can do. Returns 0."""
     config = read_config()
-    for name, source in known_targets(config).items():
+    for name, source in target_origins(config).items():
         try:
-            target = named_target(name, config)
+            target = get_target(name, config)
         except UsageError as error:
             print(f"{name}: {error}")
             continue
@@ -97,13 +97,13 @@ def _probe(target: Target) -> None:
     """Print one line for each capability: what it does, and whether that is what the target declares."""
     gaps = []
     with _pool(target) as pool:
-        for name in TRIES:
+        for name in PROBES:
             verdict, _ = probe(pool, name)
             works, declared = verdict.status == "held", name in target.cannot
             if declared:
                 note = "stale: declared missing, but it works" if works else "declared missing"
             else:
-                note = "works" if works else f"undeclared: {told(verdict)}"
+                note = "works" if works else f"undeclared: {describe_verdict(verdict)}"
                 gaps += [] if works else [name]
             print(f"    {name:20}{note}", flush=True)
     if gaps:

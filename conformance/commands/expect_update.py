@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardlaw.conformance.compat.trace import tells
+from shardlaw.conformance.compat.trace import identifies_cause
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import facts
@@ -113,7 +113,7 @@ def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Dra
 def _spots(left: Sequence[FindingLine]) -> list[str]:
     """The places at which findings may belong together, each of them once."""
     wrong = [name.partition(":")[2] for found in left if found.in_back_end for name in found.features if name.startswith("collective:")]
-    first = [spot for found in left if tells(found.where) and not found.in_back_end for spot in spots(found.where, ())]
+    first = [spot for found in left if identifies_cause(found.where) and not found.in_back_end for spot in spots(found.where, ())]
     return list(dict.fromkeys([*wrong, *first]))
 
 

@@ -17,7 +17,7 @@ from shardlaw.conformance.run.confirm import spots_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
 from shardlaw.conformance.run.request import DEFAULT_REPORT
 from shardlaw.conformance.run.supported import as_listed
-from shardlaw.conformance.world.judge import REFUSED_NOW
+from shardlaw.conformance.world.verdicts import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
     1 when any case deviates otherwise than an expectation says; 0 when all hold or are known. Raises :class:`UsageError`.
     """
-    from shardlaw.conformance.target.config import check_target, named_target, read_config, with_storage
+    from shardlaw.conformance.target.config import check_target, get_target, read_config, with_storage
     from shardlaw.conformance.world import Pool, WorldError
 
     if times < 1:
@@ -60,7 +60,7 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
     for one in wanted:
         name = target or one.target, storage or one.storage
         try:
-            targets[name] = with_storage(named_target(name[0], config), name[1] or None, config)
+            targets[name] = with_storage(get_target(name[0], config), name[1] or None, config)
         except UsageError as error:
             raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
         check_target(targets[name], max(one.case.world, one.law.smallest))
@@ -92,7 +92,7 @@ def script_of(what: str) -> str:
     """The reproducer of a stored finding, or of a case by its text. Raises :class:`UsageError` where there is none."""
     from shardlaw.conformance.law.script import ScriptError
     from shardlaw.conformance.report.reproducer import About, Join, reproducer
-    from shardlaw.conformance.target.config import named_target, read_config
+    from shardlaw.conformance.target.config import get_target, read_config
 
     path, join = _path(what), Join()
     if not what.strip():
@@ -102,7 +102,7 @@ def script_of(what: str) -> str:
         law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
         about = About(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
         with suppress(UsageError):  # a target that is not described here
-            join = Join.of(named_target(str(data["target"].get("name", "gloo")), read_config()))
+            join = Join.of(get_target(str(data["target"].get("name", "gloo")), read_config()))
     else:
         (one,) = _wanted(what)
         law, case, about, seen = one.law, one.case, About(), ""
@@ -176,7 +176,7 @@ def _try(one: Wanted, pool: Pool, times: int, trace: bool) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.fresh(as_listed(one.law), one.case, traced=trace)
+            verdict = pool.check_fresh(as_listed(one.law), one.case, traced=trace)
         except NotationError as error:
             raise UsageError(f"case {one.case.text!r}: {error}") from None
         for answer in verdict.ranks:

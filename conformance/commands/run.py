@@ -73,7 +73,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             code = live.exit_code()
             code = before.exit_code(code) if before is not None else code
     except KeyboardInterrupt:
-        code = signals.seen_to()
+        code = signals.acknowledge_stop()
         live.stopped_by = "SIGTERM" if code == 128 + signal.SIGTERM else "interrupt"
     finally:
         live.close()

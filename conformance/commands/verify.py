@@ -285,10 +285,10 @@ def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int)
         with Pool(target) as pool:
             for case, word in chosen:
                 law = find(case.law)
-                (verdict,) = pool.judge(law, [case])
+                (verdict,) = pool.check(law, [case])
                 want = word.split()[-1]
                 if (verdict.kind or verdict.status) != want:
-                    verdict = pool.fresh(law, case)
+                    verdict = pool.check_fresh(law, case)
                 if (verdict.kind or verdict.status) != want:
                     found.append(f"{case.text}: {word} in the submission, {verdict.kind or verdict.status} here")
             here = loaded(pool, target)

@@ -1,13 +1,12 @@
-"""Every private name of torch that the project touches, once.
+"""Every private name of torch that the project uses, in one place.
 
-Supported: torch 2.11 to 2.15. A name that moved is looked for where each version keeps it; one that is gone raises
-:class:`TorchMovedError`, which says which name, for what, and in which version it was last seen. A test holds this list against
-the installed version.
+Supported: torch 2.11 to 2.15. A name is looked up in each place where one of these versions keeps it. A name that is in none of them raises
+:class:`TorchMovedError`, which gives the places and what the name is needed for. A test checks this list against the installed version.
 """
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -25,23 +24,17 @@ def torch_release() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.partition("+")[0].split(".") if part.isdecimal())
 
 
-def private(purpose: str, *places: str) -> Any:
-    """The first of ``places`` (``module:attribute.attribute``) that exists. Raises :class:`TorchMovedError`."""
+def find_private(purpose: str, *places: str) -> Any:
+    """The object at the first of ``places`` (``module:attribute.attribute``) that exists. Raises :class:`TorchMovedError`."""
     for place in places:
-        module, _, path = place.partition(":")
-        try:
-            found: Any = importlib.import_module(module)
-            for name in filter(None, path.split(".")):
-                found = getattr(found, name)
-        except (ImportError, AttributeError):
-            continue
-        return found
+        with suppress(ImportError, AttributeError):
+            return pkgutil.resolve_name(place)
     import torch
 
     raise TorchMovedError(f"torch {torch.__version__} has none of {', '.join(places)}: needed to {purpose}")
 
 
-# what is touched: name -> (purpose, places, newest first)
+# key -> (purpose, places), the newest place first
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "old_tensor": ("import from where DTensor was before", ("torch.distributed._tensor:",)),
     "old_placement_types": ("import from where placements were before", ("torch.distributed._tensor.placement_types:",)),
@@ -235,164 +228,164 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 def name(key: str) -> Any:
     """The object behind a key of :data:`NAMES`."""
     purpose, places = NAMES[key]
-    return private(purpose, *places)
+    return find_private(purpose, *places)
 
 
-def exchanges_lists(backend: str) -> bool:
-    """Whether a backend carries ``all_to_all``: gloo of torch 2.11 answers that it does not."""
+def supports_all_to_all(backend: str) -> bool:
+    """Whether a backend supports ``all_to_all`` of lists: gloo does so only from torch 2.13 on."""
     return backend != "gloo" or torch_release() >= (2, 13)
 
 
-def seated_mesh(device: str, table: Any, rank: int) -> Any:
-    """A mesh as the rank ``rank`` sees it, in a process that need not be that rank: it has no groups and cannot communicate."""
+def mesh_for_rank(device: str, table: Any, rank: int) -> Any:
+    """A mesh as rank ``rank`` would have it, created in any process. It has no process groups, and cannot communicate."""
     from torch.distributed.device_mesh import DeviceMesh
 
     try:
         return DeviceMesh(device, table, _init_backend=False, _rank=rank)
     except TypeError as error:
-        raise TorchMovedError(f"a mesh cannot be made for another rank: {error}") from error
+        raise TorchMovedError(f"a mesh cannot be created for another rank: {error}") from error
 
 
-def timeout_of(group: Any, device: Any) -> Any:
-    """How long the backend of a process group waits."""
+def group_timeout(group: Any, device: Any) -> Any:
+    """The timeout of a process group's backend for a device."""
     return group._get_backend(device).options._timeout
 
 
-def handled_by_hand() -> Any:
-    """The overloads that DTensor runs by a function of its own; a context puts another table in its place."""
+def custom_op_handlers() -> Any:
+    """DTensor's table of overloads that have a handler of their own."""
     return name("op_dispatcher")._custom_op_handlers
 
 
-def forget_kept_plans() -> None:
-    """Empty what save planners keep between saves."""
+def clear_save_plans() -> None:
+    """Clear the plans that save planners cache between saves."""
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    for attribute, kept in vars(SavePlanner).items():
-        if attribute.startswith("_cached") and isinstance(kept, dict):
-            kept.clear()
+    for attribute, cached in vars(SavePlanner).items():
+        if attribute.startswith("_cached") and isinstance(cached, dict):
+            cached.clear()
 
 
-def each_overload(note: Callable[[Any, Any, Any], object]) -> AbstractContextManager[Any]:
-    """``note(overload, args, kwargs)`` is called of every overload that runs within, before it runs."""
-    return _each_overload()(note)  # type: ignore[no-any-return]
+def observe_overloads(on_overload: Callable[[Any, Any, Any], object]) -> AbstractContextManager[Any]:
+    """A context in which ``on_overload(overload, args, kwargs)`` is called before each overload runs."""
+    return _overload_observer()(on_overload)  # type: ignore[no-any-return]
 
 
 @cache
-def _each_overload() -> Any:
+def _overload_observer() -> Any:
     mode = name("TorchDispatchMode")
 
-    class EachOverload(mode):  # type: ignore[misc,valid-type]
-        def __init__(self, note: Callable[[Any, Any, Any], object]) -> None:
+    class OverloadObserver(mode):  # type: ignore[misc,valid-type]
+        def __init__(self, on_overload: Callable[[Any, Any, Any], object]) -> None:
             super().__init__()
-            self.note = note
+            self.on_overload = on_overload
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.note(func, args, kwargs or {})
+            self.on_overload(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    return EachOverload
+    return OverloadObserver
 
 
 @contextmanager
-def fresh_plans() -> Iterator[None]:
-    """What torch remembers of how ops are sharded neither comes into what runs within nor outlives it; where it cannot be told to forget,
-    it remembers."""
-    _forget_plans()
+def without_cached_plans() -> Iterator[None]:
+    """Clear torch's cache of how ops are sharded before and after the block."""
+    clear_op_plans()
     try:
         yield
     finally:
-        _forget_plans()
+        clear_op_plans()
 
 
-def _forget_plans() -> None:
+def clear_op_plans() -> None:
+    """Clear torch's cache of how ops are sharded, where it can be cleared."""
     with suppress(TorchMovedError):
         name("op_plans")()
 
 
 @cache
-def place_of(key: str) -> str:
-    """Where the installed torch keeps a name of :data:`NAMES`: ``module:attribute``. Raises :class:`TorchMovedError`."""
+def location_of(key: str) -> str:
+    """Where the installed torch has a name of :data:`NAMES`: ``module:attribute``. Raises :class:`TorchMovedError`."""
     purpose, places = NAMES[key]
     for place in places:
         try:
-            private(purpose, place)
+            find_private(purpose, place)
         except TorchMovedError:
             continue
         return place
-    return places[0] if private(purpose, *places) else ""
+    return places[0] if find_private(purpose, *places) else ""
 
 
 def __getattr__(key: str) -> Any:
-    """``compat.NAME`` is the object behind a key of :data:`NAMES`, looked for when it is first asked for."""
+    """``compat.KEY`` is ``compat.name("KEY")``."""
     if key not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {key!r}")
     return name(key)
 
 
-def writer_through(folder: str, transforms: list[Any], **options: Any) -> Any:
-    """A writer of files whose bytes go through these transforms."""
+def writer_with_transforms(folder: str, transforms: list[Any], **options: Any) -> Any:
+    """A writer of files that applies these stream transforms."""
     from torch.distributed.checkpoint import FileSystemWriter
 
     return FileSystemWriter(folder, _extensions=transforms, **options)
 
 
-def reader_through(folder: str, registry: Any = None) -> Any:
-    """A reader of files that knows the transforms of a registry, or those of torch alone."""
+def reader_with_transforms(folder: str, registry: Any = None) -> Any:
+    """A reader of files that knows the transforms of a registry, or only torch's own."""
     from torch.distributed.checkpoint import FileSystemReader
 
     return FileSystemReader(folder, _extension_registry=registry)
 
 
-def forget_async_process() -> None:
-    """Have the next save in a process of its own start one."""
+def reset_async_process() -> None:
+    """Make the next save that runs in a process of its own start a new process."""
     name("async_process")._CHECKPOINT_PROCESS = None
 
 
-def forget_redistributions() -> None:
-    """Empty what torch keeps of the redistributions that it has planned."""
+def clear_redistribution_plans() -> None:
+    """Clear torch's caches of planned redistributions."""
     from torch.distributed.tensor import _redistribute
 
     _redistribute._gen_transform_infos.cache_clear()
     getattr(_redistribute, "_planner_cache", {}).clear()
 
 
-# Views of meshes, whose methods are private
+# Mesh views, whose methods are private
 
 
-def flattened(mesh: Any, name: str | None = None, **options: Any) -> Any:
-    """The dims of a mesh as one."""
+def flatten_mesh(mesh: Any, name: str | None = None, **options: Any) -> Any:
+    """Flatten the dims of a mesh into one."""
     return mesh._flatten(name, **options)
 
 
-def unflattened(mesh: Any, dim: int | str, sizes: Any, names: Any, **options: Any) -> Any:
-    """One dim of a mesh as several."""
+def unflatten_mesh(mesh: Any, dim: int | str, sizes: Any, names: Any, **options: Any) -> Any:
+    """Split one dim of a mesh into several."""
     return mesh._unflatten(dim, sizes, names, **options)
 
 
-def concatenated(meshes: Any) -> Any:
-    """Views of one mesh side by side."""
+def concatenate_meshes(meshes: Any) -> Any:
+    """Concatenate views of one mesh, dim after dim."""
     return type(meshes[0])._concatenate(meshes)
 
 
 def set_local_tensor(dtensor: Any, local: Any) -> None:
-    """Put something else than a plain tensor inside of a DTensor."""
+    """Replace the local tensor of a DTensor, by a tensor subclass for instance."""
     dtensor._local_tensor = local
 
 
-def base_of(tensor: Any) -> Any:
-    """The tensor that a view is of, or the tensor itself where it is no view."""
+def base_tensor(tensor: Any) -> Any:
+    """The base of a view, or the tensor itself if it is not a view."""
     return tensor if tensor._base is None else tensor._base
 
 
-def import_of(key: str) -> str:
-    """The statement with which a script imports a name of :data:`NAMES` that stands at the top of its module."""
-    source, _, path = place_of(key).partition(":")
+def import_statement(key: str) -> str:
+    """The statement that imports a name of :data:`NAMES` into a script; the name is at the top of its module."""
+    source, _, path = location_of(key).partition(":")
     return f"from {source} import {path}"
 
 
-# how a script makes a mesh as the rank ``seat`` sees it: see :func:`seated_mesh`
-SEATED_MESH = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
-# what a script calls a strided shard, once it has the import of it: see :func:`import_of`
+# what :func:`mesh_for_rank` does, as source for scripts
+MESH_FOR_RANK = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
+# the name of a strided shard in scripts
 STRIDED_SHARD = "_StridedShard"
 
-LATE_MODULES = ("torch._dynamo", "torch.distributed.tensor.debug")  # what the first DTensors of a process load
+LAZY_MODULES = ("torch._dynamo", "torch.distributed.tensor.debug")  # imported by torch when a process first uses DTensor

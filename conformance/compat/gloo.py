@@ -1,4 +1,4 @@
-"""Private names of torch behind the process groups of gloo: groups of a rank that share what carries their messages."""
+"""Let the gloo process groups of a rank share a device, through private names of torch."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardlaw.conformance.compat import private
+from shardlaw.conformance.compat import find_private
 
 
 def share_device() -> None:
-    """Let all gloo groups that this process makes from now on use the same devices: one, or one for each network interface that somebody
-    chose. torch makes them anew for each group, and with each a thread that wakes up a hundred times a second as long as the group lives.
-    Without effect where the installed torch has no gloo."""
+    """Make all later gloo groups of this process share one device for each interface of ``GLOO_SOCKET_IFNAME``, or one in all.
+
+    torch creates a device for each group, with a thread that wakes up a hundred times a second while the group lives. Does nothing where
+    the installed torch has no gloo.
+    """
     try:
-        c10d = private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
-        whole = c10d.ProcessGroupGloo
-        new_options, of_interface, of_host = whole._Options, whole.create_device, whole.create_default_device
+        c10d = find_private("make gloo groups share a device", "torch.distributed.distributed_c10d:")
+        original = c10d.ProcessGroupGloo
+        new_options, create_device, create_default = original._Options, original.create_device, original.create_default_device
     except (ImportError, AttributeError):
         return
 
     @cache
     def devices() -> list[Any]:
         interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
-        return [of_interface(interface=name) for name in interfaces] or [of_host()]
+        return [create_device(interface=name) for name in interfaces] or [create_default()]
 
-    class AnyGloo(type(whole)):  # type: ignore[misc]
-        def __instancecheck__(self, one: Any) -> bool:  # what torch hands back of a group is of the class that it knows
-            return isinstance(one, whole) if self is OnOneDevice else super().__instancecheck__(one)
+    class SharedDeviceMeta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(self, instance: Any) -> bool:  # groups that C++ returns are of the original class
+            return isinstance(instance, original) if self is SharedDeviceGloo else super().__instancecheck__(instance)
 
-    class OnOneDevice(whole, metaclass=AnyGloo):  # type: ignore[misc,valid-type]
+    class SharedDeviceGloo(original, metaclass=SharedDeviceMeta):  # type: ignore[misc,valid-type]
         def __init__(self, store: Any, rank: int, size: int, timeout: Any = None, **more: Any) -> None:
-            if any(more.values()) or not isinstance(timeout, (timedelta, type(None))):  # options of one's own, or what a later release has
+            if any(more.values()) or not isinstance(
+                timeout, (timedelta, type(None))
+            ):  # the caller's options, or arguments of a later torch
                 super().__init__(store, rank, size, timeout, **more)
                 return
-            asked = new_options()
-            asked._devices, asked._threads = devices(), 2 * len(devices())
-            asked._timeout = asked._timeout if timeout is None else timeout
-            super().__init__(store, rank, size, asked)
+            options = new_options()
+            options._devices, options._threads = devices(), 2 * len(devices())
+            options._timeout = options._timeout if timeout is None else timeout
+            super().__init__(store, rank, size, options)
 
-    c10d.ProcessGroupGloo = dist.ProcessGroupGloo = OnOneDevice  # type: ignore[misc]
+    c10d.ProcessGroupGloo = dist.ProcessGroupGloo = SharedDeviceGloo  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""A back end for ranks that share a device: what they tell each other goes over host memory, by gloo.
+"""A backend for ranks that share a GPU: it copies tensors to the host, runs the collective with gloo, and copies the results back.
 
-NCCL wants a device for each rank, and gloo itself takes tensors of a GPU for two of its collectives alone.
+NCCL needs a device for each rank, and gloo supports GPU tensors in two of its collectives only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 NAME = "over-host"
-# what a group is asked for: tensors come back in the first argument
-CALLS = (
+# methods whose results are in the first argument
+WITH_RESULTS = (
     "allreduce",
     "allreduce_coalesced",
     "reduce",
@@ -29,38 +29,38 @@ CALLS = (
     "recv",
     "recv_anysource",
 )
-LATER = {  # what later releases call some
+NEW_NAMES = {  # methods that later releases have renamed
     "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single": "_reduce_scatter_base",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
 }
-TAKES = ("barrier", "send")  # and gives nothing back
+WITHOUT_RESULTS = ("barrier", "send")  # methods without results
 
 
 def register() -> None:
-    """Make the back end known to torch, for tensors of any device."""
+    """Register the backend with torch, for CPU and CUDA tensors."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, lambda options, more: OverHost(options), extended_api=True, devices=["cpu", "cuda"])
 
 
-Group: Any = dist.ProcessGroup  # whose methods have other names from release to release
+Group: Any = dist.ProcessGroup  # Any: its methods have other names from release to release
 
 
 class OverHost(Group):  # type: ignore[misc]
-    """A process group whose members give each other copies of their tensors in host memory."""
+    """A process group that runs its collectives with gloo, on copies in host memory."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._gloo: Any = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
         self._calls = 0
 
-    def _through(self, call: str, gives: bool, *arguments: Any, **options: Any) -> OnItsWay:
+    def _call_gloo(self, call: str, has_results: bool, *arguments: Any, **options: Any) -> HostCopyWork:
         self._calls += 1
-        hosted = [_mapped(argument, _on_host) for argument in arguments]
-        back = [*zip(_tensors(arguments[0]), _tensors(hosted[0]), strict=True)] if gives else []
-        return OnItsWay(getattr(self._gloo, call)(*hosted, **options), back)
+        on_host = [_to_host_nested(argument) for argument in arguments]
+        copies = [*zip(_tensors(arguments[0]), _tensors(on_host[0]), strict=True)] if has_results else []
+        return HostCopyWork(getattr(self._gloo, call)(*on_host, **options), copies)
 
     def getBackendName(self) -> str:
         return NAME
@@ -95,66 +95,67 @@ class OverHost(Group):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._gloo.shutdown()
 
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> OnItsWay:
-        """Of tensors of any sizes: gloo itself takes lists of one size alone."""
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> HostCopyWork:
+        """Exchange tensors of any sizes; gloo's own method requires equal sizes."""
         self._calls += 1
-        sent = torch.cat([_on_host(x).reshape(-1) for x in inputs])
+        inputs_on_host = torch.cat([_to_host(x).reshape(-1) for x in inputs])
         sizes = [x.numel() for x in outputs]
-        came = sent.new_empty(sum(sizes))
-        work = self._gloo.alltoall_base(came, sent, sizes, [x.numel() for x in inputs])
-        return OnItsWay(work, [(ours, part.view(ours.shape)) for ours, part in zip(outputs, torch.split(came, sizes), strict=True)])
+        received = inputs_on_host.new_empty(sum(sizes))
+        work = self._gloo.alltoall_base(received, inputs_on_host, sizes, [x.numel() for x in inputs])
+        parts = torch.split(received, sizes)
+        return HostCopyWork(work, [(output, part.view(output.shape)) for output, part in zip(outputs, parts, strict=True)])
 
-    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, opts: Any) -> OnItsWay:
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, opts: Any) -> HostCopyWork:
         if x.ndim:
-            return self._through("_allgather_base", True, output, x, opts)
+            return self._call_gloo("_allgather_base", True, output, x, opts)
         self._calls += 1
-        came = _on_host(output)  # gloo wants what is joined to have as many dims as its parts
-        return OnItsWay(self._gloo._allgather_base(came.reshape(-1), _on_host(x).reshape(1), opts), [(output, came)])
+        received = _to_host(output)  # gloo requires as many dims in the output as in the input
+        return HostCopyWork(self._gloo._allgather_base(received.reshape(-1), _to_host(x).reshape(1), opts), [(output, received)])
 
-    def allgather_into_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> AllOnTheirWay:
-        return AllOnTheirWay([self._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
+    def allgather_into_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> CombinedWork:
+        return CombinedWork([self._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
 
-    def reduce_scatter_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> AllOnTheirWay:
-        return AllOnTheirWay([self._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
-
-
-def _passed_on(call: str, gives: bool) -> Callable[..., OnItsWay]:
-    return lambda self, *arguments, **options: self._through(call, gives, *arguments, **options)
+    def reduce_scatter_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> CombinedWork:
+        return CombinedWork([self._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
 
 
-for _call in (*CALLS, *TAKES):
-    setattr(OverHost, _call, _passed_on(_call, _call in CALLS))
-for _later, _call in LATER.items():
-    setattr(OverHost, _later, getattr(OverHost, _call))
+def _forward(call: str, has_results: bool) -> Callable[..., HostCopyWork]:
+    return lambda self, *arguments, **options: self._call_gloo(call, has_results, *arguments, **options)
 
 
-class OnItsWay(dist.Work):
-    """The work of gloo; once it is done its results go ``back``: pairs of a tensor and its copy on the host."""
+for _call in (*WITH_RESULTS, *WITHOUT_RESULTS):
+    setattr(OverHost, _call, _forward(_call, _call in WITH_RESULTS))
+for _new_name, _call in NEW_NAMES.items():
+    setattr(OverHost, _new_name, getattr(OverHost, _call))
 
-    def __init__(self, work: Any, back: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+
+class HostCopyWork(dist.Work):
+    """The work of a gloo collective. When it is done, each host copy in ``copies`` is copied to its original: ``(original, host copy)``."""
+
+    def __init__(self, work: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
-        self._work, self._back = work, back
+        self._work, self._copies = work, copies
         self._lock, self._done = threading.Lock(), False
-        self._results = [ours for ours, _ in back]
+        self._results = [original for original, _ in copies]
 
-    def _arrive(self) -> None:
+    def _copy_back(self) -> None:
         with self._lock:
-            for ours, host in self._back:
-                if ours is not host:
-                    with torch.inference_mode() if ours.is_inference() else torch.no_grad():
-                        ours.copy_(host)
-            self._back, self._done = [], True
+            for original, host in self._copies:
+                if original is not host:
+                    with torch.inference_mode() if original.is_inference() else torch.no_grad():
+                        original.copy_(host)
+            self._copies, self._done = [], True
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
-        self._arrive()
+        self._copy_back()
         return done
 
     def is_completed(self) -> bool:
         if not self._done and not self._work.is_completed():
             return False
         if self.is_success():
-            self._arrive()
+            self._copy_back()
         return True
 
     def is_success(self) -> bool:
@@ -166,7 +167,7 @@ class OnItsWay(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         def results(done: Any) -> list[torch.Tensor]:
             done.value()
-            self._arrive()
+            self._copy_back()
             return self._results
 
         return self._work.get_future().then(results)  # type: ignore[no-any-return]
@@ -177,10 +178,10 @@ class OnItsWay(dist.Work):
     _source_rank = source_rank
 
 
-class AllOnTheirWay(dist.Work):
-    """Several works as one."""
+class CombinedWork(dist.Work):
+    """Several works, waited for together."""
 
-    def __init__(self, works: list[OnItsWay]) -> None:
+    def __init__(self, works: list[HostCopyWork]) -> None:
         super().__init__()
         self._works = works
 
@@ -191,17 +192,17 @@ class AllOnTheirWay(dist.Work):
         return all(work.is_completed() for work in self._works)
 
 
-def _on_host(x: torch.Tensor) -> torch.Tensor:
-    """A tensor as gloo takes it: itself where it lies on the host in order."""
+def _to_host(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the host; the tensor itself if it is one. Raises ``NotImplementedError`` for sparse and quantized tensors."""
     if x.layout is not torch.strided or x.is_quantized:
         raise NotImplementedError(f"{NAME}: a tensor of {x.dtype} in the layout {x.layout} cannot be sent")
     return x.detach().cpu().contiguous() if x.device.type != "cpu" or not x.is_contiguous() else x
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _to_host_nested(value: Any) -> Any:
     if isinstance(value, list):
-        return [_mapped(entry, change) for entry in value]
-    return change(value) if isinstance(value, torch.Tensor) else value
+        return [_to_host_nested(entry) for entry in value]
+    return _to_host(value) if isinstance(value, torch.Tensor) else value
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

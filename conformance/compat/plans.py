@@ -1,5 +1,6 @@
-"""How torch plans an op, for ranks that share plans: where a plan is made, what it depends on, and what it leaves behind. Private in
-torch; beside :mod:`shardlaw.conformance.compat`, which is about everything else.
+"""Hooks into torch's planning of ops: replace and cache it, find out what a plan depends on, and which rule makes it.
+
+Everything here uses private names of torch, like :mod:`shardlaw.conformance.compat`.
 """
 
 from __future__ import annotations
@@ -10,129 +11,133 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.compat import trace as heard
-from shardlaw.conformance.compat.trace import PLANS_AN_OP
+from shardlaw.conformance.compat import trace as torch_trace
+from shardlaw.conformance.compat.trace import FINDS_METADATA, PLANS_OP
 
-_DERIVES = "_ops.autogen"  # the module that derives rules of overloads
-SPEC_HASH = "_hash"  # where a spec keeps its hash, which is of its process alone
-FINDS_METADATA = "_propagate_tensor_meta_non_cached"
-# functions of specs that each plan asks again and again
-_ASKED_AGAIN = ("redistribute_cost", "is_tensor_shardable")
+_GENERATOR_MODULE = "_ops.autogen"  # the module that generates rules for overloads
+PLAIN_TYPES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+PLAIN_TYPES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+SPEC_HASH = "_hash"  # the attribute of a spec for its cached hash, which differs between processes
+# functions of specs that are called many times for each plan
+_CACHED_FUNCTIONS = ("redistribute_cost", "is_tensor_shardable")
 _PLANNER_FLAGS = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-_READS_WHERE_IT_STANDS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of a mesh: torch 2.11 to 2.15
+_COORDINATE_METHODS = ("get_coordinate", "get_local_rank", "_sym_get_coordinate")  # of DeviceMesh, torch 2.11 to 2.15
 
 
 @functools.cache
 def spec_type() -> Any:
-    """The class of what a plan is made of, which is asked for often."""
+    """The class ``DTensorSpec``, cached: it is needed often."""
     return compat.name("DTensorSpec")
 
 
-def plan_by(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
-    """From here on torch plans an op by ``plan(true, schema)``, ``true`` being its own function; what is returned undoes it."""
-    return _in_place_of(PLANS_AN_OP, "plan an op once for several ranks", plan)
+def override_planning(plan: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
+    """Make torch plan ops by ``plan(original, schema)``, where ``original`` is its own function. Returns a function that undoes it."""
+    return _override_method(PLANS_OP, "plan an op once for several ranks", plan)
 
 
-def find_metadata_by(find: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
-    """From here on torch finds the metadata of an op's result by ``find(true, schema)``, as :func:`plan_by` says."""
-    return _in_place_of(FINDS_METADATA, "find the metadata of a result once", find)
+def override_metadata(find: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
+    """Make torch find the metadata of results by ``find(original, schema)``, as :func:`override_planning` does with plans."""
+    return _override_method(FINDS_METADATA, "find the metadata of a result once", find)
 
 
-def remember_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
-    """From here on torch makes specs of the same parts once, and asks once what it costs to move from one to another and whether a shape
-    can be sharded so. Gives what forgets all that, and what undoes it."""
+def cache_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Make torch cache, by the parts of specs, new specs, the cost of a redistribution, and whether a shape can be sharded.
+
+    Returns a function that clears the caches, and one that undoes it all.
+    """
     spec = spec_type()
     plain = {Shard, Replicate, Partial, compat.name("StridedShard"), compat.name("TensorMeta")}
-    numbers, known = dict[Any, int](), dict[int, int]()  # of parts, and by their ids: the same one for equal plain ones
-    made, said = dict[Any, dict[str, Any]](), dict[Any, Any]()
-    held: list[Any] = []  # an id is an object's for as long as it lives
-    true_init = spec.__init__
+    numbers, by_id = dict[Any, int](), dict[int, int]()  # equal plain parts have the same number
+    specs, results = dict[Any, dict[str, Any]](), dict[Any, Any]()
+    references: list[Any] = []  # keeps parts alive, since an id is unique only while its object lives
+    original_init = spec.__init__
 
     def number(part: Any) -> int:
-        held.append(part)
-        told = (type(part), part, *(map(type, part) if isinstance(part, tuple) else ())) if type(part) in plain else id(part)
+        references.append(part)
+        identity = (type(part), part, *(map(type, part) if isinstance(part, tuple) else ())) if type(part) in plain else id(part)
         try:
-            return known.setdefault(id(part), numbers.setdefault(told, len(numbers) + 1))
+            return by_id.setdefault(id(part), numbers.setdefault(identity, len(numbers) + 1))
         except TypeError:  # a symbolic size has no hash
-            return known.setdefault(id(part), numbers.setdefault(id(part), len(numbers) + 1))
+            return by_id.setdefault(id(part), numbers.setdefault(id(part), len(numbers) + 1))
 
-    @functools.wraps(true_init)
+    @functools.wraps(original_init)
     def init(self: Any, mesh: Any, placements: Any, *rest: Any, **options: Any) -> None:
         if type(placements) is not tuple:
-            true_init(self, mesh, placements, *rest, **options)
+            original_init(self, mesh, placements, *rest, **options)
             return
-        key = *[known.get(id(part)) or number(part) for part in (mesh, *placements, *rest, *options.values())], *options
-        if key in made:
-            vars(self).update(made[key], placements=placements)
+        key = *[by_id.get(id(part)) or number(part) for part in (mesh, *placements, *rest, *options.values())], *options
+        if key in specs:
+            vars(self).update(specs[key], placements=placements)
         else:
-            true_init(self, mesh, placements, *rest, **options)
-            made[key] = dict(vars(self))
+            original_init(self, mesh, placements, *rest, **options)
+            specs[key] = dict(vars(self))
 
-    def asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
-        def told(one: Any) -> Any:
-            if type(one) is not spec:
-                return one
-            parts = (one.mesh, *one.placements, one.tensor_meta, one.shard_order)
-            return tuple([known.get(id(part)) or number(part) for part in parts])
+    def cached(function: Callable[..., Any]) -> Callable[..., Any]:
+        def freeze(argument: Any) -> Any:
+            if type(argument) is not spec:
+                return argument
+            parts = (argument.mesh, *argument.placements, argument.tensor_meta, argument.shard_order)
+            return tuple([by_id.get(id(part)) or number(part) for part in parts])
 
         @functools.wraps(function)
-        def asking(*args: Any, **options: Any) -> Any:
-            key = function, *map(told, args), *options.items(), *_flags()
+        def lookup(*args: Any, **options: Any) -> Any:
+            key = function, *map(freeze, args), *options.items(), *_flags()
             try:
-                if key not in said:
-                    said[key] = function(*args, **options)
+                if key not in results:
+                    results[key] = function(*args, **options)
             except TypeError:
                 return function(*args, **options)
-            return said[key]
+            return results[key]
 
-        return asking
+        return lookup
 
-    def forget() -> None:
-        for remembered in (numbers, known, made, said, held):
-            remembered.clear()
+    def clear() -> None:
+        for cache in (numbers, by_id, specs, results, references):
+            cache.clear()
 
-    true = [(module, name, getattr(module, name)) for name in _ASKED_AGAIN for module in _naming(name)]
-    once = {function: asked_once(function) for *_, function in true}
+    originals = [(module, name, getattr(module, name)) for name in _CACHED_FUNCTIONS for module in _modules_with(name)]
+    replacements = {function: cached(function) for *_, function in originals}
 
     def undo() -> None:
-        spec.__init__ = true_init
-        for place in true:
-            setattr(*place)
-        forget()
+        spec.__init__ = original_init
+        for original in originals:
+            setattr(*original)
+        clear()
 
     spec.__init__ = init
-    for module, name, function in true:
-        setattr(module, name, once[function])
-    return forget, undo
+    for module, name, function in originals:
+        setattr(module, name, replacements[function])
+    return clear, undo
 
 
-def _naming(name: str) -> list[Any]:
-    """The modules of DTensor that call a function by this name."""
-    modules = [module for at, module in sys.modules.items() if at.startswith("torch.distributed.tensor.")]
+def _modules_with(name: str) -> list[Any]:
+    """The modules of DTensor that have a function of this name."""
+    modules = [module for path, module in sys.modules.items() if path.startswith("torch.distributed.tensor.")]
     return [module for module in modules if isinstance(vars(module).get(name), types.FunctionType)]
 
 
-def _in_place_of(method: str, what: str, function: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
+def _override_method(method: str, what: str, function: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:
     planner = compat.name("planner")
-    own = compat.private(what, f"{type(planner).__module__}:{type(planner).__name__}.{method}").__name__
+    own = compat.find_private(what, f"{type(planner).__module__}:{type(planner).__name__}.{method}").__name__
     setattr(planner, own, lambda schema: function(functools.partial(getattr(type(planner), own), planner), schema))
     return lambda: delattr(planner, own)
 
 
-def is_planned_alike(op: Any) -> bool:
-    """Whether an overload is sharded by its own rule or by its decomposition, and its plan leaves the shapes in its arguments alone."""
+def is_plan_shareable(op: Any) -> bool:
+    """Whether an overload is sharded by a rule of its own or its decomposition, by a plan that does not adjust shapes in its arguments to
+    the rank."""
     planner = compat.name("planner")
     local = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster")
-    alike = not any(op in getattr(planner, table, ()) for table in local)
-    return alike and (_has_rule(op) or bool(compat.name("has_decomposition")(op)))
+    is_local = any(op in getattr(planner, table, ()) for table in local)
+    return not is_local and (_has_rule(op) or bool(compat.name("has_decomposition")(op)))
 
 
-def taken(op: Any) -> None:
-    """Leave behind what planning an op for the first time leaves behind beside the plan: by which arguments those of a decomposed op are
-    remembered."""
+def record_decomposition(op: Any) -> None:
+    """Record for a decomposed op which arguments are the key of its cached plans, as torch does when it first plans the op."""
     if not _has_rule(op):
         planner, note = compat.name("planner"), compat.name("note_decomposed")
         strategy = getattr(planner, "decomp_strategy", None)
@@ -144,10 +149,8 @@ def _has_rule(op: Any) -> bool:
     return any(op in getattr(planner, table, ()) for table in ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs"))
 
 
-def plans_depend_on() -> tuple[Any, ...]:
-    """What a plan depends on beside its schema."""
-    import torch
-
+def plan_settings() -> tuple[Any, ...]:
+    """The settings on which a plan depends beside its schema."""
     return (torch.get_default_dtype(), *_flags())
 
 
@@ -155,42 +158,42 @@ def _flags() -> tuple[Any, ...]:
     return tuple([getattr(_redistribute, flag, None) for flag in _PLANNER_FLAGS])
 
 
-def note_coordinates(note: Callable[[], object]) -> Callable[[], None]:
-    """From here on ``note`` is called whenever a mesh is asked where in it this rank stands; what is returned undoes it."""
+def observe_coordinate_reads(on_read: Callable[[], object]) -> Callable[[], None]:
+    """Call ``on_read()`` whenever a mesh is asked for this rank's coordinate. Returns a function that undoes it."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    def put(methods: dict[str, Any]) -> None:
+    def set_methods(methods: dict[str, Any]) -> None:
         for method in methods.items():
             setattr(DeviceMesh, *method)
 
-    true = {method: getattr(DeviceMesh, method) for method in _READS_WHERE_IT_STANDS}
-    put({method: _noted(own, note) for method, own in true.items()})
-    return functools.partial(put, true)
+    originals = {method: getattr(DeviceMesh, method) for method in _COORDINATE_METHODS}
+    set_methods({name: _observed(method, on_read) for name, method in originals.items()})
+    return functools.partial(set_methods, originals)
 
 
-def _noted(true: Callable[..., Any], note: Callable[[], object]) -> Callable[..., Any]:
-    @functools.wraps(true)
-    def noting(*args: Any, **options: Any) -> Any:
-        note()
-        return true(*args, **options)
+def _observed(method: Callable[..., Any], on_read: Callable[[], object]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def observed(*args: Any, **options: Any) -> Any:
+        on_read()
+        return method(*args, **options)
 
-    return noting
+    return observed
 
 
-def decider(op: Any) -> str:
-    """What decides how an overload is sharded: the handler that it has for itself, its rule, or, where a function was made for each op of a
-    table, that table, or what made it. As ``NAME, FILE:LINE``; empty where nothing does."""
+def rule_of(op: Any) -> str:
+    """What decides how an overload is sharded, as ``NAME, FILE:LINE``: its handler, its rule, or what plans its decomposition; empty where
+    there is none. Of a rule that is a closure it is the table or the function that has it (:func:`_generated_rule`)."""
     planner = compat.name("planner")
     info = getattr(planner, "op_single_dim_strategy_funcs", {}).get(op)
     rule = _handlers().get(op) or getattr(info, "func", info) or planner.op_strategy_funcs.get(op) or planner.op_to_rules.get(op)
     if rule is None:
         decomposes = compat.name("has_decomposition")
-        return heard.place(_decomposer(decomposes).__code__) if decomposes(op) else ""
-    return _made_for(op, rule) if "<locals>" in rule.__qualname__ else heard.place(rule.__code__)
+        return torch_trace.place(_decomposition_planner(decomposes).__code__) if decomposes(op) else ""
+    return _generated_rule(op, rule) if "<locals>" in rule.__qualname__ else torch_trace.place(rule.__code__)
 
 
-def _decomposer(decomposes: Any) -> Any:
-    """What plans ops by their decomposition: it stands beside the function that knows which they are."""
+def _decomposition_planner(decomposes: Any) -> Any:
+    """The function that plans ops by their decomposition; it is in the class of ``has_decomposition``."""
     return getattr(sys.modules[decomposes.__module__], decomposes.__qualname__.partition(".")[0]).propagate_strategy
 
 
@@ -200,33 +203,33 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
     return getattr(DTensor._op_dispatcher, "_custom_op_handlers", {})
 
 
-def _made_for(op: Any, rule: Callable[..., Any]) -> str:
-    """The table of its module that has an op whose rule is a closure; or what had the rule made: the one function of its module that calls
-    the maker, or the maker."""
+def _generated_rule(op: Any, rule: Callable[..., Any]) -> str:
+    """The origin of a rule that is a closure: a table in its module that lists the op, else the only function that calls the closure's
+    maker, else the maker. As ``NAME, FILE:LINE``."""
     module = sys.modules[rule.__module__]
     maker = rule.__qualname__.partition(".<locals>")[0]
     tables = [name for name, value in vars(module).items() if isinstance(value, (list, dict)) and op in value]
     functions = [value for value in vars(module).values() if hasattr(value, "__code__") and value.__module__ == module.__name__]
     callers = [function.__name__ for function in functions if maker in function.__code__.co_names]
     name = tables[0] if tables else callers[0] if len(callers) == 1 else maker
-    return f"{name}, {heard.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"
+    return f"{name}, {torch_trace.short(rule.__code__.co_filename)}:{rule.__code__.co_firstlineno}"
 
 
-def lacking(op: Any) -> str:
-    """What gives overloads the rules of others of their op, where an overload without a rule has such others; empty elsewhere."""
+def rule_generator(op: Any) -> str:
+    """The function that generates rules for overloads from those of the same op, if ``op`` has no rule and another overload has one; else
+    empty."""
     planner = compat.name("planner")
     packet = op.overloadpacket
     others = [getattr(packet, name) for name in packet.overloads()]
     rules = [getattr(info, "func", info) for info in getattr(planner, "op_single_dim_strategy_funcs", {}).values()]
-    derived = next((rule for rule in rules if rule.__module__.endswith(_DERIVES)), None)
-    return _made_for(op, derived) if derived is not None and not _has_rule(op) and any(map(_has_rule, others)) else ""
+    derived = next((rule for rule in rules if rule.__module__.endswith(_GENERATOR_MODULE)), None)
+    return _generated_rule(op, derived) if derived is not None and not _has_rule(op) and any(map(_has_rule, others)) else ""
 
 
-def called_alike(op: Any) -> str:
-    """What decides the op with a rule whose name holds the name of an overload without one, the shortest of these; empty where there is
-    none."""
+def similar_rule(op: Any) -> str:
+    """The rule of the op with the shortest name that contains the name of ``op``; empty where there is none."""
     planner, name = compat.name("planner"), op.overloadpacket.__name__
     tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
     ruled = {other for table in tables for other in getattr(planner, table, ()) if hasattr(other, "overloadpacket")}
-    fitting = [other for other in ruled if name in other.overloadpacket.__name__]
-    return decider(min(fitting, key=lambda other: (len(other.overloadpacket.__name__), str(other)))) if fitting else ""
+    similar = [other for other in ruled if name in other.overloadpacket.__name__]
+    return rule_of(min(similar, key=lambda other: (len(other.overloadpacket.__name__), str(other)))) if similar else ""

@@ -1,5 +1,7 @@
-"""What a trace listens to in torch, and where the faults of a chapter are looked for: files by how they begin (of each the functions that
-count, or all), and names of functions. With :mod:`shardlaw.conformance.compat` the only file that names what is private in torch.
+"""Classify functions of torch in a trace, and list where to look for the faults of each chapter.
+
+A *place* is a function as ``NAME, FILE:LINE``. Files are matched by the beginning of their path, functions by their names. Like
+:mod:`shardlaw.conformance.compat`, this file uses private names of torch.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ STEPS: dict[str, tuple[str, ...] | None] = {
     "torch/distributed/tensor/_utils.py": ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset"),
     "torch/distributed/tensor/_sharding_prop.py": (),
 }
-# where the faults of a chapter's laws are looked for first
+# the files in which to look first for the faults of a chapter's laws
 HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("plan", "roundtrip", "optimizer", "crash"), CHECKPOINTS),
     "collective": COLLECTIVES,
@@ -42,40 +44,40 @@ HOMES: dict[str, tuple[str, ...]] = {
     "layout": MAKERS,
     "redistribute": MOVES,
 }
-# what every op and every redistribution goes through, whatever comes of it: functions to build specs and plans with
+# helpers that build specs and plans, which every op and every redistribution calls
 GENERIC = re.compile(
     "torch/distributed/tensor/(_ops/(utils|single_dim_strategy|strategy_validation)|_dtensor_spec|_op_schema|_collective_utils|_utils)[.]py"
 )
-# the functions that plan a redistribution, and what makes one collective of several
+# the functions that plan a redistribution, and the one that merges several collectives into one
 PLANS_MOVE = re.compile(r"DTensorRedistributePlanner[.]generate_\w+_infos, ")
 MERGES_MOVES = re.compile(r"_optimize_transform_infos, ")
-# of the functions there those that do something say so with a verb; properties, wrappers and helpers do not
-DOES = re.compile(
+# functions whose names begin with one of these verbs do the work; properties, wrappers and helpers have other names
+ACTIVE_VERB = re.compile(
     "_*(all|broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|from|gather"
     "|generate|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|parallelize|partition|permute|plan"
     "|prepare|propagate|read|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|shard|shards_get|slice|split|stage|to|transform|traverse"
     "|unflatten|unpack|unpad|unwrap|update|validate|write)(_|$)"
 )
-# what only hands on: it stands in the stack of most errors, or is called for every tensor
-HANDS_ON = re.compile(
+# functions that only forward a call: they are in the stacks of most errors, or called for every tensor
+FORWARDS = re.compile(
     "_dispatch_get_local_results_slow_path|_propagate_op_sharding_dispatch_slow_path|propagate_single_input_strategy|strategy_fn"
     "|__torch_dispatch__|wrap|unwrap|wrapper|inner|inner_func|wait_tensor|trigger_wait|all_gather|all_gather_single|all_reduce|reduce_scatter|broadcast_object"
     "|gather_object|scatter_object|create_stream|create_from_tensor"
 )
 
-# functions that call a collective, by how they are named
+# functions that call a collective, by name
 CALLED = re.compile(r"_*(all_gather|all_reduce|all_to_all|reduce_scatter|broadcast|gather|reduce|scatter|send|recv|barrier)(?=_|$)")
 CALLERS = re.compile(r"torch/distributed/(distributed_c10d|_functional_collectives)[.]py")
-# what is never noted: who logs calls, and what every call asks of the process
-UNHEARD = re.compile(
+# functions that are never traced: wrappers that log calls, and queries that every call makes
+UNTRACED = re.compile(
     ".*, torch/distributed/(checkpoint/)?(c10d_logger|logger|logging_handlers)[.]py"
     "|(get_rank|get_world_size|_rank_not_in_group|_group_or_default_group|_get_default_group|_World[.]\\w+|_is_wrapped_exception), "
 )
 
-REFUSED_BY = "refused by "  # before the function whose own statement raised an error
-PLANS_AN_OP = "propagate_op_sharding_non_cached"
-ASKS_WHOLE = "_propagate_tensor_meta_non_cached"
-# by which collective of the back end a method of a placement moves data
+REFUSED_BY = "refused by "  # prefix of the function whose own statement raised an error
+PLANS_OP = "propagate_op_sharding_non_cached"
+FINDS_METADATA = "_propagate_tensor_meta_non_cached"
+# the collective that a method of a placement calls
 CALLS = {
     "_to_replicate_tensor": "all_gather",
     "_to_new_shard_dim": "all_to_all",
@@ -85,7 +87,7 @@ CALLS = {
     "_shard_tensor": "scatter",
     "_replicate_tensor": "broadcast",
 }
-MOVES_ONE = "redistribute_local_tensor"  # from one spec to another, whatever lies between
+REDISTRIBUTES = "redistribute_local_tensor"  # from one spec to another, whatever lies between
 
 
 def spec_of(tensor: Any) -> Any:
@@ -93,30 +95,30 @@ def spec_of(tensor: Any) -> Any:
     return tensor._spec
 
 
-def written(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments that an overload writes to."""
+def written_arguments(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an overload mutates."""
     declared = op._schema.arguments
-    given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
+    values = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     named = [argument.name for argument in declared if argument.alias_info is not None and argument.alias_info.is_write]
-    return [given[name] for name in named if name in given]
+    return [values[name] for name in named if name in values]
 
 
 def place(code: Any) -> str:
-    """``NAME, FILE:LINE`` of a function of torch; nothing of one that is not to be heard."""
+    """The place of a function of torch, from its code object; empty for one that is not traced."""
     found = f"{code.co_qualname.replace('<locals>.', '')}, {short(code.co_filename)}:{code.co_firstlineno}"
-    return "" if UNHEARD.match(found) else found
+    return "" if UNTRACED.match(found) else found
 
 
 def short(file: str) -> str:
-    """A file of torch from ``torch/`` on."""
+    """A path of torch, from ``torch/`` on."""
     return file[file.find("torch/distributed/") :].replace("\\", "/")
 
 
 def is_step(place: str) -> bool:
-    """Whether a call of a function says what torch does with a sharded tensor or a checkpoint."""
+    """Whether a call of this function is a step worth listing: it works on sharded tensors or checkpoints."""
     for file, functions in STEPS.items():
         if place.partition(", ")[2].startswith(file):
-            return does(place) and (functions is None or _name(place) in functions)
+            return is_candidate(place) and (functions is None or _name(place) in functions)
     return False
 
 
@@ -125,115 +127,115 @@ def _name(place: str) -> str:
 
 
 def collective_of(place: str) -> str:
-    """The collective by which a function moves data, as far as a method of a placement tells; else nothing."""
+    """The collective that a method of a placement calls; empty for other functions."""
     return CALLS.get(_name(place), "") if "/placement_types.py" in place else ""
 
 
-def called_in(place: str) -> str:
-    """The collective that a function calls, by its name; else nothing."""
+def collective_called_by(place: str) -> str:
+    """The collective that a function calls, judging by its name; else empty."""
     called = CALLED.match(_name(place)) if CALLERS.match(place.partition(", ")[2]) else None
     return called[1] if called else collective_of(place)
 
 
-def carries(place: str) -> bool:
-    """Whether a function only hands on."""
-    return HANDS_ON.fullmatch(_name(place)) is not None
+def only_forwards(place: str) -> bool:
+    """Whether a function only forwards a call."""
+    return FORWARDS.fullmatch(_name(place)) is not None
 
 
 def is_generic(place: str) -> bool:
-    """Whether every op and every redistribution goes through it."""
+    """Whether every op and every redistribution calls it."""
     return GENERIC.match(place.partition(", ")[2]) is not None
 
 
-def does(place: str) -> bool:
-    """Whether a function is one to look at: none of those that Python calls by itself, no question about a type, no expression."""
+def is_candidate(place: str) -> bool:
+    """Whether a fault may be in a function: not in dunder methods, ``is_`` predicates, lambdas or comprehensions."""
     name = _name(place)
     return not (name.startswith("<") or (name.startswith("__") and name.endswith("__")) or name.startswith(("is_", "_is_shard_like")))
 
 
-def constructs(place: str) -> bool:
-    """Whether a function makes a sharded tensor, or what holds shards of one."""
+def constructs_sharded_tensor(place: str) -> bool:
+    """Whether it is the constructor of a sharded tensor, or of a container of its shards."""
     return _name(place) in ("__new__", "__init__") and any(place.partition(", ")[2].startswith(file) for file in (*MAKERS, *SHARDED))
 
 
-def plans_an_op(place: str) -> bool:
-    """Whether a function asks the rules."""
-    return _name(place) == PLANS_AN_OP
+def plans_op(place: str) -> bool:
+    """Whether it is the function that calls the rule of an op."""
+    return _name(place) == PLANS_OP
 
 
-def asks_whole(place: str) -> bool:
-    """Whether a function asks what an op gives on whole tensors."""
-    return _name(place) == ASKS_WHOLE
+def finds_metadata(place: str) -> bool:
+    """Whether it is the function that finds the metadata of an op's result, on global shapes."""
+    return _name(place) == FINDS_METADATA
 
 
-def tells(place: str) -> bool:
-    """Whether a place alone says what is wrong: not one that every op goes through."""
-    return bool(place) and not (plans_an_op(place) or asks_whole(place) or is_generic(place))
+def identifies_cause(place: str) -> bool:
+    """Whether a place identifies a cause: every op goes through the other places."""
+    return bool(place) and not (plans_op(place) or finds_metadata(place) or is_generic(place))
 
 
-def moves(place: str) -> bool:
-    """Whether a function redistributes, as others say."""
-    return _name(place) == MOVES_ONE
+def is_redistribution(place: str) -> bool:
+    """Whether it is the function that carries a planned redistribution out."""
+    return _name(place) == REDISTRIBUTES
 
 
-def redistributes(place: str) -> bool:
-    """Whether every redistribution, or every one of its kind, goes through it: a planner, or a method of a placement."""
+def is_redistribution_step(place: str) -> bool:
+    """Whether it is part of redistributions: a planner, or a method of a placement."""
     return any(place.partition(", ")[2].startswith(file) for file in MOVES)
 
 
 def is_home(place: str, chapter: str) -> bool:
-    """Whether the faults of a chapter's laws are looked for in a function: it does something, and stands in one of its files."""
+    """Whether to look in a function for the faults of a chapter's laws: it is in one of the chapter's files, and does work there."""
     there = any(place.partition(", ")[2].startswith(file) for file in HOMES.get(chapter, ()))
-    return there and DOES.match(_name(place)) is not None and not carries(place) and does(place)
+    return there and ACTIVE_VERB.match(_name(place)) is not None and not only_forwards(place) and is_candidate(place)
 
 
-def is_of_meshes(place: str) -> bool:
-    """Whether it is a function of device meshes, which most calls ask something."""
+def is_about_meshes(place: str) -> bool:
+    """Whether it is a function of device meshes, which most calls use."""
     return any(place.partition(", ")[2].startswith(file) for file in MESHES)
 
 
-def is_of_steps(law: str) -> bool:
-    """Whether a law is about ops or redistributions, of which the rules and the planners are looked at first."""
+def is_about_ops(law: str) -> bool:
+    """Whether a law is about ops or redistributions, so that rules and planners come first."""
     return law.startswith(("op.", "redistribute.", "gradient."))
 
 
-def decomposes(place: str) -> bool:
+def plans_decomposition(place: str) -> bool:
     """Whether it plans ops by their decomposition."""
     return "tensor/_decompositions.py" in place
 
 
-def carries_out(place: str) -> bool:
-    """Whether a function does what others of its class have found out."""
+def applies_analysis(place: str) -> bool:
+    """Whether a method applies what an ``analyze`` method of its class has found."""
     return re.match("_*(rewrite|apply)_", _name(place)) is not None
 
 
-def finds_out(place: str) -> bool:
-    """Whether a function finds out what others of its class are to do."""
+def analyzes(place: str) -> bool:
+    """Whether a method analyzes what other methods of its class then apply."""
     return re.match("_*analyze_", _name(place)) is not None
 
 
-def chooses(place: str) -> bool:
-    """Whether a function chooses among what it is offered."""
+def selects(place: str) -> bool:
+    """Whether a function selects among strategies."""
     return re.match("_*select_", _name(place)) is not None
 
 
-def offers(place: str) -> bool:
-    """Whether a function makes the offers of which one is chosen, from what a rule says of one mesh dim."""
+def expands_strategies(place: str) -> bool:
+    """Whether a function expands a rule for one mesh dim to strategies for the whole mesh."""
     return re.match("_*expand_to_", _name(place)) is not None
 
 
-def transforms(place: str) -> bool:
-    """Whether it is a method of a placement that torch derives from those of the documentation."""
+def is_derived_partial(place: str) -> bool:
+    """Whether it is a method of an undocumented placement derived from ``Partial``."""
     owner = place.partition(".")[0]
     return "/placement_types.py" in place and owner.startswith("_") and owner.endswith("Partial")
 
 
-def in_stack(line: str) -> str:
-    """The place that a line of a stack of Python names, if it is in torch's distributed part."""
+def place_in_stack(line: str) -> str:
+    """The place in a line of a Python stack, if it is in ``torch.distributed``; else empty."""
     found = re.search(r'File "[^"]*?(torch/distributed/[^"]+)", line (\d+) in (\S+)', line)
     return f"{found[3]}, {found[1]}:{found[2]}" if found else ""
 
 
-def judges(place: str) -> bool:
-    """Whether a function is there to say whether something is right."""
+def is_check(place: str) -> bool:
+    """Whether a function validates something."""
     return re.match("_*(check|compare|validate|verify)_", _name(place)) is not None

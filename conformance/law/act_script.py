@@ -123,7 +123,7 @@ def _named(text: str) -> Iterator[str]:
         if used := [*filter(uses, names)]:
             yield f"from {module} import {', '.join(used)}"
     if uses(compat.STRIDED_SHARD):
-        yield compat.import_of("StridedShard")
+        yield compat.import_statement("StridedShard")
 
 
 def _compared(want: Any) -> Iterator[str]:

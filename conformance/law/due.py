@@ -165,7 +165,7 @@ class Claimed(Due):
     rounding: torch.dtype | None = None
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        here.same_dtensor(here.settled(got), self.full, check, exact=self.exact, mesh=self.mesh, rounding=self.rounding)
+        here.same_dtensor(here.reduce_derived_partials(got), self.full, check, exact=self.exact, mesh=self.mesh, rounding=self.rounding)
 
     def for_script(self, rank: int) -> Any:
         return ... if self.mesh.coord(rank) is None else {"full": self.full}
@@ -183,7 +183,7 @@ class Near(Due):
             if _is_plain(here, got, check, place):
                 here.same(got, self.value, check, exact=False, what=place, rounding=self.rounding)
         else:
-            near = here.near(got, self.value)
+            near = here.is_near(got, self.value)
             here.require(near, "wrong-value", check, f"{place} is {got!r:.200}, must be near {self.value!r:.200}", self.value, got)
 
     def for_script(self, rank: int) -> Any:
@@ -238,7 +238,7 @@ class Alike(Due):
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None:
-            here.alike(got, self.mesh, check)
+            here.same_on_all_ranks(got, self.mesh, check)
 
     def for_script(self, rank: int) -> Any:
         return {"alike on": sorted(self.mesh.ranks)}
@@ -267,7 +267,7 @@ class Either(Due):
     dues: tuple[Any, ...]
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        if not any(here.would_hold(partial(judge, here, check, got, due, place)) for due in self.dues):
+        if not any(here.would_pass(partial(judge, here, check, got, due, place)) for due in self.dues):
             judge(here, check, got, self.dues[0], place)
 
     def for_script(self, rank: int) -> Any:

@@ -137,7 +137,7 @@ class Sources:
 @cache
 def _in_torch(name: str) -> tuple[str, str]:
     """What a name of :mod:`compat` is called in a script, and the import that brings it in."""
-    source, _, path = compat.place_of(name).partition(":")
+    source, _, path = compat.location_of(name).partition(":")
     first, _, rest = path.partition(".")
     if rest:
         return path, f"from {source} import {first}"

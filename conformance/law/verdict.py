@@ -1,6 +1,7 @@
 """What ranks say of a case, and what the driver makes of it.
 
-Every rank gives an :class:`Answer`. :func:`shardlaw.conformance.world.judge.judge` turns the answers of a world into one :class:`Verdict`.
+Every rank gives an :class:`Answer`. :func:`shardlaw.conformance.world.verdicts.combine_answers` turns the answers of a world into one
+:class:`Verdict`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A law as a rank tries it: read the case, ask what is due, build the arguments, act, compare."""
+"""Run a case of a law on a rank: compute what is due, build the arguments, call the act, compare."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ RESULT = "result"
 
 
 def try_case(law: Law, case: Case, here: RankContext) -> None:
-    """Try a law on this rank, and record in ``here`` what deviates. What the act raises comes out of it."""
+    """Run a case of a law on this rank, and record deviations in ``here``. Raises what the act raises."""
     if not law.acts:
         assert law.check is not None
-        with _traced(here):
+        with _trace_act(here):
             law.check(case, here)
         return
     act = law.acts[here.stage]
     watched = any(isinstance(parameter.type, ProgramField) for parameter in act.all_parameters().values())
     members = law.members_of(case, here.stage)
     if members is not None and here.rank not in members:
-        act.arguments(case, here)  # making meshes and groups takes all ranks
+        act.arguments(case, here)  # all ranks must create its meshes and groups
         return
     try:
         with watched_by(RankWatcher(case, here)) if watched else nullcontext():
-            wanted = by_key(act.due_on(case, here.rank, here.world))
+            wanted = as_mapping(act.due_on(case, here.rank, here.world))
     except due.Meaningless as error:
         raise Rejected(str(error)) from None
     except Exception as error:
-        raise HarnessError(f"{law.id}: what is due cannot be said: {type(error).__name__}: {error}") from error
+        raise HarnessError(f"{law.id}: cannot compute what is due: {type(error).__name__}: {error}") from error
     try:
         arguments = act.arguments(case, here)
-        with act.around(case), _traced(here):
-            got = by_key(act.function(**arguments))
-    except (due.Meaningless, compat.TorchMovedError) as none:  # on all ranks alike: there is nothing here that the law is about
-        raise Rejected(str(none)) from None
+        with act.around(case), _trace_act(here):
+            got = as_mapping(act.function(**arguments))
+    except (due.Meaningless, compat.TorchMovedError) as error:  # on all ranks alike
+        raise Rejected(str(error)) from None
     compare(here, got, wanted)
 
 
-def _traced(here: RankContext) -> AbstractContextManager[None]:
-    return here.tracer.listening() if here.tracer is not None else nullcontext()
+def _trace_act(here: RankContext) -> AbstractContextManager[None]:
+    return here.tracer.recording() if here.tracer is not None else nullcontext()
 
 
 class RankWatcher(Watcher):
-    """Counts what a program does on plain tensors as features of its case: the layouts that it asks for and, on one rank, which is
-    enough, the aten overloads that it calls."""
+    """Adds features to a case by what its program does on plain tensors: the layouts to which it redistributes, and, on rank 0 alone, the
+    aten overloads that it calls."""
 
     def __init__(self, case: Case, here: RankContext) -> None:
         self._case, self._here = case, here
 
     def watching(self) -> AbstractContextManager[Any]:
-        reached = self._here.reached
-        return compat.each_overload(lambda func, *given: reached(f"op:{func}")) if self._here.rank == 0 else nullcontext()
+        add_feature = self._here.add_feature
+        return compat.observe_overloads(lambda func, *_: add_feature(f"op:{func}")) if self._here.rank == 0 else nullcontext()
 
     def redistributed(self, tensor: Any, placements: str) -> None:
         for feature in of_layout(tuple(tensor.shape), self._case.get("mesh"), placements):
-            self._here.reached(feature)
+            self._here.add_feature(feature)
 
 
-def by_key(value: Any) -> Mapping[str, Any]:
-    """What an act or a due function returns, by key."""
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """What an act or a due function returned, by key; a single value gets the key :data:`RESULT`."""
     return value if isinstance(value, Mapping) else {RESULT: value}
 
 
 def compare(here: RankContext, got: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare key by key; a key that one of the two lacks is a deviation of it."""
+    """Compare key by key. A key that either side lacks is a deviation."""
     for key, want in wanted.items():
         if here.require(key in got, "wrong-metadata", key, f"there is no {key}", want, ""):
             due.judge(here, key, got[key], want)

@@ -1,10 +1,9 @@
-"""What a rank reuses, in the first pass of a law, of what it has worked out in earlier cases.
+"""The metadata of op results, which a rank reuses from earlier cases in the first pass of a law.
 
-torch finds the shape, strides and dtype of an op's result by running it on fake tensors, for each layout of its operands anew. They depend
-on the op and on the shapes, strides and dtypes of what it is given, not on how that is sharded: a rank asks once for each, and what one
-rank of a pool has found the others take, but for one question in :data:`CHECKED`, which each rank asks torch itself. Within a case it also
-remembers what one plan asks again and again of the same specs. The ranks of a world share whole plans besides
-(:mod:`shardlaw.conformance.rank.shared_plans`).
+torch finds the shape, strides and dtype of an op's result by running the op on fake tensors, again for each layout of its operands. They
+depend on the op and on the shapes, strides and dtypes of its arguments, not on how these are sharded: a rank computes them once and
+writes them to a file for the other ranks of its pool. One key in :data:`CHECK_EVERY` each rank computes itself. Within a case, specs and
+redistribution costs are cached too. The ranks of a world also share whole plans (:mod:`shardlaw.conformance.rank.shared_plans`).
 """
 
 from __future__ import annotations
@@ -20,62 +19,61 @@ import torch
 
 from shardlaw.conformance.compat import plans
 
-REMEMBERED = 4096  # of each rank, and as many at most that it leaves for others
-CHECKED = 16
-ATOMS = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+MAX_ENTRIES = 4096  # in each rank's cache, and written by each rank
+CHECK_EVERY = 16  # one key in so many is never read from other ranks
 
 
-class Remembered:
-    """What a rank remembers; the folder at ``path`` takes the metadata of results that are new to the ranks of a pool, a file each."""
+class MetadataCache:
+    """Metadata of results, by op and arguments. The folder at ``path`` holds a file for each entry, which the ranks of a pool share."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._undo: tuple[Callable[[], None], ...] = ()
         self._forget: Callable[[], None] | None = None
         self._found: dict[Any, Any] = {}
-        self._left = REMEMBERED
+        self._writes_left = MAX_ENTRIES
 
-    def begin(self, *, wanted: bool) -> None:
-        """A case begins: take from here on what was found, or leave torch as it was."""
+    def begin_case(self, *, reuse: bool) -> None:
+        """Start a case: with ``reuse``, torch uses the cache from here on, else it runs unchanged."""
         if self._forget is not None:
             self._forget()
-        if wanted and not self._undo:
-            self._forget, undo = plans.remember_within_plans()
-            self._undo = undo, plans.find_metadata_by(self._find)
-        elif not wanted and self._undo:
+        if reuse and not self._undo:
+            self._forget, undo = plans.cache_within_plans()
+            self._undo = undo, plans.override_metadata(self._find)
+        elif not reuse and self._undo:
             for undo in self._undo:
                 undo()
             self._undo, self._forget = (), None
 
-    def _find(self, true: Callable[[Any], Any], schema: Any) -> Any:
+    def _find(self, original: Callable[[Any], Any], schema: Any) -> Any:
         try:
-            told = str(schema.op), _told(schema.args_schema), _told(schema.kwargs_schema), torch.get_default_dtype()
-            if told in self._found:
-                return self._found[told]
-        except TypeError:  # something that has a state or an identity, or a symbolic size
-            return true(schema)
-        if len(self._found) >= REMEMBERED:
+            question = str(schema.op), _freeze_value(schema.args_schema), _freeze_value(schema.kwargs_schema), torch.get_default_dtype()
+            if question in self._found:
+                return self._found[question]
+        except TypeError:  # an argument with state or identity, or a symbolic size
+            return original(schema)
+        if len(self._found) >= MAX_ENTRIES:
             self._found.clear()
-        key = hashlib.blake2b(repr(told).encode(), digest_size=16)
-        found = self._looked_up(key.hexdigest()) if key.digest()[0] % CHECKED else None
+        key = hashlib.blake2b(repr(question).encode(), digest_size=16)
+        found = self._read_shared(key.hexdigest()) if key.digest()[0] % CHECK_EVERY else None
         if found is None:
-            found = true(schema)
-            self._publish(key.hexdigest(), found)
-        self._found[told] = found
+            found = original(schema)
+            self._write_shared(key.hexdigest(), found)
+        self._found[question] = found
         return found
 
-    def _looked_up(self, key: str) -> Any:
-        """What some rank has found, and written down; ``None`` for nothing."""
+    def _read_shared(self, key: str) -> Any:
+        """The metadata that some rank has written for ``key``; ``None`` if none has."""
         try:
             with open(os.path.join(self._path, key), "rb") as file:
                 return pickle.load(file)
         except OSError:
             return None
 
-    def _publish(self, key: str, found: Any) -> None:
-        """Write down what was found, whole or not at all: a rank may be killed at any moment."""
+    def _write_shared(self, key: str, found: Any) -> None:
+        """Write metadata for the other ranks, atomically: a rank may be killed at any moment."""
         name = os.path.join(self._path, key)
-        if not self._left or os.path.exists(name):
+        if not self._writes_left or os.path.exists(name):
             return
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
             data = pickle.dumps(found)
@@ -83,18 +81,18 @@ class Remembered:
             with open(f"{name}.{os.getpid()}", "wb") as file:
                 file.write(data)
             os.rename(file.name, name)
-            self._left -= 1
+            self._writes_left -= 1
 
 
-def _told(value: Any) -> Any:
-    """A value as what the metadata of a result depends on. Raises ``TypeError`` for what is no plain data."""
+def _freeze_value(value: Any) -> Any:
+    """The part of an argument on which the metadata of a result depends, hashable. Raises ``TypeError`` for what is no plain data."""
     kind = type(value)
-    if kind in ATOMS:
+    if kind in plans.PLAIN_TYPES:
         return kind, value
     if kind is plans.spec_type():
         return value.tensor_meta, value.mesh.device_type
     if kind is dict:
-        return kind, tuple((key, _told(item)) for key, item in value.items())
+        return kind, tuple((key, _freeze_value(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return kind, tuple(map(_told, value))
+        return kind, tuple(map(_freeze_value, value))
     raise TypeError(kind)

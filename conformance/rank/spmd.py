@@ -1,7 +1,7 @@
-"""Functions that somebody hands to live ranks: how they travel, how a rank runs them, and what comes back.
+"""Run a user's function on live ranks: send it with its arguments, call it, and read the results.
 
-Driver and ranks share a folder (:attr:`shardlaw.conformance.world.Pool.folder`). A call has a folder of its own in it: ``function`` says
-what is to run, ``given`` holds what it is called with, and ``returned-N`` what it returned on rank N. The case itself only names the call.
+Driver and ranks share a folder (:attr:`shardlaw.conformance.world.Pool.folder`), in which each call has a folder of its own. There,
+``function`` locates the function, ``given`` holds its arguments, and ``returned-N`` the result of rank N. The case only names the call.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ PLANTED = "SHARDLAW_PLANTED"
 
 @dataclass(frozen=True)
 class Function:
-    """Where a function stands: its module, the file of that (empty: wherever the module is found), and its name in it."""
+    """The location of a function: its module, the module's file (empty: wherever Python finds it), and its qualified name."""
 
     module: str
     file: str
     name: str
 
     @classmethod
-    def of(cls, function: Callable[..., object] | str) -> Function:
-        """Where ``function`` stands, or what ``module:name`` names. Raises :class:`UsageError` where ranks could not find it."""
+    def from_callable(cls, function: Callable[..., object] | str) -> Function:
+        """The location of a function, or of ``module:name``. Raises :class:`UsageError` where ranks could not find it."""
         if isinstance(function, str):
             module, colon, name = function.partition(":")
             if not (module and colon and name):
@@ -53,7 +53,7 @@ class Function:
         if not callable(function) or not name or not module:
             raise UsageError(f"{function!r}: want a function that stands at the top of a module")
         where = sys.modules.get(module)
-        if "<" in name or where is None or _named(where, name) is not function:
+        if "<" in name or where is None or _look_up(where, name) is not function:
             raise UsageError(f"{module}.{name}: want a function that stands at the top of a module: ranks look it up by its name")
         try:
             file = inspect.getfile(where)
@@ -64,27 +64,26 @@ class Function:
         return cls(module, os.path.abspath(file) if file else "", name)
 
     @classmethod
-    def of_law(cls, law: Law) -> Function:
-        """Where a law stands: its check, or itself where it was made of an act. Raises :class:`UsageError` where ranks could not find
-        it."""
+    def from_law(cls, law: Law) -> Function:
+        """The location of a law's check, or of the law where it has acts. Raises :class:`UsageError` where ranks could not find it."""
         if not law.acts:
-            return cls.of(law.check or law.id)
+            return cls.from_callable(law.check or law.id)
         act = law.acts[0].function
         where = sys.modules.get(act.__module__)
-        if where is None or _named(where, act.__qualname__) is not law:
+        if where is None or _look_up(where, act.__qualname__) is not law:
             raise UsageError(f"{act.__module__}.{act.__qualname__}: want a law that stands at the top of a module")
         return cls(act.__module__, os.path.abspath(inspect.getfile(where)), act.__qualname__)
 
     @classmethod
-    def of_setup(cls, setup: str) -> Function:
-        """A target's ``setup``: a function, or, without a name, a module that need only be imported."""
-        return cls.of(setup) if ":" in setup else cls(setup, "", "")
+    def from_setup(cls, setup: str) -> Function:
+        """The location of a target's ``setup``: ``module:function``, or a module that is only imported."""
+        return cls.from_callable(setup) if ":" in setup else cls(setup, "", "")
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
 
     def load(self) -> Any:
-        """The function, in this process. Raises what importing its module raises."""
+        """Import the function or law in this process. Raises what importing its module raises."""
         module = sys.modules.get(self.module)
         if module is None or not self._is_of(module):
             try:
@@ -94,8 +93,8 @@ class Function:
                     raise
                 module = None
         if module is None or not self._is_of(module):
-            module = _from_file(self.module, self.file)
-        found = _named(module, self.name)
+            module = _load_file(self.module, self.file)
+        found = _look_up(module, self.name)
         if not callable(found) and not isinstance(found, Law):
             raise AttributeError(f"{self.module} has no function {self.name}")
         return found
@@ -105,16 +104,16 @@ class Function:
         return not self.file or (file is not None and os.path.abspath(file) == self.file)
 
 
-def _named(module: ModuleType, name: str) -> Any:
+def _look_up(module: ModuleType, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
 
 
-def _from_file(name: str, file: str) -> ModuleType:
-    """A module by its file, for one that no path leads to: a script, or a test that pytest imported by itself."""
-    # a script must not run as one again; what was pickled in it is looked for under its own name
+def _load_file(name: str, file: str) -> ModuleType:
+    """Import a module from its file, where ``sys.path`` does not lead to it: a script, or a test that pytest has imported."""
+    # under another name, since the script must not run its main block; unpickling looks in sys.modules under the original name
     spec = importlib.util.spec_from_file_location("__shardlaw_main__" if name == MAIN else name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no module")
@@ -131,14 +130,14 @@ def _from_file(name: str, file: str) -> ModuleType:
     return module
 
 
-# What travels
+# Arguments and results
 
 
 def pack(value: object) -> bytes:
-    """A value as bytes, tensors included. Raises ``TypeError`` for what belongs to its process."""
+    """Pickle a value, tensors included. Raises ``TypeError`` for what cannot leave its process, such as a DTensor."""
     import torch
 
-    _refuse_distributed(value)
+    _check_sendable(value)
     data = io.BytesIO()
     try:
         torch.save(value, data)
@@ -154,43 +153,43 @@ def unpack(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def _refuse_distributed(value: object) -> None:
+def _check_sendable(value: object) -> None:
     from torch.distributed.tensor import DTensor
 
     if isinstance(value, DTensor):
         raise TypeError("a DTensor cannot be sent: it belongs to its rank; its to_local() or full_tensor() can")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
-        _refuse_distributed(item)
+        _check_sendable(item)
 
 
 @contextmanager
-def posted(folder: Path, number: int, function: Function, given: object) -> Iterator[Path]:
-    """The folder of a call, for as long as it is made; ``given`` is what the function is called with beyond the rank."""
-    room = folder / f"call-{number}"
-    room.mkdir()
+def call_folder(folder: Path, number: int, function: Function, given: object) -> Iterator[Path]:
+    """The folder of a call, removed on exit; ``given`` are the arguments of the function after the rank, or the case for a law."""
+    path = folder / f"call-{number}"
+    path.mkdir()
     try:
-        (room / "given").write_bytes(pack(given))
-        (room / "function").write_text(json.dumps(asdict(function)))
-        yield room
+        (path / "given").write_bytes(pack(given))
+        (path / "function").write_text(json.dumps(asdict(function)))
+        yield path
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def returned(room: Path, world: int) -> dict[int, Any]:
-    """What the function returned, by rank, as far as ranks have said."""
-    paths = {rank: room / f"returned-{rank}" for rank in range(world)}
+def read_results(folder: Path, world: int) -> dict[int, Any]:
+    """The results of a call, by rank, of those ranks that have returned."""
+    paths = {rank: folder / f"returned-{rank}" for rank in range(world)}
     return {rank: unpack(path.read_bytes()) for rank, path in paths.items() if path.is_file()}
 
 
 # In a rank
 
 
-def run(case: Case, here: RankContext) -> None:
-    """Call the function of a call on this rank."""
-    room = Path(here.folder()).parent / f"call-{case.get('call')}"
-    function = Function(**json.loads((room / "function").read_text())).load()
-    given = unpack((room / "given").read_bytes())
-    if isinstance(given, Case):  # a law that is in no catalogue
+def run_call(case: Case, here: RankContext) -> None:
+    """Run the call that ``case`` names on this rank."""
+    folder = Path(here.folder()).parent / f"call-{case.get('call')}"
+    function = Function(**json.loads((folder / "function").read_text())).load()
+    given = unpack((folder / "given").read_bytes())
+    if isinstance(given, Case):  # for a law outside the catalogue
         if isinstance(function, Law):
             from shardlaw.conformance.rank.perform import try_case
 
@@ -200,13 +199,13 @@ def run(case: Case, here: RankContext) -> None:
         return
     args, options = given
     value = pack(function(here, *args, **options))
-    arriving = room / f"arriving-{here.rank}"
+    arriving = folder / f"arriving-{here.rank}"
     arriving.write_bytes(value)
-    arriving.rename(room / f"returned-{here.rank}")
+    arriving.rename(folder / f"returned-{here.rank}")
 
 
-def planted() -> None:
-    """A target's ``setup``: what its own would do, then the faults that are to be planted."""
+def plant_faults() -> None:
+    """The ``setup`` of a target with planted faults: run its own setup, then each fault."""
     for fields in json.loads(os.environ[PLANTED]):
         function = Function(**fields)
         if function.name:
@@ -220,7 +219,7 @@ LAWS = (
         id=CALL,
         clause="A function does on every rank what it says, raises nowhere, and comes to an end.",
         source="whoever wrote it",
-        check=run,
+        check=run_call,
         control=f"{CALL} world=2 call=0",
         smallest=1,
     ),

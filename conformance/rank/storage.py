@@ -1,14 +1,14 @@
-"""The checkpoint storage of a target: which writer and reader stand behind its name, so that no law has to know.
+"""The checkpoint storage of a target: its writer and reader, so that no law names a storage.
 
-A storage is a pair of classes, a ``StorageWriter`` and a ``StorageReader``, whose argument ``path``, or else the first one, says where the
-checkpoint lies.
+A storage is a pair of classes, a ``StorageWriter`` and a ``StorageReader``. Their argument ``path``, or else the first one, is the location
+of the checkpoint.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
+import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Storage:
-    """``writer`` and ``reader`` are ``module:Class``; ``options`` are the writer's, before those that a case asks for.
-
-    ``files``: whether a checkpoint is a folder of files whose extents its metadata names. ``reader_options`` are the reader's.
-    """
+    """``writer`` and ``reader`` are ``module:Class``; ``options`` are the writer's, which a case may override, ``reader_options`` the
+    reader's. ``files``: whether a checkpoint is a folder of files whose extents are in its metadata."""
 
     writer: str
     reader: str
@@ -37,10 +35,10 @@ class Storage:
 
 
 class NoSuchOption(Exception):
-    """A writer does not take an option that a case asks for."""
+    """A writer lacks an option that a case needs."""
 
 
-# Syncing every file costs more than all the rest of a small checkpoint and says nothing about its content.
+# syncing every file takes longer than the rest of a small checkpoint, and does not change its content
 STORAGES = {
     "filesystem": Storage(
         "torch.distributed.checkpoint:FileSystemWriter",
@@ -53,7 +51,7 @@ STORAGES = {
 
 @dataclass(frozen=True)
 class Extent:
-    """Where one stored item lies: bytes ``[start, end)`` of ``file``, which is ``size`` bytes long."""
+    """The location of one stored item: bytes ``[start, end)`` of ``file``, which is ``size`` bytes long."""
 
     name: str
     file: str
@@ -62,8 +60,8 @@ class Extent:
     size: int
 
 
-def storage(target: Target) -> Storage:
-    """The storage that a target names. Raises ``KeyError``, which names those that there are."""
+def target_storage(target: Target) -> Storage:
+    """The storage of a target. Raises ``KeyError`` for an unknown name."""
     if target.writer:
         return Storage(target.writer, target.reader, dict(target.options), reader_options=dict(target.reader_options))
     if target.storage not in STORAGES:
@@ -71,49 +69,54 @@ def storage(target: Target) -> Storage:
     return STORAGES[target.storage]
 
 
-def writer(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageWriter:
+def make_writer(target: Target, folder: str | os.PathLike[str], **options: Any) -> StorageWriter:
     """A writer of the target's storage for the checkpoint in ``folder``; ``options`` are keyword arguments of its class.
 
     Raises :class:`NoSuchOption` for an option that the class does not name.
     """
-    found = storage(target)
-    made = _load(found.writer)
-    want_options(target, options)
-    given = {name: value for name, value in found.options.items() if name != "path"}
-    return _made(made, _place(found, folder), {**given, **options})  # type: ignore[no-any-return]
+    check_options(target, options)
+    found = target_storage(target)
+    own = {name: value for name, value in found.options.items() if name != "path"}
+    return _instantiate(found.writer, checkpoint_id(target, folder), {**own, **options})  # type: ignore[no-any-return]
 
 
-def want_options(target: Target, names: Iterable[str]) -> None:
+def check_options(target: Target, names: Iterable[str]) -> None:
     """Raises :class:`NoSuchOption` for the first of ``names`` that the target's writer does not take."""
     for name in names:
-        if name not in _parameters(_load(storage(target).writer)):
+        if name not in _parameters(target_storage(target).writer):
             raise NoSuchOption(f"the storage {target.storage} takes no option {name}")
 
 
-def reader(target: Target, folder: str | os.PathLike[str]) -> StorageReader:
+def make_reader(target: Target, folder: str | os.PathLike[str]) -> StorageReader:
     """A reader of the target's storage for the checkpoint in ``folder``."""
-    found = storage(target)
-    return _made(_load(found.reader), _place(found, folder), found.reader_options)  # type: ignore[no-any-return]
+    found = target_storage(target)
+    return _instantiate(found.reader, checkpoint_id(target, folder), found.reader_options)  # type: ignore[no-any-return]
 
 
-def place(target: Target, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """What the target's storage calls the checkpoint in ``folder``: its ``checkpoint_id``."""
-    return _place(storage(target), folder)
+def checkpoint_id(target: Target, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The location of the checkpoint of a case's ``folder``: the folder, or a name made of it below the storage's ``path``, or in the place
+    of ``{run}`` in that."""
+    path = target_storage(target).options.get("path")
+    if path is None:
+        return folder
+    name = str(Path(folder)).strip("/").replace("/", "-")
+    return str(path).replace("{run}", name) if "{run}" in str(path) else f"{path}/{name}"
 
 
-def _made(made: Any, place: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:
-    """A writer or a reader: its place is its argument ``path``, wherever that stands, or else its first one."""
-    return made(path=place, **options) if "path" in _parameters(made) else made(place, **options)
+def _instantiate(class_name: str, location: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:
+    """A writer or a reader of the class ``module:Class``. The location is its argument ``path``, or else its first one."""
+    cls = pkgutil.resolve_name(class_name)
+    return cls(path=location, **options) if "path" in _parameters(class_name) else cls(location, **options)
 
 
 @cache
-def _parameters(made: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(made).parameters)
+def _parameters(class_name: str) -> frozenset[str]:
+    return frozenset(inspect.signature(pkgutil.resolve_name(class_name)).parameters)
 
 
-def extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) -> list[Extent] | None:
-    """Where every stored item of a checkpoint lies, or ``None`` for a storage that keeps no files."""
-    if not storage(target).files:
+def list_extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) -> list[Extent] | None:
+    """The extent of every stored item of a checkpoint, or ``None`` for a storage without files."""
+    if not target_storage(target).files:
         return None
     found = []
     for index, info in (metadata.storage_data or {}).items():
@@ -124,57 +127,28 @@ def extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) 
     return found
 
 
-def _place(found: Storage, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Where the checkpoint of a case's ``folder`` lies: there, or below the storage's own ``path``, in which ``{run}`` stands for it."""
-    path = found.options.get("path")
-    if path is None:
-        return folder
-    name = str(Path(folder)).strip("/").replace("/", "-")
-    return str(path).replace("{run}", name) if "{run}" in str(path) else f"{path}/{name}"
-
-
-def convert(target: Target, folder: str | os.PathLike[str], file: str | os.PathLike[str], *, back: bool = False) -> bool:
-    """Turn the checkpoint in ``folder`` into one file of ``torch.save``, or such a file into a checkpoint when ``back``.
-
-    Returns whether torch can do so for this storage: it can for folders of files.
-    """
-    if not storage(target).files:
-        return False
-    from torch.distributed.checkpoint import format_utils
-
-    if back:
-        format_utils.torch_save_to_dcp(file, folder)
-    else:
-        format_utils.dcp_to_torch_save(folder, file)
-    return True
-
-
-def in_script(target: Target) -> dict[str, str]:
-    """What stands in a script for torch's writer and reader of files, where the target has others: expressions, by torch's names."""
+def script_replacements(target: Target) -> dict[str, str]:
+    """Expressions that replace torch's file writer and reader in a script, by torch's names; empty for a target without a storage of its
+    own."""
     if not target.writer:
         return {}
-    found = storage(target)
-    lies, path = "folder", found.options.get("path")
+    found = target_storage(target)
+    location, path = "folder", found.options.get("path")
     if path is not None:
         name = 'folder.strip("/").replace("/", "-")'
-        lies = f'{str(path)!r}.replace("{{run}}", {name})' if "{run}" in str(path) else f"{f'{path}/'!r} + {name}"
-    given = {name: value for name, value in found.options.items() if name != "path"}
+        location = f'{str(path)!r}.replace("{{run}}", {name})' if "{run}" in str(path) else f"{f'{path}/'!r} + {name}"
+    own = {name: value for name, value in found.options.items() if name != "path"}
     return {
-        "dcp.FileSystemWriter": f"(lambda folder, **options: {_in_script(found.writer, lies)}, **{{**{given!r}, **options}}))",
-        "dcp.FileSystemReader": f"(lambda folder: {_in_script(found.reader, lies)}, **{dict(found.reader_options)!r}))",
+        "dcp.FileSystemWriter": f"(lambda folder, **options: {_constructor_call(found.writer, location)}, **{{**{own!r}, **options}}))",
+        "dcp.FileSystemReader": f"(lambda folder: {_constructor_call(found.reader, location)}, **{dict(found.reader_options)!r}))",
         "IN_FILES = True": "IN_FILES = False",
     }
 
 
-def _in_script(made: str, lies: str) -> str:
-    """The beginning of a call of a writer's or a reader's class: see :func:`_made`."""
+def _constructor_call(class_name: str, location: str) -> str:
+    """The beginning of the source of a call of ``module:Class``, as :func:`_instantiate` makes it."""
     try:
-        keyword = "path=" if "path" in _parameters(_load(made)) else ""
+        keyword = "path=" if "path" in _parameters(class_name) else ""
     except ImportError:
         keyword = ""
-    return f"{made.replace(':', '.')}({keyword}{lies}"
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return f"{class_name.replace(':', '.')}({keyword}{location}"

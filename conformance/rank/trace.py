@@ -1,7 +1,8 @@
-"""What a rank notes of an act, to tell where in torch it goes wrong: the tensors of every step, who decided it, and which lines ran.
+"""Trace an act on a rank, to find the place in torch that goes wrong: the tensors of every step, the rule that decided it, and the lines
+that ran.
 
-A trace is taken when a finding is confirmed, of its case and of cases near it that hold. Nothing is remembered between these, so that every
-rule is asked. It hears the Python functions of ``torch.distributed`` on the thread that acts; what C++ does it does not hear.
+A confirmed finding is traced, and similar cases that hold. torch's caches of plans are cleared first, so that every rule is called. The
+trace covers the Python functions of ``torch.distributed`` on the main thread, not C++.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
@@ -20,8 +21,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.compat import trace as heard
-from shardlaw.conformance.compat.plans import called_alike, decider, lacking
+from shardlaw.conformance.compat import trace as torch_trace
+from shardlaw.conformance.compat.plans import PLAIN_TYPES, rule_generator, rule_of, similar_rule
 from shardlaw.conformance.law.evidence import Evidence, Piece, Step
 from shardlaw.reference.placement import format_placements
 
@@ -32,11 +33,11 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class Tracer:
-    """Listens to an act. ``steps`` tells of it in lines for people, ``evidence`` has it as data."""
+    """Records an act: ``steps`` as lines for people, ``evidence`` as data."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        self._taken: list[Step] = []
+        self._steps: list[Step] = []
         self._visited: dict[str, set[int]] = {}
         self._callers: dict[str, set[str]] = {}
         self._answered: set[str] = set()
@@ -44,20 +45,19 @@ class Tracer:
         self._places: dict[CodeType, str] = {}
         self._op: int | None = None
         self._move: tuple[FrameType, Step] | None = None
-        self._deaf = False
-        self._asked: set[str] = set()
-        self._plans = 0
+        self._is_paused = False
+        self._planned_ops: set[str] = set()
+        self._planning_depth = 0
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Notes what the block does; what torch remembers of earlier ops is forgotten first."""
-        with suppress(compat.TorchMovedError):
-            compat.name("op_plans")()
-        compat.forget_redistributions()
+    def recording(self) -> Iterator[None]:
+        """Record what the block does, after torch's caches of plans are cleared."""
+        compat.clear_op_plans()
+        compat.clear_redistribution_plans()
         before = sys.gettrace()
         try:
-            with self._mode():
-                sys.settrace(self._hear)
+            with self._dispatch_mode():
+                sys.settrace(self._on_call)
                 yield
         except BaseException as error:
             sys.settrace(before)
@@ -69,7 +69,7 @@ class Tracer:
     @property
     def evidence(self) -> Evidence:
         return Evidence(
-            tuple(self._taken),
+            tuple(self._steps),
             {place: frozenset(lines) for place, lines in self._visited.items()},
             {place: frozenset(callers) for place, callers in self._callers.items()},
             frozenset(self._answered),
@@ -78,9 +78,9 @@ class Tracer:
 
     # Functions and lines
 
-    def _hear(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         place = self._place(frame.f_code)
-        if not place or self._deaf or threading.current_thread() is not threading.main_thread():
+        if not place or self._is_paused or threading.current_thread() is not threading.main_thread():
             return None
         lines = self._visited.setdefault(place, set())
         caller = frame.f_back
@@ -89,15 +89,15 @@ class Tracer:
         by = self._place(caller.f_code) if caller is not None else ""
         self._callers.setdefault(place, set()).add(by)
         name = frame.f_code.co_name
-        if name == heard.PLANS_AN_OP:
-            return self._planning(frame, lines)
-        if name == heard.MOVES_ONE:
-            return self._moving(frame, lines)
-        if not self._plans and heard.is_step(place):
-            self._note(place)
-        if self._move is not None and heard.PLANS_MOVE.match(place):
+        if name == torch_trace.PLANS_OP:
+            return self._on_planning(frame, lines)
+        if name == torch_trace.REDISTRIBUTES:
+            return self._on_redistribution(frame, lines)
+        if not self._planning_depth and torch_trace.is_step(place):
+            self._add_line(place)
+        if self._move is not None and torch_trace.PLANS_MOVE.match(place):
             self._move[1].rule = place
-        if self._move is not None and frame.f_back is self._move[0] and heard.does(place):
+        if self._move is not None and frame.f_back is self._move[0] and torch_trace.is_candidate(place):
             self._move[1].calls.append(place)
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -109,28 +109,30 @@ class Tracer:
 
         return line
 
-    def _planning(self, frame: FrameType, lines: set[int]) -> Any:
+    def _on_planning(self, frame: FrameType, lines: set[int]) -> Any:
         schema = frame.f_locals.get("op_schema")
-        self._plans += 1
+        self._planning_depth += 1
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
             if event == "line":
                 lines.add(frame.f_lineno)
             elif event == "return":
-                self._plans -= 1
-                self._asked.add(str(getattr(schema, "op", "")))
-                rule = decider(getattr(schema, "op", None)) or "no rule"
-                self._note(f"op {getattr(schema, 'op', '?')}({_inputs(schema)}): {rule}{_decided(argument)}")
+                self._planning_depth -= 1
+                self._planned_ops.add(str(getattr(schema, "op", "")))
+                rule = rule_of(getattr(schema, "op", None)) or "no rule"
+                self._add_line(f"op {getattr(schema, 'op', '?')}({_format_inputs(schema)}): {rule}{_format_decision(argument)}")
             return line
 
         return line
 
-    def _moving(self, frame: FrameType, lines: set[int]) -> Any:
-        given = frame.f_locals
-        step = Step("move", heard.MOVES_ONE, _piece(given["local_tensor"], given["current_spec"]), within=self._op)
-        target = given["target_spec"]
-        self._taken.append(step)
-        self._note(f"redistribute {_placed(given['current_spec'])} to {_placed(target)}")
+    def _on_redistribution(self, frame: FrameType, lines: set[int]) -> Any:
+        arguments = frame.f_locals
+        step = Step(
+            "move", torch_trace.REDISTRIBUTES, _snapshot_shard(arguments["local_tensor"], arguments["current_spec"]), within=self._op
+        )
+        target = arguments["target_spec"]
+        self._steps.append(step)
+        self._add_line(f"redistribute {_format_placements(arguments['current_spec'])} to {_format_placements(target)}")
         before, self._move = self._move, (frame, step)
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -139,7 +141,7 @@ class Tracer:
             elif event == "return":
                 self._move = before
                 if argument is not None:
-                    step.gave, step.ended = replace(_piece(argument, target), shape=step.given.shape), True
+                    step.gave, step.ended = replace(_snapshot_shard(argument, target), shape=step.given.shape), True
             return line
 
         return line
@@ -147,11 +149,11 @@ class Tracer:
     def _place(self, code: CodeType) -> str:
         known = self._places.get(code)
         if known is None:
-            known = self._places[code] = heard.place(code) if ROOT in code.co_filename else ""
+            known = self._places[code] = torch_trace.place(code) if ROOT in code.co_filename else ""
         return known
 
     def _frames(self, error: BaseException) -> Iterator[str]:
-        """The functions through which the error at the bottom of this one came."""
+        """The functions of torch in the traceback of the first error in the chain of ``error``, outermost first."""
         below = error
         while (cause := below.__cause__ or (None if below.__suppress_context__ else below.__context__)) is not None:
             below = cause
@@ -160,54 +162,54 @@ class Tracer:
             place = self._place(trace.tb_frame.f_code)
             if place:
                 refuses = trace.tb_next is None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
-                yield f"{heard.REFUSED_BY}{place}" if refuses else place
+                yield f"{torch_trace.REFUSED_BY}{place}" if refuses else place
             trace = trace.tb_next
 
-    def _note(self, step: str) -> None:
+    def _add_line(self, step: str) -> None:
         if len(self.steps) < MOST_STEPS and self.steps[-1:] != [step]:
             self.steps.append(step)
 
     # Ops
 
-    def _mode(self) -> Any:
+    def _dispatch_mode(self) -> Any:
         tracer = self
 
         class EachStep(compat.name("TorchDispatchMode")):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                return tracer._run(func, args, kwargs or {})
+                return tracer._run_op(func, args, kwargs or {})
 
         return EachStep()
 
-    def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._op is not None or not _has_dtensor((args, kwargs)):
             return op(*args, **kwargs)
-        with self._deafly():
-            step = Step("op", str(op), (noted(args), noted(kwargs)), rule=decider(op))
-            written = heard.written(op, args, kwargs)
-        self._op = len(self._taken)
-        self._taken.append(step)
+        with self._paused():
+            step = Step("op", str(op), (snapshot(args), snapshot(kwargs)), rule=rule_of(op))
+            written = torch_trace.written_arguments(op, args, kwargs)
+        self._op = len(self._steps)
+        self._steps.append(step)
         try:
             gave = op(*args, **kwargs)
         except NotImplementedError:
-            without = lacking(op)
-            step.rule, step.alike = without or step.rule, "" if without else called_alike(op)
+            without = rule_generator(op)
+            step.rule, step.alike = without or step.rule, "" if without else similar_rule(op)
             raise
         finally:
             self._op = None
-            step.asked = str(op) in self._asked
-        with self._deafly():
-            step.gave, step.ended = (noted(gave), noted(written)), True
-            step.severed = bool(getattr(op, "is_view", False)) and _severed(args, gave)
+            step.asked = str(op) in self._planned_ops
+        with self._paused():
+            step.gave, step.ended = (snapshot(gave), snapshot(written)), True
+            step.severed = bool(getattr(op, "is_view", False)) and _is_severed(args, gave)
         return gave
 
     @contextmanager
-    def _deafly(self) -> Iterator[None]:
-        self._deaf = True
+    def _paused(self) -> Iterator[None]:
+        self._is_paused = True
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._deaf = False
+            self._is_paused = False
 
 
 def _has_dtensor(value: Any) -> bool:
@@ -216,72 +218,72 @@ def _has_dtensor(value: Any) -> bool:
     return any(map(_has_dtensor, value.values())) if isinstance(value, dict) else isinstance(value, DTensor)
 
 
-def noted(value: Any) -> Any:
-    """A value to send to the driver: tensors copied, whatever it cannot read as its text."""
+def snapshot(value: Any) -> Any:
+    """A value that can be sent to the driver: tensors are copied, and what the driver cannot decode becomes its ``repr``."""
     if isinstance(value, DTensor):
-        return _piece(value.to_local(), heard.spec_of(value))
+        return _snapshot_shard(value.to_local(), torch_trace.spec_of(value))
     if isinstance(value, torch.Tensor):
-        return _copied(value)
+        return _copy_dense(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(noted, value)) if type(value) in (list, tuple) else tuple(map(noted, value))
+        return type(value)(map(snapshot, value)) if type(value) in (list, tuple) else tuple(map(snapshot, value))
     if isinstance(value, dict):
-        return {key: noted(part) for key, part in value.items()}
-    plain = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-    return value if isinstance(value, plain) else repr(value)
+        return {key: snapshot(part) for key, part in value.items()}
+    return value if isinstance(value, tuple(PLAIN_TYPES)) else repr(value)
 
 
-def _piece(local: Any, spec: Any) -> Piece:
-    from shardlaw.conformance.rank.context import mesh_once_read, read_placements
+def _snapshot_shard(local: Any, spec: Any) -> Piece:
+    from shardlaw.conformance.rank.context import read_mesh_cached, read_placements
 
     try:
         placements = format_placements(read_placements(spec.placements)) if all(map(_is_plain, spec.placements)) else ""
     except NotImplementedError:
         placements = ""
     with torch.no_grad():
-        return Piece(tuple(map(int, spec.shape)), str(mesh_once_read(spec.mesh)), placements, _copied(local))
+        return Piece(tuple(map(int, spec.shape)), str(read_mesh_cached(spec.mesh)), placements, _copy_dense(local))
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that can be sent: dense, of no class of a user's; empty where such a class may hold its elements elsewhere."""
+def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy as a plain dense tensor; empty for a subclass with a ``__torch_dispatch__`` of its own, which may hold its elements
+    elsewhere."""
     copy = tensor.detach().clone()
     copy = copy if copy.layout is torch.strided else copy.to_dense()
     if type(copy) is torch.Tensor:
         return copy
-    holds_them = type(copy).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return copy.as_subclass(torch.Tensor) if holds_them else NOTHING
+    is_plain = type(copy).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return copy.as_subclass(torch.Tensor) if is_plain else NOTHING
 
 
 def _is_plain(placement: Any) -> bool:
-    """Whether it is a placement of the documentation, not one that torch derives from these."""
+    """Whether a placement is one of the documented ones, not derived from them by torch."""
     return not placement.is_partial() or type(placement).__name__ == "Partial"
 
 
-def _severed(args: tuple[Any, ...], gave: Any) -> bool:
-    """Whether a result shares no memory with the first argument, of which it is a view."""
+def _is_severed(args: tuple[Any, ...], gave: Any) -> bool:
+    """Whether the result of a view op shares no memory with the first argument."""
     if not (args and isinstance(args[0], DTensor) and isinstance(gave, DTensor)):
         return False
-    one, other = args[0].to_local(), gave.to_local()
-    return min(one.numel(), other.numel()) > 0 and one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+    base, view = args[0].to_local(), gave.to_local()
+    return min(base.numel(), view.numel()) > 0 and base.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
 
 
-# What is said to people
+# Lines for people
 
 
-def _inputs(schema: Any) -> str:
-    return "; ".join(_placed(spec) for spec in getattr(schema, "args_spec", ()))
+def _format_inputs(schema: Any) -> str:
+    return "; ".join(_format_placements(spec) for spec in getattr(schema, "args_spec", ()))
 
 
-def _placed(spec: Any) -> str:
+def _format_placements(spec: Any) -> str:
     """The placements of a spec, or of several, as torch prints them."""
     if isinstance(spec, (list, tuple)):
-        return "; ".join(map(_placed, spec))
+        return "; ".join(map(_format_placements, spec))
     return ",".join(map(str, getattr(spec, "placements", ()))) or "-"
 
 
-def _decided(sharding: Any) -> str:
-    """What a rule asked its inputs to be, and what it claims of its outputs."""
+def _format_decision(sharding: Any) -> str:
+    """The placements that a rule asked of its inputs, and those that it claims of its outputs."""
     if sharding is None:
         return ", which raised"
     asked = getattr(sharding, "redistribute_schema", None) if getattr(sharding, "needs_redistribute", False) else None
-    said = f", asked for {_inputs(asked)}" if asked is not None else ""
-    return f"{said}{' and' if said else ','} claimed {_placed(getattr(sharding, 'output_spec', None))}"
+    request = f", asked for {_format_inputs(asked)}" if asked is not None else ""
+    return f"{request}{' and' if request else ','} claimed {_format_placements(getattr(sharding, 'output_spec', None))}"

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.compat.trace import collective_of, redistributes, tells
+from shardlaw.conformance.compat.trace import collective_of, identifies_cause, is_redistribution_step
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
@@ -68,7 +68,7 @@ def _kind(line: FindingLine) -> str:
     """What findings have in common that are one cause to begin with: the place, but for hangs, whose place is where ranks wait, and for
     places that every op goes through. There it matters how they depart."""
     place = _place(line)
-    return place if tells(place) and line.kind != "hang" else line.cause or place or line.id
+    return place if identifies_cause(place) and line.kind != "hang" else line.cause or place or line.id
 
 
 def _by_size(line: FindingLine) -> tuple[bool, int, str]:
@@ -81,7 +81,7 @@ def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bo
     if not _place(other):
         as_others_do = {line.kind for line in others} <= {line.kind for line in some}
         return as_others_do and bool(_place(one) and _needed(one)) and all(_needed(one) <= _needed(line) for line in others)
-    if other.kind == "hang" or one.kind == "hang" or not (tells(_place(one)) and tells(_place(other))):
+    if other.kind == "hang" or one.kind == "hang" or not (identifies_cause(_place(one)) and identifies_cause(_place(other))):
         return _place(one) == _place(other) and _nested(_needed(one), _needed(other))
     if _owner(one) == _owner(other) != "" and _nested(_needed(one), _needed(other)):
         return True
@@ -122,7 +122,7 @@ def _share_what_is_rare(some: Sequence[FindingLine], others: Sequence[FindingLin
 def _come_by(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether the place of the others is among those to look at of nearly all of these findings, and tells of them."""
     place, shared = _place(others[0]), set.intersection(*map(_needed, others))
-    chapters = {line.law.partition(".")[0] for line in others} if redistributes(place) else set()
+    chapters = {line.law.partition(".")[0] for line in others} if is_redistribution_step(place) else set()
     told = (line for line in lines if shared <= _needed(line) or line.law.partition(".")[0] not in chapters)
     return bool(place) and sum(place in map(_bare, line.places) for line in told) >= NEARLY_ALL * len(lines)
 

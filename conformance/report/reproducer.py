@@ -175,9 +175,9 @@ class Join:
     @classmethod
     def of(cls, target: Target) -> Join:
         """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
-        from shardlaw.conformance.rank.storage import in_script
+        from shardlaw.conformance.rank.storage import script_replacements
 
-        storage = tuple(in_script(target).items())
+        storage = tuple(script_replacements(target).items())
         modules = tuple(dict.fromkeys(place.partition(":")[0] for place in (target.writer, target.reader) if storage))
         ours = cls(storage=storage, storages=modules)
         return replace(ours, backend=target.backend, setup=target.setup, env=target.env) if target.device == "cpu" else ours

@@ -46,7 +46,7 @@ class Confirmer:
         """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history. ``seconds``: how long
         its case may be shrunk, or its history; cases near it are traced for at most as long."""
         law = self.plan.law
-        again = self.pool.fresh(law, first.case)
+        again = self.pool.check_fresh(law, first.case)
         if self.shared and again.status == "deviates" and not self.known(again):  # it counts how ranks depart that plan for themselves
             first = self.memory[first.case] = replace(again, history=first.history)
         if again.signature != first.signature:
@@ -54,9 +54,9 @@ class Confirmer:
         shrinker = Shrinker(self.plan, self.pool, self.memory, seconds, self.known)
         shrunk = shrinker.shrink(first, drawn)
         plainer = law.plainer(shrunk.verdict) if law.plainer is not None else None
-        if plainer is not None and self.pool.fresh(law, plainer).signature == first.signature:
+        if plainer is not None and self.pool.check_fresh(law, plainer).signature == first.signature:
             shrunk = replace(shrunk, case=plainer)
-        last = self.pool.fresh(law, shrunk.case) if shrunk.case != first.case else again
+        last = self.pool.check_fresh(law, shrunk.case) if shrunk.case != first.case else again
         if last.signature != first.signature:
             last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
         seen = 2 if last is not again else 1
@@ -94,7 +94,7 @@ class Confirmer:
         def verdict_after(history: tuple[Case, ...]) -> Verdict:
             nonlocal tries
             tries += 1
-            return self.pool.fresh(law, first.case.with_after(history))
+            return self.pool.check_fresh(law, first.case.with_after(history))
 
         if not first.history:
             return None
@@ -141,7 +141,7 @@ def read_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], s
 def _traced(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:
     """A traced verdict with this signature. What a case shows at times, such as memory that nobody wrote to, is tried again."""
     for _ in range(TRACES):
-        verdict = pool.fresh(law, case, traced=True)
+        verdict = pool.check_fresh(law, case, traced=True)
         if verdict.status != "held":
             return verdict if verdict.signature == signature else None
     return None

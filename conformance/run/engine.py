@@ -134,7 +134,7 @@ class Run(RunState):
                 law_run.feed()
                 # nobody spends what is left of a budget before their turn, nor waits for others where something is wrong
                 if self.request.budget is None and law.id != self._first:
-                    self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.side_by_side))
+                    self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.worlds_per_size))
                 law_run.finish()
             except Exception as error:
                 # a run that broke is not finished: the laws after this one are untested, and what was found stands
@@ -215,10 +215,10 @@ class Run(RunState):
     def probe(self) -> None:
         """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
         from shardlaw.conformance.run.frozen import loaded
-        from shardlaw.conformance.target.probe import stale
+        from shardlaw.conformance.target.probe import stale_declarations
 
         if self.judged and self.failure is None and not self.request.exitfirst:
-            self.stale = stale(self.pool, self.target)
+            self.stale = stale_declarations(self.pool, self.target)
             self.loaded = loaded(self.pool, self.target) if self.frozen is not None else {}
 
     def exit_code(self) -> int:

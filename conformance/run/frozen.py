@@ -66,15 +66,15 @@ def frozen(profile: str) -> FrozenList:
 
 
 def loaded(pool: Pool, target: Target) -> dict[str, Any]:
-    """What a rank of the target has loaded (:func:`shardlaw.conformance.rank.loaded.loaded`); nothing where it cannot say. Raises
-    ``WorldError``."""
+    """What a rank of the target has loaded (:func:`shardlaw.conformance.rank.software.loaded_software`); empty where it cannot say.
+    Raises ``WorldError``."""
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.laws import find
     from shardlaw.conformance.rank import spmd
 
     modules = sorted({place.partition(":")[0] for place in (target.setup, target.writer, target.reader) if place})
-    function = spmd.Function("shardlaw.conformance.rank.loaded", "", "loaded")
-    with spmd.posted(Path(pool.folder), 0, function, ((modules,), {})) as room:
-        pool.judge(find(spmd.CALL), [Case.of(spmd.CALL, world=2, call=0)])
-        found: dict[str, Any] = spmd.returned(room, 2).get(0, {})
+    function = spmd.Function("shardlaw.conformance.rank.software", "", "loaded_software")
+    with spmd.call_folder(Path(pool.folder), 0, function, ((modules,), {})) as room:
+        pool.check(find(spmd.CALL), [Case.of(spmd.CALL, world=2, call=0)])
+        found: dict[str, Any] = spmd.read_results(room, 2).get(0, {})
     return found

@@ -99,17 +99,17 @@ class LawRun:
 
         def take(case: Case, drawn: bool) -> None:
             nonlocal deadline
-            signals.check()
+            signals.raise_if_stopped()
             starting = run.request.budget is not None and run.ready is None
             if self._stop or (not starting and time.monotonic() > deadline):
                 raise Enough
             self._hand_over(case, drawn, self._plan.number)
             if run.frozen is not None:
-                self._pool.wait(lambda: self._owed < CERTIFIED_AHEAD)
+                self._pool.wait_until(lambda: self._owed < CERTIFIED_AHEAD)
                 if self._lost >= LOST_A_CERTIFIED_LAW:
                     raise Enough
             if starting:  # a budget is for cases: it begins when ranks have answered the first
-                self._pool.wait(lambda: not self._owed)
+                self._pool.wait_until(lambda: not self._owed)
                 run.ready = time.monotonic()
                 deadline = run.ready + self._seconds
 
@@ -142,7 +142,7 @@ class LawRun:
             self._take_in(_Seen(verdict, features, drawn, number))
 
         self._owed += 1
-        self._pool.feed(self.law, case, done, reuse=self._reuse)
+        self._pool.submit(self.law, case, done, reuse=self._reuse)
 
     # The verdicts
 
@@ -221,7 +221,7 @@ class LawRun:
         if self._error is not None:
             text = "".join(traceback.format_exception(self._error))
             self._broken(f"its cases cannot be made: {type(self._error).__name__}: {self._error}", text)
-        self._pool.wait(lambda: not self._owed)
+        self._pool.wait_until(lambda: not self._owed)
         run = self._run
         if self.result.cases and self.result.refused == self.result.cases:
             self._try_control()
@@ -234,14 +234,14 @@ class LawRun:
     def _try_control(self) -> None:
         """Of a law of which every case was refused: its control must hold, and where it is refused too, support was lost."""
         control = Case.parse(self.law.control)
-        (verdict,) = self._pool.judge(self.law, [control])
+        (verdict,) = self._pool.check(self.law, [control])
         self._take_in(_Seen(verdict, features_of(control, self.law), False, self._plan.number + 1))
 
     def _try_what_is_lost(self) -> None:
         """Of a law that earlier releases support wholly, the first refused case: from here on its refusals are deviations."""
         assert self._refused is not None
         self.law = self._plan.law = self.law.unrefused()
-        (verdict,) = self._pool.judge(self.law, [self._refused.verdict.case])
+        (verdict,) = self._pool.check(self.law, [self._refused.verdict.case])
         self._take_in(replace(self._refused, verdict=verdict))
 
     def _broken(self, message: str, text: str) -> None:
@@ -311,7 +311,7 @@ class LawRun:
         fresh world, until one deviates there, which is a finding."""
         run = self._run
         for seen in [one for one in self._memory.values() if one.status == "deviates" and run.said.get(one.case.text) == one.kind]:
-            again = self._pool.fresh(self.law, seen.case)
+            again = self._pool.check_fresh(self.law, seen.case)
             run.said[seen.case.text] = again.kind or again.status
             if again.status == "deviates" and not self._is_known(again):
                 self._add(replace(Finding.of(self.law, again, seen.case), confirmed=(1, 1), note="not shrunk"))

@@ -33,11 +33,11 @@ def traced_near(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float
     """The traced verdicts of the control of a law, of a few cases near one of its cases, and of more as long as there is time."""
     fitting = [other for other in plainer(case) if _fits(law, other, limits)]
     control = Case.parse(law.control)
-    verdicts = [pool.fresh(law, control, traced=True)] if _fits(law, control, limits) else []
+    verdicts = [pool.check_fresh(law, control, traced=True)] if _fits(law, control, limits) else []
     left = [*fitting, *like(law, case, limits)]
     until = time.monotonic() + seconds
     while left:
-        verdicts += pool.judge(law, left[:AT_A_TIME], traced=True)
+        verdicts += pool.check(law, left[:AT_A_TIME], traced=True)
         left = left[AT_A_TIME:] if time.monotonic() < until else []
     return verdicts
 

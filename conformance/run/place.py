@@ -52,10 +52,10 @@ def places_of(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
 
 def calls_in(verdict: Verdict) -> tuple[str, ...]:
     """The collectives that the first rank which deviated has called, or in which the ranks of a hang wait, as far as Python tells."""
-    stacks = [heard.in_stack(line) for answer in verdict.ranks for line in answer.stack.splitlines()]
+    stacks = [heard.place_in_stack(line) for answer in verdict.ranks for line in answer.stack.splitlines()]
     first = departing(verdict)
     visited = first.evidence.visited if first and first.evidence else ()
-    return tuple(sorted({*map(heard.called_in, stacks if verdict.kind == "hang" else visited)} - {""}))
+    return tuple(sorted({*map(heard.collective_called_by, stacks if verdict.kind == "hang" else visited)} - {""}))
 
 
 def in_storage(verdict: Verdict, target: Target) -> str:
@@ -74,7 +74,7 @@ def in_storage(verdict: Verdict, target: Target) -> str:
 
 def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:
     """A place; of one that carries out what others of its class found out, first the one of these whose lines tell most."""
-    if heard.carries_out(place):
+    if heard.applies_analysis(place):
         owner = place.partition(".")[0]
         yield from lines.finder(other for other in noted.visited if other.startswith(f"{owner}."))
     yield place
@@ -94,8 +94,8 @@ def decided(place: str, trace: Sequence[str]) -> str:
 def _waiting(verdict: Verdict) -> Iterator[str]:
     """The functions in which the first rank hung, the innermost first."""
     for line in next((answer.stack for answer in verdict.ranks if answer.stack), "").splitlines():
-        place = heard.in_stack(line)
-        if place and not heard.carries(place) and not heard.is_generic(place):
+        place = heard.place_in_stack(line)
+        if place and not heard.only_forwards(place) and not heard.is_generic(place):
             yield place
 
 
@@ -104,7 +104,7 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     steps = {answer.rank: answer.evidence.steps for answer in verdict.ranks if answer.evidence is not None}
     step = (first_departing(steps, "_backward") if "backward" in verdict.case.law else None) or first_departing(steps)
     home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
-    unfit = any(map(heard.asks_whole, noted.raised[-1:])) and bool(home)  # operands that do not fit as whole tensors: who made them?
+    unfit = any(map(heard.finds_metadata, noted.raised[-1:])) and bool(home)  # operands that do not fit as whole tensors: who made them?
     if step is not None:
         yield from _of_step(step, noted, lines)
     elif first.outcome == "raised" and not unfit:
@@ -112,13 +112,14 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
             return
         yield from _of_error(noted, lines)
     asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
-    judging = list(filter(heard.judges, asked))
+    judging = list(filter(heard.is_check, asked))
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
     if verdict.kind == "wrong-error":
         about_meshes = verdict.case.law.startswith("mesh.")
-        yield next((place for place in noted.visited if heard.does(place) and (about_meshes or not heard.is_of_meshes(place))), "")
-    if not heard.is_of_steps(verdict.case.law):
-        yield from (place for place in noted.visited if heard.constructs(place) and lines.another_way(place))
+        candidates = filter(heard.is_candidate, noted.visited)
+        yield next((place for place in candidates if about_meshes or not heard.is_about_meshes(place)), "")
+    if not heard.is_about_ops(verdict.case.law):
+        yield from (place for place in noted.visited if heard.constructs_sharded_tensor(place) and lines.another_way(place))
         yield from reversed([place for place in home if lines.alone(place)])
         yield from reversed(home)
     for kind in ("op", "move"):
@@ -137,27 +138,27 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     unfinished = [step for step in noted.steps if not step.ended]
     rule = (each for step in reversed(unfinished) for each in _of_step(step, noted, lines))
     frames = [frame.removeprefix(heard.REFUSED_BY) for frame in reversed(noted.raised)]
-    if not any(map(heard.plans_an_op, frames)):  # a handler of its own runs outside of the planning
+    if not any(map(heard.plans_op, frames)):  # a handler of its own runs outside of the planning
         yield from (step.rule for step in unfinished if step.rule in frames)
     moves = [step for step in unfinished if step.kind == "move" and len(_methods(step)) > 1]
-    if any(map(heard.moves, frames)):  # of several steps the last one failed: they are in a wrong order
+    if any(map(heard.is_redistribution, frames)):  # of several steps the last one failed: they are in a wrong order
         yield from (step.rule for step in moves)
     kin = {step.name.rpartition(".")[0]: step.rule for step in noted.steps if step.ended and step.kind == "op"}
     forth = [kin.get(step.name.rpartition(".")[0].removesuffix("_backward"), "") for step in unfinished]
-    if heard.plans_an_op(refused):  # no rule: that of ops that are called alike, or of the op before, whose gradient it is
+    if heard.plans_op(refused):  # no rule: that of ops that are called alike, or of the op before, whose gradient it is
         yield from (step.alike for step in unfinished)
         yield from forth
         yield from (step.rule for step in unfinished)
-    elif heard.chooses(frames[0] if frames else ""):  # there was nothing to choose from
-        yield from filter(heard.offers, noted.visited)
-    elif last != refused and not heard.is_generic(refused) and not heard.moves(refused):
-        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place))
+    elif heard.selects(frames[0] if frames else ""):  # there was nothing to choose from
+        yield from filter(heard.expands_strategies, noted.visited)
+    elif last != refused and not heard.is_generic(refused) and not heard.is_redistribution(refused):
+        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.is_check(place))
         yield refused
-    elif not refused or heard.carries(refused) or heard.moves(refused):
+    elif not refused or heard.only_forwards(refused) or heard.is_redistribution(refused):
         yield from _of_transformed(noted, unfinished)
-        yield from (place for place, step in zip(forth, unfinished, strict=True) if heard.decomposes(step.rule))
+        yield from (place for place, step in zip(forth, unfinished, strict=True) if heard.plans_decomposition(step.rule))
         yield from rule
-    yield from (frame for frame in frames if not heard.carries(frame) and not heard.is_generic(frame))
+    yield from (frame for frame in frames if not heard.only_forwards(frame) and not heard.is_generic(frame))
     yield from rule
     yield from frames
 
@@ -168,16 +169,16 @@ def _of_transformed(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str
     for step in unfinished:
         for inner in (move for move in noted.steps if move.within is not None and noted.steps[move.within] is step):
             methods = _methods(inner)
-            for method in filter(heard.transforms, methods):
+            for method in filter(heard.is_derived_partial, methods):
                 yield from [inner.rule] if len(methods) > 1 else []
-                yield from (place for place in noted.visited if heard.transforms(place) and method in _called_by(noted, place))
+                yield from (place for place in noted.visited if heard.is_derived_partial(place) and method in _called_by(noted, place))
                 yield method
 
 
 def _called_by(noted: Evidence, place: str) -> set[str]:
     """The functions that call one, those behind what only hands on."""
     found = noted.callers.get(place, frozenset())
-    return {outer for by in found for outer in (noted.callers.get(by, ()) if heard.carries(by) else (by,))} - {place}
+    return {outer for by in found for outer in (noted.callers.get(by, ()) if heard.only_forwards(by) else (by,))} - {place}
 
 
 def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
@@ -192,11 +193,11 @@ def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
         yield from merged
         return
     if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in noted.visited}:  # nobody asked the rule
-        yield from (place for place in noted.visited if heard.plans_an_op(place) and step.asked)
+        yield from (place for place in noted.visited if heard.plans_op(place) and step.asked)
         return
     under = [place for place in noted_below(noted, step.rule) if not shared(place)]
     yield from (place for place in lines.telling(under) if lines.alone(place))
-    yield from (place for place in under if place in noted.answered and heard.does(place))
+    yield from (place for place in under if place in noted.answered and heard.is_candidate(place))
     yield from [] if step.ended else lines.finder(under)
     yield step.rule
 
@@ -261,12 +262,12 @@ class Lines:
 
     def finder(self, places: Iterable[str]) -> list[str]:
         """Of these functions the one that finds something out and has the rarest lines, the last such; none where none finds out."""
-        finding = list(filter(heard.finds_out, places))
+        finding = list(filter(heard.analyzes, places))
         return [min(finding[::-1], key=self.fewest)] if finding else []
 
     def telling(self, places: Iterable[str]) -> list[str]:
         """These functions, those with the rarest lines first."""
-        return sorted((place for place in places if heard.does(place)), key=self.fewest)
+        return sorted((place for place in places if heard.is_candidate(place)), key=self.fewest)
 
 
 def _all(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
@@ -332,7 +333,7 @@ def _dense(name: str, given: Any) -> Any:
         packet = getattr(packet, part)
     if torch.Tag.nondeterministic_seeded in packet.tags:
         raise _Unknown
-    written = heard.written(packet, args, kwargs)
+    written = heard.written_arguments(packet, args, kwargs)
     try:
         return packet(*args, **kwargs), written
     except Exception as error:

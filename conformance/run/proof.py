@@ -15,10 +15,10 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlaw.conformance.compat import LATE_MODULES
+from shardlaw.conformance.compat import LAZY_MODULES
 
 LIMIT_SECONDS = 90.0
-PRELOADED = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp", *LATE_MODULES]
+PRELOADED = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp", *LAZY_MODULES]
 PROVEN = "proven"
 PORT_TAKEN = "EADDRINUSE"
 

@@ -48,16 +48,16 @@ def first_wrong(run: RunState, laws: Sequence[Law], pool: Pool, most: int) -> Ca
             wrong[at] = verdict.case
 
     for at, law in enumerate(in_turns(laws)):
-        signals.check()
+        signals.raise_if_stopped()
         try:
             control = Case.parse(law.control)
         except (TorchMovedError, NoFunctionError):  # a control of what another torch has
             continue
         if control.world <= most:
             owed.add(at)
-            pool.feed(law, control, partial(tell, at, law), reuse=reuses(law, run.request.profile))
-            pool.wait(lambda: len(owed) < AHEAD)
+            pool.submit(law, control, partial(tell, at, law), reuse=reuses(law, run.request.profile))
+            pool.wait_until(lambda: len(owed) < AHEAD)
         if wrong:
             break
-    pool.wait(lambda: not owed)
+    pool.wait_until(lambda: not owed)
     return wrong[min(wrong)] if wrong else None

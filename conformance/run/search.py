@@ -232,7 +232,7 @@ class Shrinker:
 
     def _judge(self, cases: Sequence[Case]) -> None:
         self.calls += len(cases)
-        for case, verdict in zip(cases, self.pool.judge(self.plan.law, list(cases)), strict=True):
+        for case, verdict in zip(cases, self.pool.check(self.plan.law, list(cases)), strict=True):
             self.memory[case] = verdict
 
     def _replay(

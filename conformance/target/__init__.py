@@ -1,1 +1,1 @@
-"""The targets that are known here: built in, described by a user, offered by packages; and what they can do."""
+"""Targets: the built-in ones, those in a user's config file, those of installed packages; and a probe of what they can do."""

@@ -1,4 +1,4 @@
-"""Targets and storages that a user describes: ``shardlaw.toml``, or ``[tool.shardlaw]`` in ``pyproject.toml``, of the current folder.
+"""Targets and storages in the config file of the current folder: ``shardlaw.toml``, or ``[tool.shardlaw]`` in ``pyproject.toml``.
 
 ::
 
@@ -12,9 +12,9 @@
     reader = "torch.distributed.checkpoint._fsspec_filesystem:FsspecReader"
     options = { path = "s3://bucket/{run}" }
 
-A block named like a built-in target changes it. Installed packages offer targets through the entry-point group ``shardlaw.targets``: a
-:class:`~shardlaw.conformance.law.target.Target`, a table with the keys of a block, or a function without arguments that returns either.
-Every value is checked; an unknown key is refused with the nearest known one.
+A block with the name of a built-in target overrides its values. Installed packages provide targets through the entry-point group
+``shardlaw.targets``: a :class:`~shardlaw.conformance.law.target.Target`, a table with the keys of a block, or a function without arguments
+that returns either. Every value is checked; for an unknown key the error names the nearest known one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardlaw.conformance.law.target import CAPABILITIES, TOLERANCE, Target
 from shardlaw.conformance.target.builtin import BUILTIN, check_devices
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
-GROUP = "shardlaw.targets"
+ENTRY_POINT_GROUP = "shardlaw.targets"
 FILESYSTEM = "filesystem"
 
 
@@ -53,7 +53,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Config:
-    """What the config file of a folder describes. ``path`` is ``None`` where there is none."""
+    """The targets and storages in a folder's config file. ``path`` is ``None`` where there is none."""
 
     path: Path | None
     targets: Mapping[str, Target]
@@ -73,19 +73,19 @@ def read_config(folder: Path | None = None) -> Config:
         path, table = folder / "pyproject.toml", "tool.shardlaw"
     if not path.is_file():
         return Config(None, {}, {})
-    data = _read(path, table)
+    data = _read_table(path, table)
     if data is None:
         return Config(None, {}, {})
     where = f"{path.name}: [{table}]" if table else path.name
-    _only(where, data, ("target", "storage"))
+    _check_keys(where, data, ("target", "storage"))
     blocks = f"{path.name}: [{table}." if table else f"{path.name}: ["
     targets = {
-        name: target_from(f"{blocks}target.{name}]", name, block, folder)
-        for name, block in _tables(f"{blocks}target]", data.get("target", {})).items()
+        name: parse_target(f"{blocks}target.{name}]", name, block, folder)
+        for name, block in _check_tables(f"{blocks}target]", data.get("target", {})).items()
     }
     storages = {
-        name: _storage(f"{blocks}storage.{name}]", name, block)
-        for name, block in _tables(f"{blocks}storage]", data.get("storage", {})).items()
+        name: _parse_storage(f"{blocks}storage.{name}]", name, block)
+        for name, block in _check_tables(f"{blocks}storage]", data.get("storage", {})).items()
     }
     for name, target in targets.items():
         if target.storage != FILESYSTEM and target.storage not in storages:
@@ -95,7 +95,7 @@ def read_config(folder: Path | None = None) -> Config:
     return Config(path, targets, storages)
 
 
-def _read(path: Path, table: str) -> dict[str, Any] | None:
+def _read_table(path: Path, table: str) -> dict[str, Any] | None:
     try:
         data: Any = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -111,9 +111,9 @@ def _read(path: Path, table: str) -> dict[str, Any] | None:
     return data
 
 
-def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -> Target:
-    """The target that a block describes, over the built-in one of the same name if there is one. Raises :class:`UsageError`."""
-    values = _target_values(where, block)
+def parse_target(where: str, name: str, block: Mapping[str, Any], folder: Path) -> Target:
+    """The target of a block, with defaults from the built-in target of the same name, if any. Raises :class:`UsageError`."""
+    values = _convert_target_values(where, block)
     if name not in BUILTIN and not {"backend", "device"} & set(values):
         raise UsageError(f'{where}: want a backend, such as backend = "gloo"')
     base = BUILTIN.get(name, Target(name=name))
@@ -134,10 +134,10 @@ def target_from(where: str, name: str, block: Mapping[str, Any], folder: Path) -
     return target
 
 
-def _storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
+def _parse_storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
     if name == FILESYSTEM:
         raise UsageError(f"{where}: {FILESYSTEM} is built in: want another name")
-    values = _converted(where, block, STORAGE)
+    values = _convert_values(where, block, STORAGE)
     for key in ("writer", "reader"):
         if key not in values:
             raise UsageError(f'{where}: want a {key}, such as {key} = "package.module:Class"')
@@ -147,7 +147,7 @@ def _storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
     return Storage(values["writer"], values["reader"], tuple(options.items()), tuple(reader_options.items()))
 
 
-# What each key of a block holds, and in words what would be right. A literal is a word of a closed list.
+# The type of each key of a block, and its description in error messages.
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Place = Annotated[str, msgspec.Meta(pattern=r"^[^\W\d][\w.]*:[^\W\d][\w.]*$")]
@@ -179,9 +179,9 @@ STORAGE: dict[str, tuple[Any, str]] = {
 WORDS = {"cannot": CAPABILITIES, "dtypes": DTYPES}
 
 
-def _converted(where: str, block: Mapping[str, Any], keys: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """The values of a block, each of the type that its key has. Raises :class:`UsageError`, which says what would be right."""
-    _only(where, block, keys)
+def _convert_values(where: str, block: Mapping[str, Any], keys: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """The values of a block, converted to the types of their keys. Raises :class:`UsageError`."""
+    _check_keys(where, block, keys)
     values = {}
     for key, value in block.items():
         kind, wanted = keys[key]
@@ -192,9 +192,9 @@ def _converted(where: str, block: Mapping[str, Any], keys: Mapping[str, tuple[An
     return values
 
 
-def _target_values(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a target's block."""
-    values = _converted(where, block, KEYS)
+def _convert_target_values(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a target's block, checked. Raises :class:`UsageError`."""
+    values = _convert_values(where, block, KEYS)
     for key, known in WORDS.items():
         for word in values.get(key, ()):
             if word not in known:
@@ -203,38 +203,38 @@ def _target_values(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
         if not re.fullmatch(r"[^\W\d]\w*", name, re.ASCII):
             raise UsageError(f"{where}: env: {name!r} is no name of an environment variable")
     if "options" in values:
-        values["options"] = _converted(f"{where}: options", values["options"], OPTIONS)
+        values["options"] = _convert_values(f"{where}: options", values["options"], OPTIONS)
     if "tolerance" in values:
         unknown = [dtype for dtype in values["tolerance"] if dtype not in TOLERANCE]
         if unknown:
             raise UsageError(f"{where}: tolerance: unknown dtype {unknown[0]!r} ({one_of(unknown[0], TOLERANCE)})")
         errors = dict.fromkeys(TOLERANCE, (Share, "a relative error from 0 to 1"))
-        values["tolerance"] = _converted(f"{where}: tolerance", values["tolerance"], errors)
+        values["tolerance"] = _convert_values(f"{where}: tolerance", values["tolerance"], errors)
     return values
 
 
-def _only(where: str, block: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
+def _check_keys(where: str, block: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
     for key in block:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key!r} ({one_of(key, known)})")
 
 
-def _tables(where: str, value: Any) -> dict[str, dict[str, Any]]:
+def _check_tables(where: str, value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict) or not all(isinstance(block, dict) for block in value.values()):
         raise UsageError(f"{where}: want tables, such as {where.rpartition('[')[2].rstrip(']')}.NAME")
     return value
 
 
-# From a name to a target
+# Finding a target by its name
 
 
-def offered() -> dict[str, EntryPoint]:
-    """The targets that installed packages offer, by name."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def entry_point_targets() -> dict[str, EntryPoint]:
+    """The targets of installed packages, by name."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def _load(entry: EntryPoint) -> Target:
-    where = f"entry point {entry.name} of {GROUP}"
+def _load_entry_point(entry: EntryPoint) -> Target:
+    where = f"entry point {entry.name} of {ENTRY_POINT_GROUP}"
     try:
         found = entry.load()
         if callable(found) and not isinstance(found, Target):
@@ -244,27 +244,27 @@ def _load(entry: EntryPoint) -> Target:
     if isinstance(found, Target):
         return found
     if isinstance(found, Mapping):
-        return target_from(where, entry.name, found, Path.cwd())
+        return parse_target(where, entry.name, found, Path.cwd())
     raise UsageError(f"{where}: gave a {type(found).__name__}, want a Target or a table")
 
 
-def known_targets(config: Config) -> dict[str, str]:
-    """The names of all targets, each with where it comes from."""
+def target_origins(config: Config) -> dict[str, str]:
+    """Where each known target comes from, by name."""
     found = dict.fromkeys(BUILTIN, "built in")
-    found.update({name: f"entry point {entry.value}" for name, entry in offered().items()})
+    found.update({name: f"entry point {entry.value}" for name, entry in entry_point_targets().items()})
     found.update(dict.fromkeys(config.targets, config.path.name if config.path else ""))
     return found
 
 
-def named_target(name: str, config: Config) -> Target:
-    """The target of this name: from the config file, an installed package, or built in. Raises :class:`UsageError`."""
+def get_target(name: str, config: Config) -> Target:
+    """The target of this name: from the config file, an installed package, or built in, in this order. Raises :class:`UsageError`."""
     if name in config.targets:
         return config.targets[name]
-    if (entry := offered().get(name)) is not None:
-        return _load(entry)
+    if (entry := entry_point_targets().get(name)) is not None:
+        return _load_entry_point(entry)
     if name in BUILTIN:
         return BUILTIN[name]
-    raise UsageError(f"no target is called {name!r} ({one_of(name, known_targets(config))})")
+    raise UsageError(f"no target is called {name!r} ({one_of(name, target_origins(config))})")
 
 
 def with_storage(target: Target, name: str | None, config: Config) -> Target:
@@ -289,10 +289,10 @@ def with_storage(target: Target, name: str | None, config: Config) -> Target:
 
 
 def find_target(name: str, storage: str | None, timeout: float | None, ranks: int) -> Target:
-    """The target of this name, ready to start so many ranks; ``storage`` and ``timeout`` stand for its own where they are given. Raises
+    """The target of this name, checked for worlds of ``ranks``; ``storage`` and ``timeout`` override its own. Raises
     :class:`UsageError`."""
     config = read_config()
-    target = with_storage(named_target(name, config), storage, config)
+    target = with_storage(get_target(name, config), storage, config)
     if timeout is not None:
         target = replace(target, timeout=timeout)
     check_target(target, ranks)
@@ -300,12 +300,12 @@ def find_target(name: str, storage: str | None, timeout: float | None, ranks: in
 
 
 def check_target(target: Target, ranks: int) -> None:
-    """What can be told before anything starts: modules that are not there, devices that are too few. Raises :class:`UsageError`."""
+    """Check, before ranks start, that the modules of a target exist and that there are enough devices. Raises :class:`UsageError`."""
     pg_options = str(dict(target.init_options).get("pg_options", ""))
     places = (("setup", target.setup), ("pg_options", pg_options), ("writer", target.writer), ("reader", target.reader))
     for key, place in places:
         module = place.partition(":")[0]
-        if module and not _exists(module):
+        if module and not _is_importable(module):
             raise UsageError(f"target {target.name}: {key} = {place!r}: there is no module {module}; is it installed, or on PYTHONPATH?")
     for key, place in places[2:]:
         _check_class(target, key, place)
@@ -313,7 +313,8 @@ def check_target(target: Target, ranks: int) -> None:
 
 
 def _check_class(target: Target, key: str, place: str) -> None:
-    """Refuse a storage whose module has no such class. What importing it raises is for the ranks to tell: their ``setup`` may help."""
+    """Raises :class:`UsageError` if a module lacks the class ``place``. A module that cannot be imported here passes: in ranks it may,
+    after their ``setup``."""
     module, _, name = place.partition(":")
     if not module:
         return
@@ -326,7 +327,7 @@ def _check_class(target: Target, key: str, place: str) -> None:
         raise UsageError(f"storage {target.storage}: {key} = {place!r}: {module} has no {name} ({close})")
 
 
-def _exists(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):

@@ -1,6 +1,6 @@
-"""What two ranks of a target can do: each capability that a law may need is tried by a law of our own, which is part of no run.
+"""Probe what two ranks of a target can do: the law ``doctor.call``, which no run includes, tries each capability that a law may need.
 
-One that hangs or kills its rank becomes an answer and nothing worse. A capability that works here may still deviate: the laws tell.
+A capability that hangs or kills its rank gets a verdict like any other. One that works here may still deviate in the laws about it.
 """
 
 from __future__ import annotations
@@ -22,83 +22,83 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 RANKS = 2
-# what a rank must have, and what it has
-Held = tuple[object, object]
+# (expected, got) on one rank
+ExpectedAndGot = tuple[object, object]
 
 
-def _mine(here: RankContext) -> torch.Tensor:
+def _rank_tensor(here: RankContext) -> torch.Tensor:
     return here.tensor(torch.arange(4.0) + 10 * here.rank)
 
 
-def _all_reduce(here: RankContext) -> Held:
-    got = _mine(here)
+def _all_reduce(here: RankContext) -> ExpectedAndGot:
+    got = _rank_tensor(here)
     dist.all_reduce(got)
     return [10.0, 12.0, 14.0, 16.0], got.tolist()
 
 
-def _all_gather(here: RankContext) -> Held:
-    got = [torch.empty_like(_mine(here)) for _ in range(here.world)]
-    dist.all_gather(got, _mine(here))
+def _all_gather(here: RankContext) -> ExpectedAndGot:
+    got = [torch.empty_like(_rank_tensor(here)) for _ in range(here.world)]
+    dist.all_gather(got, _rank_tensor(here))
     return [[0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]], [item.tolist() for item in got]
 
 
-def _all_to_all(here: RankContext) -> Held:
-    got = torch.empty_like(_mine(here))
-    dist.all_to_all_single(got, _mine(here))
+def _all_to_all(here: RankContext) -> ExpectedAndGot:
+    got = torch.empty_like(_rank_tensor(here))
+    dist.all_to_all_single(got, _rank_tensor(here))
     at = 2.0 * here.rank
     return [at, at + 1, at + 10, at + 11], got.tolist()
 
 
-def _broadcast(here: RankContext) -> Held:
-    got = _mine(here)
+def _broadcast(here: RankContext) -> ExpectedAndGot:
+    got = _rank_tensor(here)
     dist.broadcast(got, src=1)
     return [10.0, 11.0, 12.0, 13.0], got.tolist()
 
 
-def _gather(here: RankContext) -> Held:
-    got = [torch.empty_like(_mine(here)) for _ in range(here.world)] if here.rank == 1 else None
-    dist.gather(_mine(here), got, dst=1)
+def _gather(here: RankContext) -> ExpectedAndGot:
+    got = [torch.empty_like(_rank_tensor(here)) for _ in range(here.world)] if here.rank == 1 else None
+    dist.gather(_rank_tensor(here), got, dst=1)
     return None if got is None else [[0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]], got and [item.tolist() for item in got]
 
 
-def _reduce(here: RankContext) -> Held:
-    got = _mine(here)
+def _reduce(here: RankContext) -> ExpectedAndGot:
+    got = _rank_tensor(here)
     dist.reduce(got, dst=1)
     return ([10.0, 12.0, 14.0, 16.0], got.tolist()) if here.rank == 1 else (None, None)
 
 
-def _reduce_scatter(here: RankContext) -> Held:
+def _reduce_scatter(here: RankContext) -> ExpectedAndGot:
     got = here.tensor(torch.empty(2))
-    dist.reduce_scatter_tensor(got, _mine(here))
+    dist.reduce_scatter_tensor(got, _rank_tensor(here))
     return [10.0 + 4 * here.rank, 12.0 + 4 * here.rank], got.tolist()
 
 
-def _scatter(here: RankContext) -> Held:
+def _scatter(here: RankContext) -> ExpectedAndGot:
     got = here.tensor(torch.empty(4))
-    dist.scatter(got, [_mine(here), _mine(here) + 1] if here.rank == 0 else None, src=0)
+    dist.scatter(got, [_rank_tensor(here), _rank_tensor(here) + 1] if here.rank == 0 else None, src=0)
     return [float(here.rank + at) for at in range(4)], got.tolist()
 
 
-def _object_collectives(here: RankContext) -> Held:
+def _object_collectives(here: RankContext) -> ExpectedAndGot:
     got: list[object] = [None] * here.world
     dist.all_gather_object(got, {"rank": here.rank})
     return [{"rank": 0}, {"rank": 1}], got
 
 
-def _p2p(here: RankContext) -> Held:
+def _p2p(here: RankContext) -> ExpectedAndGot:
     got = here.tensor(torch.zeros(4))
     if here.rank == 0:
-        dist.send(_mine(here), 1)
+        dist.send(_rank_tensor(here), 1)
         return None, None
     dist.recv(got, 0)
     return [0.0, 1.0, 2.0, 3.0], got.tolist()
 
 
-def _p2p_tags(here: RankContext) -> Held:
-    """Two messages, received in the other order."""
+def _p2p_tags(here: RankContext) -> ExpectedAndGot:
+    """Send two messages and receive them in the opposite order, by their tags."""
     got = {tag: here.tensor(torch.zeros(4)) for tag in (2, 1)}
     if here.rank == 0:
-        works = [dist.isend(_mine(here) + tag, 1, tag=tag) for tag in (1, 2)]
+        works = [dist.isend(_rank_tensor(here) + tag, 1, tag=tag) for tag in (1, 2)]
     else:
         works = [dist.irecv(room, 0, tag=tag) for tag, room in got.items()]
     for work in works:
@@ -108,27 +108,27 @@ def _p2p_tags(here: RankContext) -> Held:
     return (want, {tag: room.tolist() for tag, room in got.items()}) if here.rank == 1 else (None, None)
 
 
-def _subgroups(here: RankContext) -> Held:
+def _subgroups(here: RankContext) -> ExpectedAndGot:
     groups = [dist.new_group([rank]) for rank in range(here.world)]
-    got = _mine(here)
+    got = _rank_tensor(here)
     dist.all_reduce(got, group=groups[here.rank])
-    return _mine(here).tolist(), got.tolist()
+    return _rank_tensor(here).tolist(), got.tolist()
 
 
-def _checkpoint(here: RankContext) -> Held:
+def _checkpoint(here: RankContext) -> ExpectedAndGot:
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from shardlaw.conformance.rank.storage import reader, writer
+    from shardlaw.conformance.rank.storage import make_reader, make_writer
 
     state = {"x": here.tensor(torch.arange(4.0))}
-    save(state, storage_writer=writer(here.target, here.folder()))
+    save(state, storage_writer=make_writer(here.target, here.folder()))
     loaded = {"x": here.tensor(torch.zeros(4))}
-    load(loaded, storage_reader=reader(here.target, here.folder()))
+    load(loaded, storage_reader=make_reader(here.target, here.folder()))
     return [0.0, 1.0, 2.0, 3.0], loaded["x"].tolist()
 
 
-TRIES: dict[str, Callable[[RankContext], Held]] = {
+PROBES: dict[str, Callable[[RankContext], ExpectedAndGot]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
@@ -150,11 +150,11 @@ def _case(name: str) -> Case:
 
 
 def _cases(limits: Limits) -> list[Case]:
-    return [_case(name) for name in TRIES]
+    return [_case(name) for name in PROBES]
 
 
 def _check(case: Case, here: RankContext) -> None:
-    expected, got = TRIES[case.get("call")](here)
+    expected, got = PROBES[case.get("call")](here)
     here.require(expected == got, "wrong-value", case.get("call"), f"{case.get('call')} gave another result than it must", expected, got)
 
 
@@ -166,29 +166,29 @@ LAWS = (
         check=_check,
         control="doctor.call call=all_reduce world=2",
         sweep=_cases,
-        sweeps=len(TRIES),
+        sweeps=len(PROBES),
     ),
 )
 
 
 def probe(pool: Pool, name: str) -> tuple[Verdict, float]:
-    """What two ranks make of a capability, and how many seconds it took them. Raises ``WorldError`` where they do not start."""
+    """The verdict on a capability, and the seconds that it took. Raises ``WorldError`` where ranks do not start."""
     began = time.monotonic()
-    verdict = pool.judge(LAWS[0], [_case(name)])[0]
+    verdict = pool.check(LAWS[0], [_case(name)])[0]
     return verdict, time.monotonic() - began
 
 
-def stale(pool: Pool, target: Target) -> list[str]:
-    """What the target declares as missing though it works on two ranks; nothing where these do not start."""
+def stale_declarations(pool: Pool, target: Target) -> list[str]:
+    """The capabilities that the target declares as missing, but that work on two ranks; none where ranks do not start."""
     from shardlaw.conformance.world import WorldError
 
     try:
-        return [name for name in target.cannot if name in TRIES and probe(pool, name)[0].status == "held"]
+        return [name for name in target.cannot if name in PROBES and probe(pool, name)[0].status == "held"]
     except WorldError:
         return []
 
 
-def told(verdict: Verdict) -> str:
+def describe_verdict(verdict: Verdict) -> str:
     """A verdict in one line."""
     line = " ".join(verdict.message.split())
     return f"{verdict.kind or verdict.status}: {line[:200]}"

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.rank.context import mesh_once_read, read_placements
+from shardlaw.conformance.rank.context import read_mesh_cached, read_placements
 from shardlaw.conformance.twin.build import mapped, tensors
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import format_placements
@@ -200,7 +200,7 @@ def piece(value: torch.Tensor) -> Piece:
             placements = format_placements(read_placements(value.placements))
         except NotImplementedError:
             placements = "?"
-        return Piece(value.to_local().detach().cpu().clone(), str(mesh_once_read(value.device_mesh)), placements, tuple(value.shape))
+        return Piece(value.to_local().detach().cpu().clone(), str(read_mesh_cached(value.device_mesh)), placements, tuple(value.shape))
 
 
 def told(tensor: torch.Tensor) -> str:

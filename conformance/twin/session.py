@@ -204,7 +204,7 @@ def planned(
     **rest: Any,
 ) -> tuple[Plan, Twin]:
     """The plan of a twin, its mesh and sizes its own unless ``sizes`` names others. Raises :class:`UsageError`."""
-    function = found(make) if isinstance(make, str) else Function.of(make)
+    function = found(make) if isinstance(make, str) else Function.from_callable(make)
     twin = made(function.load(), options or {})
     given = {**twin.mesh, **twin.largest(), **(sizes or {})}
     for name, size in given.items():

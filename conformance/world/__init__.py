@@ -1,6 +1,6 @@
-"""Live worlds: rank processes that are started once, serve many cases, and are replaced when they die, hang or fall out of step.
+"""Live worlds: rank processes that start once, run many cases, and are replaced when they die, hang or fall out of step.
 
-:class:`Pool` is the way in. Everything else is how: a launcher starts ranks, a protocol speaks to them, a watch decides when one hangs.
+:class:`Pool` is the entry point. Behind it a launcher starts ranks, a protocol carries messages, and a watch decides when a rank hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The device that a rank works on: what it still does, and whether it does anything more."""
+"""The device of a rank: wait for its pending work, and find out whether it is lost."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 
 
 def synchronize(device: str) -> None:
-    """Wait for what a device still does: errors that it tells of late belong to the case that was just run."""
+    """Wait for the pending work of a device, so that errors which it reports late are raised within the case that caused them."""
     if device != "cpu":
         torch.get_device_module(device).synchronize()
 
 
 def is_lost(device: str) -> bool:
-    """Whether a device does nothing more for this process, as CUDA's after an assertion of a kernel failed."""
+    """Whether a device refuses all further work of this process, as CUDA does after a kernel's assertion has failed."""
     try:
         synchronize(device)
     except Exception:

@@ -1,4 +1,4 @@
-"""What is seen of a world's ranks without their help: a rank that hangs or dies can say nothing any more."""
+"""Observe the ranks of a world without their help: a rank that hangs or has died sends no messages."""
 
 from __future__ import annotations
 
@@ -9,79 +9,80 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from shardlaw.conformance.world import watch
-from shardlaw.conformance.world.output import tail, whole
-from shardlaw.conformance.world.progress import Page, Place
+from shardlaw.conformance.world.output import read_head, read_tail
+from shardlaw.conformance.world.progress import Position, ProgressPage
 from shardlaw.conformance.world.watch import Activity
 
 STACK_SECONDS = 0.3
 
 
 class Observer(Protocol):
-    """The ranks of one world, seen from the driver."""
+    """Observes the ranks of one world for the driver."""
 
-    def place(self, rank: int) -> Place:
-        """Where a rank is."""
+    def position(self, rank: int) -> Position:
+        """The batch, case and state that a rank is in."""
 
     def unsent(self, rank: int) -> bytes:
-        """The messages that a rank holds back, as of the last :meth:`look`."""
+        """The messages that a rank has buffered and not sent, as of the last :meth:`refresh`."""
 
-    def left(self, rank: int) -> tuple[str, str]:
-        """What a rank has left in files, as of the last :meth:`look`: its stacks, and the end of what it printed."""
+    def stacks_and_output(self, rank: int) -> tuple[str, str]:
+        """The stacks that a rank has dumped and the end of its output, as of the last :meth:`refresh`."""
 
     def activity(self) -> Sequence[Activity]:
-        """How much of the CPU each rank that lives has used."""
+        """The CPU use of each live rank."""
 
-    def share(self) -> float:
-        """The part of a CPU, at most 1, that a rank which wants one gets."""
+    def cpu_share(self) -> float:
+        """The share of a CPU, at most 1, that a busy rank gets."""
 
-    def look(self, dump: Collection[int] = ()) -> None:
-        """Bring everything up to date; ranks in ``dump`` write down the stacks of all their threads first."""
+    def refresh(self, dump: Collection[int] = ()) -> None:
+        """Update what the other methods return. Ranks in ``dump`` first write the stacks of all their threads."""
 
     def close(self) -> None:
-        """Forget it all, and remove its files."""
+        """Release everything, and remove the files."""
 
 
 class LocalObserver:
-    """Of ranks on this machine: through a page of memory, files in ``folder``, and the process table. ``ask`` makes ranks dump stacks."""
+    """Observes ranks of this machine through shared memory, files in ``folder`` and the process table. ``request_dump()`` signals the ranks
+    to dump their stacks."""
 
-    def __init__(self, folder: str, size: int, ask: Callable[[], None]) -> None:
+    def __init__(self, folder: str, size: int, request_dump: Callable[[], None]) -> None:
         os.mkdir(folder)
         self.folder = folder
         self.pids: dict[int, int] = {}
-        self._page = Page(f"{folder}/progress", size, create=True)
-        self._ask = ask
+        self._page = ProgressPage(f"{folder}/progress", size, create=True)
+        self._request_dump = request_dump
 
-    def place(self, rank: int) -> Place:
-        return self._page.place(rank)
+    def position(self, rank: int) -> Position:
+        return self._page.position(rank)
 
     def unsent(self, rank: int) -> bytes:
         return self._page.unsent(rank)
 
-    def left(self, rank: int) -> tuple[str, str]:
-        return whole(f"{self.folder}/rank-{rank}.stack"), tail(f"{self.folder}/rank-{rank}.out")
+    def stacks_and_output(self, rank: int) -> tuple[str, str]:
+        return read_head(f"{self.folder}/rank-{rank}.stack"), read_tail(f"{self.folder}/rank-{rank}.out")
 
     def activity(self) -> Sequence[Activity]:
-        return watch.activity(self.pids)
+        return watch.read_activity(self.pids)
 
-    def share(self) -> float:
-        return watch.share()
+    def cpu_share(self) -> float:
+        return watch.cpu_share()
 
-    def look(self, dump: Collection[int] = ()) -> None:
+    def refresh(self, dump: Collection[int] = ()) -> None:
         if not dump:
             return
-        sizes = {path: size(path) for path in (f"{self.folder}/rank-{rank}.stack" for rank in dump)}
-        self._ask()
-        until = time.monotonic() + STACK_SECONDS / watch.share()
-        while time.monotonic() < until and any(size(path) == before for path, before in sizes.items()):
+        sizes = {path: file_size(path) for path in (f"{self.folder}/rank-{rank}.stack" for rank in dump)}
+        self._request_dump()
+        until = time.monotonic() + STACK_SECONDS / watch.cpu_share()
+        while time.monotonic() < until and any(file_size(path) == before for path, before in sizes.items()):
             time.sleep(0.002)
-        time.sleep(0.005)  # the last of them may still be writing
+        time.sleep(0.005)  # the last rank may still be writing
 
     def close(self) -> None:
         self._page.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def size(path: str) -> int:
+def file_size(path: str) -> int:
     """The size of a file in bytes; 0 where there is none."""
     try:
         return os.path.getsize(path)

@@ -1,33 +1,33 @@
-"""What a rank leaves in files: its prints and its stacks."""
+"""Read the files that hold a rank's output and its stacks."""
 
 from __future__ import annotations
 
 import os
 
-SHOWN = 4096
-LONGEST = 1 << 16
+TAIL_BYTES = 4096
+HEAD_BYTES = 1 << 16
 
 
-def tail(path: str, since: int = 0) -> str:
-    """The end of a text file, from byte ``since`` on; from its beginning if it has been cut since."""
+def read_tail(path: str, since: int = 0) -> str:
+    """The end of a text file, from byte ``since`` on, or from its start if it is shorter by now; empty if it cannot be read."""
     for _ in range(5):
         try:
             with open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(since if since <= size else 0, size - SHOWN))
-                data = file.read(SHOWN)
+                file.seek(max(since if since <= size else 0, size - TAIL_BYTES))
+                data = file.read(TAIL_BYTES)
         except OSError:
             return ""
-        # a file that is being cut down may have lost these bytes meanwhile
+        # the server may have truncated the file between the two reads
         if data or size in (0, since):
             return data.decode(errors="replace")
     return ""
 
 
-def whole(path: str) -> str:
-    """A text file, up to a limit."""
+def read_head(path: str) -> str:
+    """The beginning of a text file, up to a limit; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.read(LONGEST).decode(errors="replace")
+            return file.read(HEAD_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""How a process makes sure that it does not outlive the one that it works for. Imports nothing that takes time."""
+"""End a process when its parent ends. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int) -> None:
-    """Ask the kernel for a signal when the parent's thread that made this process ends. Does nothing where there is no such call."""
+    """Have the kernel send this process signal ``number`` when the parent's thread that started it ends. Does nothing where the system
+    lacks ``prctl``."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def follow(driver: int, end: Callable[[], object]) -> None:
-    """Call ``end`` once process ``driver``, the parent, has gone; leave interrupts from the keyboard to it."""
+def exit_with_driver(driver: int, exit: Callable[[], object]) -> None:
+    """Call ``exit`` once the parent, process ``driver``, has ended. Ctrl-C is ignored: the driver handles it."""
 
-    def told(_number: int, _frame: object) -> None:
-        # the signal also comes when only the driver's thread that made this process has ended
+    def on_sigterm(_number: int, _frame: object) -> None:
+        # the signal also comes when only the driver's thread that started this process has ended
         if os.getppid() != driver:
-            end()
+            exit()
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, on_sigterm)
     die_with_parent(signal.SIGTERM)
     if os.getppid() != driver:
-        end()
+        exit()

@@ -1,6 +1,6 @@
-"""The driver's way to live ranks: cases go in, verdicts come out, whatever happens to the ranks in between.
+"""The driver's interface to live ranks: it takes cases and returns their verdicts, whatever happens to the ranks.
 
-Making a :class:`Pool` starts the server of its ranks at once. The driver needs no torch for that: both load it at the same time.
+A new :class:`Pool` starts its server at once. The driver needs no torch for that, so that both load torch at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import signals
 from shardlaw.conformance.world.launch import ForkserverLauncher, WorldError
 from shardlaw.conformance.world.manager import Launch, WorldManager
-from shardlaw.conformance.world.progress import LARGEST_BATCH
+from shardlaw.conformance.world.progress import MAX_BATCH_CASES
 from shardlaw.conformance.world.world import Batch, Job, World
 
 if TYPE_CHECKING:
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
 
 BATCH_SECONDS = 0.25
-UNKNOWN_PACE = 0.01  # seconds a case, before a law has been seen
-COALESCE = 8  # cases worth a message while ranks have nothing to do
+DEFAULT_PACE = 0.01  # seconds a case, before a law has been measured
+COALESCE = 8  # cases that are sent at once to idle ranks
 COALESCE_SECONDS = 0.005
-LARGEST_BACKLOG = 1000
-TURN_SECONDS = 0.05
-LARGEST_BESIDE = 4  # ranks: a larger world has none of its size beside it
-LANE_CASES = 64  # of one law in a row: its ops are planned in few worlds, and many cases are shared out
+MAX_BACKLOG = 1000
+WAIT_SECONDS = 0.05
+MAX_PARALLEL_SIZE = 4  # ranks; of larger worlds there is one of each size
+LANE_CASES = 64  # of a law that go to the same world in a row: few worlds plan its ops, and many cases are spread
 
 
 class Pool:
-    """Worlds of every size that cases ask for, up to ``worlds`` of each side by side, started by what ``launch`` makes of the target and
-    a folder. A context manager: leaving it leaves nothing behind. Side by side they work on different laws, since a rank that has planned
-    an op once is quick with it.
+    """Worlds of every size that cases need, up to ``worlds`` of each size. Parallel worlds run different laws, since a rank that has
+    planned an op once repeats it quickly. ``launch(target, folder)`` returns the launcher.
 
-    Every method that waits or looks for ranks raises :class:`WorldError` where they cannot be started.
+    A context manager that ends all processes and removes all files. Every method that waits for ranks or starts them raises
+    :class:`WorldError` where they cannot be started.
     """
 
     def __init__(self, target: Target, *, worlds: int = 1, launch: Launch = ForkserverLauncher) -> None:
         self.target = target
-        self.side_by_side = worlds
-        self._pending: dict[tuple[int, int], deque[Job]] = defaultdict(deque)  # by size, and which of those side by side
+        self.worlds_per_size = worlds
+        self._queues: dict[tuple[int, int], deque[Job]] = defaultdict(deque)  # by size of the world, and lane
         self._lanes: dict[str, int] = {}
-        self._fed: Counter[str] = Counter()
+        self._submitted: Counter[str] = Counter()
         self._finished: deque[tuple[Job, Verdict]] = deque()
-        self._owed = 0
+        self._outstanding = 0
         self._delivering = False
-        self._turned = 0.0
+        self._last_run = 0.0
         self._pace: dict[str, float] = {}
         self._folders = itertools.count(1)
         self._closed = False
         atexit.register(self.close)
-        self._manager = WorldManager(target, self._conclude, self._completed, launch)
+        self._manager = WorldManager(target, self._on_answered, self._on_batch_done, launch)
 
     def __enter__(self) -> Pool:
         return self
@@ -69,191 +69,191 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # What callers ask for
+    # Public methods
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: bool = False, traced: bool = False) -> None:
-        """Take in a case; ``done`` gets its verdict during this or a later call. It may feed, but not wait. ``reuse``: whether ranks
-        may reuse what was worked out before."""
-        job = self._job(law, case, done)
+    def submit(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None], *, reuse: bool = False, traced: bool = False) -> None:
+        """Queue a case; ``on_verdict`` gets its verdict during this or a later call, and may submit cases, but not wait for them.
+        ``reuse``: ranks may reuse results of earlier cases. ``traced``: they record a trace of the act."""
+        job = self._new_job(law, case, on_verdict)
         job.reuse, job.traced, job.lane = reuse, traced, self._lane(law)
         self._queue(job).append(job)
-        self._owed += 1
+        self._outstanding += 1
         if self._delivering:
             return
-        if self._owed > LARGEST_BACKLOG:
-            while self._owed > LARGEST_BACKLOG // 2:
-                self._turn(TURN_SECONDS)
-        elif time.monotonic() - self._turned > COALESCE_SECONDS / 2:
-            self._turn(0.0)
+        if self._outstanding > MAX_BACKLOG:
+            while self._outstanding > MAX_BACKLOG // 2:
+                self._run_once(WAIT_SECONDS)
+        elif time.monotonic() - self._last_run > COALESCE_SECONDS / 2:
+            self._run_once(0.0)
 
     def wait_ready(self) -> None:
-        """Wait until every host can start ranks; on this machine they need not be waited for."""
+        """Wait until every host can start ranks; returns at once for ranks of this machine."""
         _ = self._manager.shares_files
 
     def poll(self) -> None:
-        """Take in what ranks have said, hand out what waits for them, and call back; never waits."""
-        self._turn(0.0, eager=True)
+        """Handle answers, send queued cases and call back, without waiting."""
+        self._run_once(0.0, eager=True)
 
-    def wait(self, over: Callable[[], bool]) -> None:
-        """Take in verdicts, and call back, until it is ``over``."""
-        while not over():
-            self._turn(TURN_SECONDS, eager=True)
-            assert self._finished or self._accounted(), "a case was lost"
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Handle answers and call back until ``is_done()``."""
+        while not is_done():
+            self._run_once(WAIT_SECONDS, eager=True)
+            assert self._finished or self._is_all_queued(), "a case was lost"
 
     def flush(self) -> None:
-        """Until every case that was fed has its verdict."""
-        self.wait(lambda: not self._owed)
+        """Wait until every submitted case has its verdict."""
+        self.wait_until(lambda: not self._outstanding)
 
-    def judge(self, law: Law, cases: Sequence[Case], *, traced: bool = False) -> list[Verdict]:
+    def check(self, law: Law, cases: Sequence[Case], *, traced: bool = False) -> list[Verdict]:
         """The verdicts on ``cases``, in their order."""
         found: dict[int, Verdict] = {}
         for at, case in enumerate(cases):
-            self.feed(law, case, lambda verdict, at=at: found.__setitem__(at, verdict), traced=traced)  # type: ignore[misc]
+            self.submit(law, case, lambda verdict, at=at: found.__setitem__(at, verdict), traced=traced)  # type: ignore[misc]
         self.flush()
         return [found[at] for at in range(len(cases))]
 
-    def fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
-        """The verdict of new worlds, which serve ``case.after`` first and nothing else, under the full limits. ``traced``: every rank says
-        which functions of torch its act called."""
+    def check_fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
+        """The verdict of new worlds, which run only ``case.after`` and then ``case``, under the full time limits."""
         from shardlaw.conformance.laws import find
 
         verdicts: list[Verdict] = []
-        job = replace(self._job(law, case, verdicts.append), traced=traced)
+        job = replace(self._new_job(law, case, verdicts.append), traced=traced)
         try:
             for stage, size in enumerate(job.stages):
                 queue: deque[Job] = deque()
                 for earlier in case.after:
-                    before = self._job(find(earlier.law), earlier, lambda _: None)
-                    # of a case with several worlds, a world has only served the stages of its size
-                    queue.extend(before.at(k) for k, its in enumerate(before.stages) if its == size)
-                queue.append(job.at(stage))
-                self._owed += len(queue)
-                self._manager.found(size, queue, patient=True)
+                    before = self._new_job(find(earlier.law), earlier, lambda _: None)
+                    # a world has run only those stages of an earlier case that have its size
+                    queue.extend(before.for_stage(k) for k, its in enumerate(before.stages) if its == size)
+                queue.append(job.for_stage(stage))
+                self._outstanding += len(queue)
+                self._manager.start_world(size, queue, full_limits=True)
                 while len(verdicts) <= stage:
-                    self._turn(TURN_SECONDS, eager=True)
-                self._manager.dismiss_all(queue)
+                    self._run_once(WAIT_SECONDS, eager=True)
+                self._manager.end_worlds(queue)
                 if verdicts[-1].status != "held":
                     break
         finally:
             shutil.rmtree(job.folder, ignore_errors=True)
         return verdicts[-1]
 
-    def renew(self) -> None:
-        """End the worlds that are alive: what is fed from now on meets new ones."""
-        for queue in self._pending.values():
-            self._manager.dismiss_all(queue)
+    def end_worlds(self) -> None:
+        """End all live worlds: later cases run in new ones."""
+        for queue in self._queues.values():
+            self._manager.end_worlds(queue)
 
     @property
     def folder(self) -> str:
-        """Where worlds and cases keep their files; gone once the pool is closed."""
+        """The folder of the files of worlds and cases; removed when the pool is closed."""
         return self._manager.folder
 
-    def weights(self) -> list[dict[str, int]]:
-        """What each live rank weighed after its last batch: open ``files``, ``threads``, process ``groups``, and in MiB the ``growth`` of
-        its memory since its first."""
+    def usage(self) -> list[dict[str, int]]:
+        """The resources that each live rank used after its last batch: open ``files``, ``threads``, process ``groups``, and the ``growth``
+        of its memory since its first batch, in MiB."""
         return [
             {"files": now.files, "threads": now.threads, "groups": now.groups, "growth": (now.memory - first.memory) >> 20}
             for world in self._manager.worlds.values()
-            for first, now in world.weight.values()
+            for first, now in world.usage.values()
         ]
 
     def close(self) -> None:
-        """End every process, and remove every file. Cases without a verdict are forgotten."""
+        """End every process, and remove every file. Cases without a verdict are dropped."""
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
             self._manager.close()
 
-    # How it is done
+    # Implementation
 
     def _queue(self, job: Job) -> deque[Job]:
-        return self._pending[job.size, job.lane if job.size <= LARGEST_BESIDE else 0]
+        return self._queues[job.size, job.lane if job.size <= MAX_PARALLEL_SIZE else 0]
 
     def _lane(self, law: Law) -> int:
-        """Which of the worlds side by side gets the next case of ``law``: laws take turns, and one of many cases goes around."""
+        """Which of the parallel worlds gets the next case of ``law``: laws are assigned in turn, and move on after :data:`LANE_CASES`
+        cases."""
         first = self._lanes.setdefault(law.id, len(self._lanes))
-        self._fed[law.id] += 1
-        return (first + (self._fed[law.id] - 1) // LANE_CASES) % self.side_by_side
+        self._submitted[law.id] += 1
+        return (first + (self._submitted[law.id] - 1) // LANE_CASES) % self.worlds_per_size
 
-    def _job(self, law: Law, case: Case, done: Callable[[Verdict], None]) -> Job:
+    def _new_job(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None]) -> Job:
         stages = law.worlds(case)
         folder = f"{self._manager.folder}/case-{next(self._folders)}" if self._manager.shares_files else ""
-        return Job(law, case, done, folder, stages, last=len(stages) - 1)
+        return Job(law, case, on_verdict, folder, stages, last=len(stages) - 1)
 
-    def _turn(self, wait: float, *, eager: bool = False) -> None:
-        """Hand out, listen, watch, hand out, call back. ``eager``: do not wait for more cases before a batch is sent."""
-        signals.check()
+    def _run_once(self, wait: float, *, eager: bool = False) -> None:
+        """Send batches, let the manager run once, send batches, call back. ``eager``: send a batch without waiting for more cases."""
+        signals.raise_if_stopped()
         if self._closed:
             raise WorldError("this pool is closed")
         if self._delivering:
             return
         self._dispatch(eager)
-        self._manager.turn(0.0 if self._finished else wait)
-        self._turned = time.monotonic()
+        self._manager.run_once(0.0 if self._finished else wait)
+        self._last_run = time.monotonic()
         self._dispatch(eager)
         self._deliver()
 
-    def _accounted(self) -> bool:
-        """Whether somebody is at work on what is owed."""
+    def _is_all_queued(self) -> bool:
+        """Whether every case without a verdict is queued or with a world."""
         worlds = self._manager.worlds.values()
-        return not self._owed or any(self._pending.values()) or any(world.batches or world.queue for world in worlds)
+        return not self._outstanding or any(self._queues.values()) or any(world.batches or world.queue for world in worlds)
 
     def _dispatch(self, eager: bool) -> None:
         now = time.monotonic()
-        for (size, _), queue in self._pending.items():
-            if queue and not any(world.queue is queue and not world.retired for world in self._manager.worlds.values()):
-                self._manager.found(size, queue)
+        for (size, _), queue in self._queues.items():
+            if queue and not any(world.queue is queue and not world.retire_reason for world in self._manager.worlds.values()):
+                self._manager.start_world(size, queue)
         for world in self._manager.worlds.values():
-            if not (world.takes_work and world.queue):
+            if not (world.accepts_work and world.queue):
                 continue
-            if not world.batches and (eager or len(world.queue) >= COALESCE or now - world.queue[0].fed > COALESCE_SECONDS):
-                world.send(self._take_from(world.queue))
-            # a second batch waits with the ranks, so that they need not wait for the driver
+            if not world.batches and (eager or len(world.queue) >= COALESCE or now - world.queue[0].submitted > COALESCE_SECONDS):
+                world.send_batch(self._next_batch(world.queue))
+            # a second batch is sent ahead, so that ranks need not wait for the driver
             if len(world.batches) == 1 and len(world.queue) >= 2 * COALESCE:
-                world.send(self._take_from(world.queue))
+                world.send_batch(self._next_batch(world.queue))
 
-    def _take_from(self, queue: deque[Job]) -> list[Job]:
+    def _next_batch(self, queue: deque[Job]) -> list[Job]:
         jobs: list[Job] = []
         seconds = 0.0
-        while queue and len(jobs) < LARGEST_BATCH and seconds < BATCH_SECONDS:
+        while queue and len(jobs) < MAX_BATCH_CASES and seconds < BATCH_SECONDS:
             jobs.append(queue.popleft())
-            seconds += self._pace.get(jobs[-1].law.id, UNKNOWN_PACE)
+            seconds += self._pace.get(jobs[-1].law.id, DEFAULT_PACE)
         return jobs
 
-    def _completed(self, batch: Batch, seconds: float) -> None:
+    def _on_batch_done(self, batch: Batch, seconds: float) -> None:
         for law in {job.law.id for job in batch.jobs}:
             self._pace[law] = 0.7 * self._pace.get(law, seconds) + 0.3 * seconds
 
-    def _conclude(self, world: World, batch: Batch, index: int) -> None:
-        """Every rank has answered a case, or it has been said for it."""
+    def _on_answered(self, world: World, batch: Batch, index: int) -> None:
+        """Make the verdict on a case to which every rank has an answer."""
         from shardlaw.conformance.law.verdict import Verdict
-        from shardlaw.conformance.world.judge import judge
+        from shardlaw.conformance.world.verdicts import combine_answers
 
-        batch.due.remove(index)
+        batch.pending.remove(index)
         job = batch.jobs[index]
         answers = tuple(job.answers[rank] for rank in range(world.size))
         try:
-            verdict = judge(job.law, job.case, answers, self.target, job.stage)
+            verdict = combine_answers(job.law, job.case, answers, self.target, job.stage)
         except Exception as error:
             text = f"the answers cannot be judged: {type(error).__name__}: {error}"
             verdict = Verdict(job.case, "error", message=text, error=traceback.format_exc(), ranks=answers)
-        apart = world.out_of_step(job)
-        if apart and verdict.status != "deviates" and "p2p" in job.law.needs:
-            world.allow(job)
-        elif apart:
-            world.retired = apart
+        mismatch = world.collective_mismatch(job)
+        if mismatch and verdict.status != "deviates" and "p2p" in job.law.needs:
+            world.record_p2p(job)
+        elif mismatch:
+            world.retire_reason = mismatch
             if verdict.status != "deviates":
-                verdict = Verdict(job.case, "deviates", "divergence", "collectives", apart, "", answers, verdict.features)
+                verdict = Verdict(job.case, "deviates", "divergence", "collectives", mismatch, "", answers, verdict.features)
         if job.traced and not verdict.ranks:
             verdict = replace(verdict, ranks=answers)
         if verdict.status == "deviates":
             verdict = replace(verdict, history=tuple(world.served))
-        if verdict.status != "rejected":  # of which nothing was done
-            world.served.append(job.case.with_after(()))  # what came before it in a new world has been served too
-        job.forget()
+        if verdict.status != "rejected":  # a rejected case changes nothing in its ranks
+            world.served.append(job.case.with_after(()))  # its history has been served, and is listed, already
+        job.clear_answers()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1
-            self._queue(job).appendleft(job)  # before the cases of later laws
+            self._queue(job).appendleft(job)  # ahead of the cases of later laws
         else:
             self._finished.append((job, verdict))
 
@@ -262,9 +262,9 @@ class Pool:
         try:
             while self._finished:
                 job, verdict = self._finished.popleft()
-                self._owed -= 1
+                self._outstanding -= 1
                 if job.last == len(job.stages) - 1 and os.path.exists(job.folder):
                     shutil.rmtree(job.folder, ignore_errors=True)
-                job.done(verdict)
+                job.on_verdict(verdict)
         finally:
             self._delivering = False

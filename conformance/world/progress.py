@@ -1,7 +1,7 @@
-"""What a rank leaves where the driver can read it without asking: a rank that hangs or dies can say nothing any more.
+"""Memory that the driver shares with the ranks of a world, to read their progress after they hang or die.
 
-A page of memory that driver and ranks share tells where each rank is, and holds the messages that it has not sent yet: answers travel in
-bulk, and those that wait must not be lost with their rank.
+It holds the position of each rank, and the messages that the rank has not sent yet: answers are sent in bulk, and buffered ones must not
+be lost with their rank.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import os
 import struct
 from dataclasses import dataclass
 
-LARGEST_BATCH = 64
-ROOM = 32_000  # bytes of messages that a rank may hold back
+MAX_BATCH_CASES = 64
+BUFFER_BYTES = 32_000  # of unsent messages, for each rank
 
 IDLE, RUNNING, PARKED, RAISED, ANSWERED = 0, 1, 2, 3, 4
 
-_PLACE = struct.Struct("<III")
+_POSITION = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
-_BOX = _PLACE.size + _LENGTH.size
-_SLOT = _BOX + ROOM
+_BOX = _POSITION.size + _LENGTH.size
+_SLOT = _BOX + BUFFER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Batch and case at which a rank is, and whether it waits for work, runs the case, waits after an exception, has just raised one, or
-    has answered and waits for the others."""
+class Position:
+    """The batch and case that a rank is at, and its state: it waits for work (``IDLE``), runs the case (``RUNNING``), has just raised
+    (``RAISED``), waits after that (``PARKED``), or has answered and waits for the others (``ANSWERED``)."""
 
     batch: int
     index: int
     state: int
 
 
-class Page:
-    """One slot for each rank: its :class:`Place`, and the bytes that it is going to send."""
+class ProgressPage:
+    """One slot for each rank: its :class:`Position` and its unsent messages. ``create``: the driver makes the file, ranks open it."""
 
     def __init__(self, path: str, size: int, *, create: bool = False) -> None:
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
@@ -47,41 +47,41 @@ class Page:
 
     # The rank's side
 
-    def enter(self, rank: int, batch: int, index: int, state: int) -> None:
-        """Say where ``rank`` is."""
-        _PLACE.pack_into(self._memory, rank * _SLOT, batch, index, state)
+    def set_position(self, rank: int, batch: int, index: int, state: int) -> None:
+        """Record where ``rank`` is."""
+        _POSITION.pack_into(self._memory, rank * _SLOT, batch, index, state)
 
-    def keep(self, rank: int, message: bytes) -> bool:
-        """Hold a message back; false where there is no room for it."""
-        if self._used + len(message) > ROOM:
+    def buffer(self, rank: int, message: bytes) -> bool:
+        """Add a message to the unsent ones; false where there is no room for it."""
+        if self._used + len(message) > BUFFER_BYTES:
             return False
         start = rank * _SLOT + _BOX + self._used
         self._memory[start : start + len(message)] = message
         self._used += len(message)
-        # the length comes last: what it covers is whole
-        _LENGTH.pack_into(self._memory, rank * _SLOT + _PLACE.size, self._used)
+        # written last, so that it never covers a message in part
+        _LENGTH.pack_into(self._memory, rank * _SLOT + _POSITION.size, self._used)
         return True
 
-    def sent(self, rank: int) -> None:
-        """What was held back has been sent."""
+    def clear_buffer(self, rank: int) -> None:
+        """Drop the unsent messages, once they are sent."""
         self._used = 0
-        _LENGTH.pack_into(self._memory, rank * _SLOT + _PLACE.size, 0)
+        _LENGTH.pack_into(self._memory, rank * _SLOT + _POSITION.size, 0)
 
-    def has_done(self, rank: int, batch: int, index: int) -> bool:
-        """Whether ``rank`` runs a case no more."""
-        place = self.place(rank)
+    def has_finished(self, rank: int, batch: int, index: int) -> bool:
+        """Whether ``rank`` no longer runs the case."""
+        place = self.position(rank)
         return (place.batch, place.index, place.state != RUNNING) > (batch, index, False)
 
     # The driver's side
 
-    def place(self, rank: int) -> Place:
-        return Place(*_PLACE.unpack_from(self._memory, rank * _SLOT))
+    def position(self, rank: int) -> Position:
+        return Position(*_POSITION.unpack_from(self._memory, rank * _SLOT))
 
     def unsent(self, rank: int) -> bytes:
-        """The messages that ``rank`` holds back, in the order in which it would send them."""
-        (length,) = _LENGTH.unpack_from(self._memory, rank * _SLOT + _PLACE.size)
+        """The messages that ``rank`` has not sent, in order."""
+        (length,) = _LENGTH.unpack_from(self._memory, rank * _SLOT + _POSITION.size)
         start = rank * _SLOT + _BOX
-        return self._memory[start : start + min(length, ROOM)]
+        return self._memory[start : start + min(length, BUFFER_BYTES)]
 
     def close(self) -> None:
         self._memory.close()

@@ -1,8 +1,8 @@
-"""What driver, server and ranks say to each other: typed messages in length-prefixed frames over a byte stream.
+"""The messages between driver, server and ranks: typed, in length-prefixed frames over a byte stream.
 
-A frame is four bytes of length (big-endian) and a MessagePack body. Nothing in a frame refers to the machine that wrote it: the
-same stream works over a socket pair and over TCP. Tensors travel as dtype, shape and raw bytes. Importing this module does not import
-torch: the server is started before the driver has it.
+A frame is four bytes of length (big-endian) and a MessagePack body. Nothing in it depends on the machine that wrote it, so that the
+stream may be a socket pair or TCP. Tensors are sent as dtype, shape and raw bytes. This module does not import torch: the driver starts
+the server before it has loaded torch.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Outcome, Raised
 
 if TYPE_CHECKING:
     import torch
 
-    from shardlaw.conformance.law.verdict import Answer
-
-DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write down the stacks of all its threads
+DUMP_SIGNAL = signal.SIGUSR1  # makes a rank dump the stacks of all its threads
 EVERY_GROUP = "*"
 HEADER = struct.Struct(">I")
-LARGEST_FRAME = 1 << 30
+MAX_FRAME_BYTES = 1 << 30
 
 
 class ProtocolError(Exception):
     """Bytes that no peer of this version would have sent."""
 
 
-Packed = tuple[str, tuple[int, ...], bytes]
+PackedTensor = tuple[str, tuple[int, ...], bytes]
 
 
-class Said(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
-    """One rank's :class:`~shardlaw.conformance.law.verdict.Answer` to the case at ``index`` of a batch; ``ran`` counts its collectives by
-    group."""
+class PackedAnswer(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
+    """One rank's :class:`~shardlaw.conformance.law.verdict.Answer` to the case at ``index`` of a batch. ``collectives`` counts those that
+    it ran, by group."""
 
     batch: int
     index: int
-    outcome: Literal["held", "deviates", "raised", "rejected"]
-    deviations: tuple[tuple[str, str, str, str, str], ...] = ()
-    raised: tuple[str, str, str] | None = None
-    deposits: tuple[tuple[str, str, str, str, Packed, Packed | None, bool], ...] = ()
+    outcome: Outcome
+    deviations: tuple[Deviation, ...] = ()
+    raised: Raised | None = None
+    deposits: tuple[tuple[str, str, str, str, PackedTensor, PackedTensor | None, bool], ...] = ()
     features: tuple[str, ...] = ()
     output: str = ""
     reason: str = ""
-    ran: dict[str, int] = {}
+    collectives: dict[str, int] = {}
     trace: tuple[str, ...] = ()
     evidence: bytes = b""
 
 
 class Task(msgspec.Struct, array_like=True, frozen=True):
-    """A case to run: its law, its text, the folder that its ranks share, which of the law's worlds this is, whether it is traced, and
-    whether ranks may reuse what was worked out before (:mod:`shardlaw.conformance.rank.reuse`)."""
+    """A case to run: its law, its text, the folder that its ranks share, its stage, whether to trace it, and whether ranks may reuse
+    results of earlier cases (:mod:`shardlaw.conformance.rank.reuse`)."""
 
     law: str
     text: str
@@ -68,54 +68,54 @@ class Task(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Batch(msgspec.Struct, tag=True, frozen=True):
-    """Cases to run one after the other."""
+    """Cases to run in order."""
 
     serial: int
     tasks: tuple[Task, ...]
 
 
-class Go(msgspec.Struct, tag=True, frozen=True):
-    """Every rank raised at the same case: go on. ``prove`` names the groups that must first show that they still work, or is ``*``."""
+class Resume(msgspec.Struct, tag=True, frozen=True):
+    """Every rank raised at the same case: go on, once the groups named in ``verify`` (``*``: all) have passed an ``all_reduce``."""
 
-    prove: tuple[str, ...] = ()
+    verify: tuple[str, ...] = ()
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """End in good order."""
+    """Exit normally."""
 
 
 # rank to driver
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The process group stands."""
+    """The rank has joined the process group."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The rank could not start; ``error`` is one line."""
+    """The rank could not start, or must be replaced; ``error`` is one line."""
 
     error: str
 
 
 class Groups(msgspec.Struct, tag=True, frozen=True):
-    """The process groups of this rank and their global ranks, sent when they have changed."""
+    """The process groups of this rank, each with its global ranks; sent when they have changed."""
 
     ranks: dict[str, tuple[int, ...]]
 
 
 class Parked(msgspec.Struct, tag=True, frozen=True):
-    """The rank's check raised at ``index`` and it waits for :class:`Go`. ``total`` counts the collectives of each of its groups so far,
-    ``ran`` those of this case. A ``spoilt`` rank must not serve any more."""
+    """The rank raised at ``index`` and waits for :class:`Resume`. ``total`` counts the collectives of each of its groups so far,
+    ``collectives`` those of this case. An ``unusable`` rank must not run further cases."""
 
     batch: int
     index: int
     total: dict[str, int]
-    ran: dict[str, int]
-    spoilt: bool
+    collectives: dict[str, int]
+    unusable: bool
 
 
-class Done(msgspec.Struct, tag=True, frozen=True):
-    """A batch is over. What the rank weighs by now: open descriptors, threads (native ones too), process groups, resident bytes."""
+class BatchDone(msgspec.Struct, tag=True, frozen=True):
+    """A rank has run a batch. Its resource usage: open descriptors, threads (native ones too), process groups, resident bytes."""
 
     batch: int
     files: int
@@ -128,8 +128,8 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork ``ranks`` of a world of ``size``. They meet at ``port``, a free TCP port, of ``host``, or where there is none in ``folder``.
-    Each works on the device of the same place in ``devices``. The descriptors of their streams travel beside this frame."""
+    """Fork ``ranks`` of a world of ``size``; ``devices`` are their device indices, in the same order. They rendezvous at ``port``, a free
+    TCP port of ``host``, or in ``folder`` where ``host`` is empty. The descriptors of their streams are sent with this frame."""
 
     world: int
     size: int
@@ -152,13 +152,13 @@ class Signal(msgspec.Struct, tag=True, frozen=True):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """Everything is imported; ``problem`` says what could not be."""
+    """The server has imported everything; ``problem`` is the error of an import that failed, or empty."""
 
     problem: str = ""
 
 
 class Spawned(msgspec.Struct, tag=True, frozen=True):
-    """The process ids of a world's ranks; or why there is none."""
+    """The process ids of a world's ranks; ``problem`` says why there are none."""
 
     world: int
     pids: dict[int, int]
@@ -173,22 +173,22 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
     status: int
 
 
-ToRank = Batch | Go | Stop
-FromRank = Ready | Failed | Said | Groups | Parked | Done
+ToRank = Batch | Resume | Stop
+FromRank = Ready | Failed | PackedAnswer | Groups | Parked | BatchDone
 ToServer = Spawn | Signal
 FromServer = Hello | Spawned | Exited
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: object) -> bytes:
-    """A message as the bytes of one frame."""
+def encode_frame(message: object) -> bytes:
+    """The bytes of one frame that holds ``message``."""
     body = _encoder.encode(message)
     return HEADER.pack(len(body)) + body
 
 
-class Frames:
-    """Takes in bytes as they come and gives out whole frames, decoded as one of the messages of ``kind``."""
+class FrameDecoder:
+    """Decodes a byte stream, given in pieces of any size, into messages of type ``kind``."""
 
     def __init__(self, kind: Any) -> None:
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(kind).decode
@@ -199,7 +199,7 @@ class Frames:
         self._bytes += data
         while len(self._bytes) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._bytes)
-            if length > LARGEST_FRAME:
+            if length > MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {length} bytes")
             if len(self._bytes) < HEADER.size + length:
                 return
@@ -212,22 +212,22 @@ class Frames:
             yield message
 
 
-def receive(stream: socket.socket, frames: Frames) -> Iterator[Any]:
-    """Block for bytes and give out the messages that they complete. Raises ``EOFError`` once the peer is gone."""
+def receive(stream: socket.socket, frames: FrameDecoder) -> Iterator[Any]:
+    """Wait for bytes and yield the messages that they complete. Raises ``EOFError`` once the peer has closed the stream."""
     data = stream.recv(1 << 16)
     if not data:
         raise EOFError
     yield from frames.feed(data)
 
 
-def pack_tensor(tensor: torch.Tensor) -> Packed:
+def pack_tensor(tensor: torch.Tensor) -> PackedTensor:
     """A CPU tensor as dtype, shape and bytes."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     size = flat.numel() * flat.element_size()
     return str(flat.dtype).removeprefix("torch."), tuple(flat.shape), ctypes.string_at(flat.data_ptr(), size) if size else b""
 
 
-def unpack_tensor(packed: Packed) -> torch.Tensor:
+def unpack_tensor(packed: PackedTensor) -> torch.Tensor:
     """The inverse of :func:`pack_tensor`."""
     import torch
 
@@ -236,18 +236,16 @@ def unpack_tensor(packed: Packed) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape) if data else torch.empty(shape, dtype=kind)
 
 
-def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[str, int]) -> Said:
-    """What a rank sends of an answer."""
-    if answer.outcome == "held" and not answer.deposits:
-        return Said(batch, index, "held", features=answer.features, ran=ran, trace=answer.trace, evidence=_pack_evidence(answer))
-    assert answer.outcome != "crashed"
-    assert answer.outcome != "silent"
-    return Said(
+def pack_answer(batch: int, index: int, answer: Answer, output: str, collectives: dict[str, int]) -> PackedAnswer:
+    """The message for a rank's answer to the case at ``index`` of a batch."""
+    from shardlaw.conformance.law.evidence import packed
+
+    return PackedAnswer(
         batch,
         index,
         answer.outcome,
-        tuple((d.kind, d.check, d.message, d.expected, d.got) for d in answer.deviations),
-        (answer.raised.error, answer.raised.text, answer.raised.stack) if answer.raised else None,
+        answer.deviations,
+        answer.raised,
         tuple(
             (d.check, d.shape, d.mesh, d.placements, pack_tensor(d.local), None if d.want is None else pack_tensor(d.want), d.exact)
             for d in answer.deposits
@@ -255,39 +253,29 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[s
         answer.features,
         output,
         answer.reason,
-        ran,
+        collectives,
         answer.trace,
-        _pack_evidence(answer),
+        b"" if answer.evidence is None else packed(answer.evidence),
     )
 
 
-def _pack_evidence(answer: Answer) -> bytes:
-    from shardlaw.conformance.law.evidence import packed
-
-    return packed(answer.evidence) if answer.evidence is not None else b""
-
-
-def unpack_answer(rank: int, said: Said) -> Answer:
-    """The answer that the rank gave."""
+def unpack_answer(rank: int, message: PackedAnswer) -> Answer:
+    """The inverse of :func:`pack_answer`."""
     from shardlaw.conformance.law.evidence import unpacked
-    from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 
-    evidence = unpacked(said.evidence) if said.evidence else None
-    if said.outcome == "held" and not said.deposits:
-        return Answer(rank, "held", features=said.features, trace=said.trace, evidence=evidence)
     return Answer(
         rank,
-        said.outcome,
-        tuple(Deviation(*item) for item in said.deviations),  # type: ignore[arg-type]
-        Raised(*said.raised) if said.raised else None,
+        message.outcome,
+        message.deviations,
+        message.raised,
         tuple(
             Deposit(check, shape, mesh, placements, unpack_tensor(local), None if want is None else unpack_tensor(want), exact)
-            for check, shape, mesh, placements, local, want, exact in said.deposits
+            for check, shape, mesh, placements, local, want, exact in message.deposits
         ),
-        said.features,
-        said.raised[2] if said.raised else "",
-        said.output,
-        said.reason,
-        said.trace,
-        evidence,
+        message.features,
+        message.raised.stack if message.raised else "",
+        message.output,
+        message.reason,
+        message.trace,
+        unpacked(message.evidence) if message.evidence else None,
     )

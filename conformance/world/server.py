@@ -1,7 +1,7 @@
-"""The warm server: imports everything once, then forks ranks when asked to, and reaps them.
+"""The warm server: a process that imports everything once, then forks ranks on request and reaps them.
 
-It has one thread and never runs a collective, so that its children start with a clean runtime. It ends, and takes its ranks with it,
-when its driver does: the kernel signals it, and its stream to the driver ends.
+It has one thread and never runs a collective, so that its children start with a clean runtime. When the driver ends, the kernel signals
+the server and their stream closes: the server then kills its ranks and exits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import protocol
-from shardlaw.conformance.world.parent_death import die_with_parent, follow
+from shardlaw.conformance.world.parent_death import die_with_parent, exit_with_driver
 
-LARGEST_OUTPUT = 1 << 20
-KEPT_OUTPUT = 1 << 14
-CALM_SECONDS = 0.1
-FLOOD_SECONDS = 0.01
+MAX_OUTPUT_BYTES = 1 << 20
+TRIMMED_BYTES = 1 << 14
+POLL_SECONDS = 0.1
+FLOOD_POLL_SECONDS = 0.01
 
 
 class Server:
@@ -34,16 +34,16 @@ class Server:
         self._control = control
         self._folder = folder
         self._driver = driver
-        self._frames = protocol.Frames(protocol.ToServer)
+        self._frames = protocol.FrameDecoder(protocol.ToServer)
         self._ranks: dict[int, tuple[int, int]] = {}
         self._outputs: dict[int, str] = {}
         self._descriptors: list[int] = []
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._waker, False)
-        os.set_blocking(self._woken, False)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        os.set_blocking(self._wake_reader, False)
 
-    def end(self) -> NoReturn:
-        """Kill every rank, remove the pool's folder, and go."""
+    def shut_down(self) -> NoReturn:
+        """Kill every rank, remove the pool's folder, and exit."""
         self._kill_all()
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
@@ -57,26 +57,26 @@ class Server:
                 os.waitpid(pid, 0)
 
     def serve(self) -> None:
-        """Until the driver closes its end."""
+        """Handle requests until the driver closes its end."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        self._say(protocol.Hello(preload()))
-        wait, control = CALM_SECONDS, self._control.fileno()
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        self._send(protocol.Hello(preload()))
+        wait, control = POLL_SECONDS, self._control.fileno()
         while True:
-            readable = set(select.select([control, self._woken], [], [], wait)[0])
-            if self._woken in readable:
-                os.read(self._woken, 4096)
+            readable = set(select.select([control, self._wake_reader], [], [], wait)[0])
+            if self._wake_reader in readable:
+                os.read(self._wake_reader, 4096)
             self._reap()
             if control in readable:
-                self._listen()
+                self._handle_messages()
             if os.getppid() != self._driver:
-                self.end()
-            wait = FLOOD_SECONDS if self._trim() else CALM_SECONDS
+                self.shut_down()
+            wait = FLOOD_POLL_SECONDS if self._trim_outputs() else POLL_SECONDS
 
-    def _listen(self) -> None:
+    def _handle_messages(self) -> None:
         data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
         if not data:
-            self.end()
+            self.shut_down()
         self._descriptors += descriptors
         for message in self._frames.feed(data):
             if isinstance(message, protocol.Spawn):
@@ -94,7 +94,7 @@ class Server:
             for at, rank in enumerate(spawn.ranks):
                 pid = os.fork()
                 if pid == 0:
-                    self._become(at, spawn, mine)
+                    self._run_rank(at, spawn, mine)
                 self._ranks[pid] = (spawn.world, rank)
                 self._outputs[pid] = f"{spawn.folder}/rank-{rank}.out"
                 pids[rank] = pid
@@ -102,9 +102,9 @@ class Server:
             problem = f"cannot fork: {error}"
         for descriptor in mine:
             os.close(descriptor)
-        self._say(protocol.Spawned(spawn.world, pids, problem))
+        self._send(protocol.Spawned(spawn.world, pids, problem))
 
-    def _become(self, at: int, spawn: protocol.Spawn, descriptors: list[int]) -> NoReturn:
+    def _run_rank(self, at: int, spawn: protocol.Spawn, descriptors: list[int]) -> NoReturn:
         """Turn a forked child into one of the ranks of ``spawn``."""
         try:
             server = os.getppid()
@@ -115,7 +115,7 @@ class Server:
             if os.getppid() != server:
                 os._exit(1)
             self._control.close()
-            for descriptor in (self._woken, self._waker, *descriptors[:at], *descriptors[at + 1 :], *self._descriptors):
+            for descriptor in (self._wake_reader, self._wake_writer, *descriptors[:at], *descriptors[at + 1 :], *self._descriptors):
                 os.close(descriptor)
             from shardlaw.conformance.world import worker
 
@@ -134,35 +134,35 @@ class Server:
             if pid in self._ranks:
                 world, rank = self._ranks.pop(pid)
                 del self._outputs[pid]
-                self._say(protocol.Exited(world, rank, os.waitstatus_to_exitcode(status)))
+                self._send(protocol.Exited(world, rank, os.waitstatus_to_exitcode(status)))
 
-    def _trim(self) -> bool:
-        """Cut what ranks print without end down to the last of it; returns whether one does."""
+    def _trim_outputs(self) -> bool:
+        """Cut output files that have grown too large down to their end; returns whether there were any."""
         cut = False
         for path in self._outputs.values():
             try:
                 size = os.stat(path).st_size
-                if size > LARGEST_OUTPUT:
+                if size > MAX_OUTPUT_BYTES:
                     with open(path, "r+b") as file:
-                        file.seek(size - KEPT_OUTPUT)
-                        kept = file.read(KEPT_OUTPUT)
+                        file.seek(size - TRIMMED_BYTES)
+                        end = file.read(TRIMMED_BYTES)
                         file.seek(0)
-                        file.write(kept)
-                        file.truncate()  # after it is written: whoever reads meanwhile finds something
+                        file.write(end)
+                        file.truncate()  # after the write, so that a concurrent reader finds text
                     cut = True
             except OSError:
                 pass
         return cut
 
-    def _say(self, message: protocol.FromServer) -> None:
+    def _send(self, message: protocol.FromServer) -> None:
         try:
-            self._control.sendall(protocol.frame(message))
+            self._control.sendall(protocol.encode_frame(message))
         except OSError:
-            self.end()
+            self.shut_down()
 
 
 def read_target(fields: dict[str, Any]) -> Target:
-    """A target from what travelled of it: its tuples arrive as lists."""
+    """A target from its decoded fields, in which tuples have become lists."""
     arguments: dict[str, Any] = {name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()}
     return Target(**arguments)
 
@@ -172,7 +172,7 @@ def _tuple(value: Any) -> Any:
 
 
 def preload() -> str:
-    """Import what ranks need; returns what went wrong, on one line, or nothing."""
+    """Import what ranks need. Returns the error as one line, or an empty text."""
     try:
         import torch
         import torch.distributed.checkpoint
@@ -183,7 +183,7 @@ def preload() -> str:
         from shardlaw.conformance.world import worker  # noqa: F401
 
         laws.catalogue()
-        for late in compat.LATE_MODULES:
+        for late in compat.LAZY_MODULES:
             with suppress(ImportError):
                 importlib.import_module(late)
     except BaseException as error:
@@ -195,11 +195,11 @@ def preload() -> str:
 
 
 def main(control: int, folder: str, driver: int) -> None:
-    """Serve the driver at the other end of descriptor ``control`` until it is gone."""
+    """Serve the driver, at the other end of descriptor ``control``, until it ends."""
     server = Server(socket.socket(fileno=control), folder, driver)
-    follow(driver, server.end)
+    exit_with_driver(driver, server.shut_down)
     try:
         server.serve()
     except BaseException:
         traceback.print_exc()
-    server.end()
+    server.shut_down()

@@ -1,7 +1,7 @@
-"""How a person stops a command: Ctrl-C or SIGTERM.
+"""Ctrl-C and SIGTERM, which stop a command.
 
-A signal raises :class:`Stopped` once, wherever the driver is. Python throws away what is raised inside a finalizer, so the signal is
-remembered too, and whoever works in a loop calls :func:`check`. Signals that come while a command cleans up wait; the third one ends it.
+The first signal raises :class:`Stopped`, wherever the driver is. Python drops an exception that is raised in a finalizer, so the signal is
+recorded too, and loops call :func:`raise_if_stopped`. Signals that come during the clean-up are ignored; the third one ends the process.
 """
 
 from __future__ import annotations
@@ -11,50 +11,51 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MOST_PATIENT = 3
+MAX_SIGNALS = 3
 
 
 class Stopped(KeyboardInterrupt):
     """A signal came."""
 
 
-_met: list[int] = []
-_seen_to = False
+_received: list[int] = []
+_is_acknowledged = False
 
 
-def check() -> None:
-    """Raises :class:`Stopped` where a signal came that nobody has seen to."""
-    if _met and not _seen_to:
+def raise_if_stopped() -> None:
+    """Raises :class:`Stopped` if a signal has come that is not acknowledged."""
+    if _received and not _is_acknowledged:
         raise Stopped
 
 
-def is_asked() -> bool:
+def is_stop_requested() -> bool:
     """Whether a signal has come."""
-    return bool(_met)
+    return bool(_received)
 
 
-def seen_to() -> int:
-    """For whoever caught it, before cleaning up: :func:`check` raises no more. Returns the exit code, 130 or 143."""
-    global _seen_to
-    _seen_to = True
-    return 128 + (_met[0] if _met else signal.SIGINT)
+def acknowledge_stop() -> int:
+    """Call it after catching :class:`Stopped`, before cleaning up: :func:`raise_if_stopped` then raises no more. Returns the exit code, 130
+    or 143."""
+    global _is_acknowledged
+    _is_acknowledged = True
+    return 128 + (_received[0] if _received else signal.SIGINT)
 
 
-def _hear(number: int, frame: object) -> None:
-    _met.append(number)
-    if len(_met) >= MOST_PATIENT:
+def _on_signal(number: int, frame: object) -> None:
+    _received.append(number)
+    if len(_received) >= MAX_SIGNALS:
         os._exit(128 + number)
-    if len(_met) == 1:
+    if len(_received) == 1:
         raise Stopped
 
 
 @contextmanager
-def listening() -> Iterator[None]:
-    """Hear SIGINT and SIGTERM as above, while this lasts."""
-    global _seen_to
-    _met.clear()
-    _seen_to = False
-    before = {number: signal.signal(number, _hear) for number in (signal.SIGINT, signal.SIGTERM)}
+def handle_signals() -> Iterator[None]:
+    """Handle SIGINT and SIGTERM in the block as the module describes, and restore their handlers after it."""
+    global _is_acknowledged
+    _received.clear()
+    _is_acknowledged = False
+    before = {number: signal.signal(number, _on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

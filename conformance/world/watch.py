@@ -1,5 +1,7 @@
-"""When is a rank that says nothing late? Time counts only while the driver looks, mostly while no rank uses the CPU, and the less the more
-others want it: a slow machine is not a hang.
+"""Decide when a rank that does not answer is late.
+
+Time counts only while the driver runs, and, for most limits, only while no rank uses the CPU. It counts less on a busy machine: a slow
+machine is not a hang.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import psutil
 
 from shardlaw.conformance.law.target import Target
 
-LOOK_SECONDS = 0.05
-LONGEST_STEP = 0.25  # of the clock, however long the driver was away
-TICK = 0.011  # of CPU time, in seconds: less is noise
+UPDATE_SECONDS = 0.05
+MAX_STEP = 0.25  # seconds that an update adds, however long the driver was away
+TICK = 0.011  # seconds of CPU time; less is noise
 
 
-def share() -> float:
-    """The part of a CPU, at most 1, that a process which wants one gets on this machine right now."""
+def cpu_share() -> float:
+    """The share of a CPU, at most 1, that a busy process gets on this machine at the moment."""
     try:
         with open("/proc/loadavg", "rb") as file:
             running = float(file.read().split()[3].split(b"/")[0])
@@ -30,15 +32,15 @@ def share() -> float:
 
 
 class Activity(NamedTuple):
-    """How many seconds of CPU time a rank has used so far, and whether it is running or waiting for a disk right now."""
+    """The CPU time that a rank has used, in seconds, and whether it runs or waits for a disk at the moment."""
 
     rank: int
-    seconds: float
-    works: bool
+    cpu_seconds: float
+    is_running: bool
 
 
-def activity(pids: Mapping[int, int]) -> list[Activity]:
-    """What the processes ``pids``, by rank, do; those that have ended are left out."""
+def read_activity(pids: Mapping[int, int]) -> list[Activity]:
+    """The activity of the processes ``pids``, given by rank; processes that have ended are left out."""
     found = []
     for rank, pid in pids.items():
         try:
@@ -50,41 +52,44 @@ def activity(pids: Mapping[int, int]) -> list[Activity]:
     return found
 
 
-class Watched(Protocol):
-    """Ranks as a watch sees them: what each has used of the CPU, and the part of one that is to be had."""
+class ActivitySource(Protocol):
+    """Where a watch reads the CPU use of ranks, and the share of a CPU that one gets."""
 
     def activity(self) -> Sequence[Activity]: ...
 
-    def share(self) -> float: ...
+    def cpu_share(self) -> float: ...
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Limits in seconds. ``grace``: some ranks have answered and no rank uses the CPU. ``quiet``: none has answered and none uses the CPU.
-    ``busy``: ranks make no progress and use the CPU."""
+class TimeLimits:
+    """How long a case may take, in seconds. ``grace``: some ranks have answered, and no rank uses the CPU. ``quiet``: no rank has answered,
+    and none uses the CPU. ``busy``: ranks use the CPU without progress."""
 
     grace: float
     quiet: float
     busy: float
 
 
-def full(target: Target) -> Patience:
-    """What a case gets before a hang is reported."""
-    return Patience(min(2.0, target.timeout), target.timeout, target.timeout)
+def full_limits(target: Target) -> TimeLimits:
+    """The limits under which a hang is confirmed."""
+    return TimeLimits(min(2.0, target.timeout), target.timeout, target.timeout)
 
 
-def searching(target: Target, *, storage: bool = False, hung: bool = False) -> Patience:
-    """What a case gets while many are tried: enough to tell. ``storage``: the law waits for files; ``hung``: it has been late before."""
+def search_limits(target: Target, *, storage: bool = False, hung: bool = False) -> TimeLimits:
+    """The shorter limits of a search over many cases. ``storage``: the law waits for files; ``hung``: it has been late before."""
     if hung:
-        return Patience(min(0.5, target.timeout), min(0.5, target.timeout), target.timeout / 4)
+        return TimeLimits(min(0.5, target.timeout), min(0.5, target.timeout), target.timeout / 4)
     quiet = max(1.5, 0.15 * target.timeout) * (2 if storage else 1)
-    return Patience(min(0.5, target.timeout), min(quiet, target.timeout), target.timeout)
+    return TimeLimits(min(0.5, target.timeout), min(quiet, target.timeout), target.timeout)
 
 
 @dataclass
 class Watch:
-    """The clocks of one world, in seconds since a rank last made progress: ``stuck``, and ``quiet``, which counts since a rank last used
-    the CPU, go slower on a busy machine; ``passed`` does not. ``busiest`` is the CPU time of the rank that used most."""
+    """The clocks of one world, in seconds since a rank last made progress.
+
+    ``passed`` is wall time. ``stuck`` is wall time scaled by the share of a CPU that ranks get; ``quiet`` is the same, since a rank last
+    used the CPU. ``busiest`` is the CPU time of the rank that used most.
+    """
 
     passed: float = 0.0
     stuck: float = 0.0
@@ -95,32 +100,33 @@ class Watch:
     _used: dict[int, float] = field(default_factory=dict)
     _first: dict[int, float] = field(default_factory=dict)
 
-    def look(self, now: float, progress: object, ranks: Watched) -> bool:
-        """Take note of where the ranks are; ``progress`` differs once one has moved. False where it is too early to tell."""
+    def update(self, now: float, progress: object, ranks: ActivitySource) -> bool:
+        """Advance the clocks; a ``progress`` that differs from the last one resets them. False where it did, or where the last update was
+        less than :data:`UPDATE_SECONDS` ago."""
         if progress != self._progress:
             self._progress, self._at = progress, now
             self.passed = self.stuck = self.quiet = self.busiest = 0.0
             self._used, self._first = {}, {}
             return False
-        if now - self._at < LOOK_SECONDS:
+        if now - self._at < UPDATE_SECONDS:
             return False
-        passed = min(now - self._at, LONGEST_STEP)
-        step = passed * ranks.share()
+        passed = min(now - self._at, MAX_STEP)
+        step = passed * ranks.cpu_share()
         self._at = now
         self.passed += passed
         self.stuck += step
-        self.quiet = 0.0 if self._working(ranks.activity()) else self.quiet + step
+        self.quiet = 0.0 if self._uses_cpu(ranks.activity()) else self.quiet + step
         return True
 
     def is_busy_for(self, limit: float) -> bool:
-        """Whether ranks have had ``limit`` seconds to make progress, and a fair part of them the CPU."""
+        """Whether ranks have had ``limit`` seconds without progress, and enough of the CPU in that time."""
         return self.stuck >= limit or (self.passed >= limit and self.busiest >= limit / 4)
 
-    def _working(self, ranks: Sequence[Activity]) -> bool:
-        """Whether a rank has used the CPU since the last look, or works right now."""
-        working = False
-        for rank, used, works in ranks:
-            working |= used - self._used.get(rank, used) >= TICK or works
+    def _uses_cpu(self, ranks: Sequence[Activity]) -> bool:
+        """Whether a rank has used the CPU since the last update, or runs at the moment."""
+        uses_cpu = False
+        for rank, used, is_running in ranks:
+            uses_cpu |= used - self._used.get(rank, used) >= TICK or is_running
             self.busiest = max(self.busiest, used - self._first.setdefault(rank, used))
             self._used[rank] = used
-        return working
+        return uses_cpu

@@ -1,4 +1,4 @@
-"""What a driver and the agents on its hosts say to each other over TCP, beside the streams of ranks: typed messages in frames."""
+"""The messages between a driver and the agents on its hosts, over TCP, and how a connection is opened and authenticated."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 
 from shardlaw.conformance.world import protocol
-from shardlaw.conformance.world.progress import Place
+from shardlaw.conformance.world.progress import Position
 from shardlaw.conformance.world.watch import Activity
 
-PATIENCE = 10.0  # seconds, while the driver listens, for whoever connects to say who it is
-ANSWER_SECONDS = 120.0  # for the driver to answer, which on a busy machine still loads torch
-LARGEST_CLAIM = 1 << 12
+CLAIM_SECONDS = 10.0  # for a new connection to authenticate, while the driver listens
+ANSWER_SECONDS = 120.0  # for the driver to answer, which may still be loading torch
+MAX_CLAIM_BYTES = 1 << 12
 
 
-class Orders(msgspec.Struct, frozen=True):
-    """What an agent must know before it knows anything: where the driver is, the launch's token, the number of the launched process that
-    it is in, the device of its ranks, whom it must not outlive, and whether all is on one machine."""
+class AgentConfig(msgspec.Struct, frozen=True):
+    """What an agent is started with: the driver's address, the launch's token, the number of its launched process, the device index of its
+    ranks, the process id that it must not outlive, and whether all processes are on one machine (``loopback``)."""
 
     host: str
     port: int
@@ -32,17 +32,17 @@ class Orders(msgspec.Struct, frozen=True):
     loopback: bool
 
 
-# when a connection opens
+# opening a connection
 
 
 class Challenge(msgspec.Struct, tag=True, frozen=True):
-    """The driver's first word to whoever connects."""
+    """The driver's first message on a new connection."""
 
     nonce: bytes
 
 
 class Claim(msgspec.Struct, tag=True, frozen=True):
-    """Who connects: the agent of a launched process, or (``world`` is not 0) the stream of its rank in a world; with a proof that it knows
+    """Who connects: the agent of a launched ``process``, or, where ``world`` is not 0, its rank in that world; with a proof that it knows
     the launch's token."""
 
     process: int
@@ -52,7 +52,7 @@ class Claim(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """The claim is believed; the driver knows the token too."""
+    """The driver has accepted the claim, and proves that it knows the token too."""
 
     proof: bytes
 
@@ -61,15 +61,15 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
 
 
 class Begin(msgspec.Struct, tag=True, frozen=True):
-    """Get ready to start ranks of a target. ``folder`` is the driver's, with a file ``mark`` in it: the agent may see it or not."""
+    """Prepare to start ranks of a target. ``mark`` is a file in the driver's ``folder``, which the agent may see or not."""
 
     target: dict[str, Any]
     folder: str
     mark: str
 
 
-class Start(msgspec.Struct, tag=True, frozen=True):
-    """Start one rank of a world of ``size``, which meets at ``port`` of ``host``, and connect it to the driver."""
+class StartRank(msgspec.Struct, tag=True, frozen=True):
+    """Start one rank of a world of ``size``, which has its rendezvous at ``port`` of ``host``, and connect it to the driver."""
 
     world: int
     size: int
@@ -78,16 +78,16 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     port: int
 
 
-class Look(msgspec.Struct, tag=True, frozen=True):
-    """Tell all that is seen of a world's rank, after it was made to ``dump`` its stacks or not."""
+class RequestReport(msgspec.Struct, tag=True, frozen=True):
+    """Send a :class:`RankReport` of a world's rank; ``dump``: have the rank dump its stacks first."""
 
     world: int
-    turn: int
+    request: int
     dump: bool
 
 
-class End(msgspec.Struct, tag=True, frozen=True):
-    """Kill a world's rank, and forget it."""
+class EndRank(msgspec.Struct, tag=True, frozen=True):
+    """Kill a world's rank, and remove its files."""
 
     world: int
 
@@ -95,35 +95,35 @@ class End(msgspec.Struct, tag=True, frozen=True):
 # agent to driver
 
 
-class Greeting(msgspec.Struct, tag=True, frozen=True):
-    """Ranks can be started on ``host``; ``problem`` says why not. ``shares`` tells whether the driver's folder is seen."""
+class AgentReady(msgspec.Struct, tag=True, frozen=True):
+    """The agent can start ranks on ``host``, or cannot because of a ``problem``. ``shares_folder``: whether it sees the driver's folder."""
 
     host: str
     problem: str
-    shares: bool
+    shares_folder: bool
 
 
-class Pulse(msgspec.Struct, tag=True, frozen=True):
-    """Where a world's rank is and what it uses of the CPU, and the part of one that is to be had; sent when it changes. World 0: the agent
-    lives."""
+class RankStatus(msgspec.Struct, tag=True, frozen=True):
+    """The position of a world's rank, its CPU use, and the share of a CPU that a rank gets on its host; sent on change. World 0: a
+    heartbeat of the agent."""
 
     world: int
-    place: Place
+    position: Position
     activity: Activity | None
-    share: float
+    cpu_share: float
 
 
-class Left(msgspec.Struct, tag=True, frozen=True):
-    """What a world's rank leaves behind: messages that it has not sent, its stacks, what it printed last."""
+class RankReport(msgspec.Struct, tag=True, frozen=True):
+    """A rank's unsent messages, its stacks and the end of its output. ``request`` is that of the :class:`RequestReport`, or 0."""
 
     world: int
-    turn: int
+    request: int
     unsent: bytes
     stack: str
     output: str
 
 
-class Refused(msgspec.Struct, tag=True, frozen=True):
+class StartFailed(msgspec.Struct, tag=True, frozen=True):
     """A world's rank could not be started."""
 
     world: int
@@ -137,24 +137,24 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
     status: int
 
 
-class Broken(msgspec.Struct, tag=True, frozen=True):
+class AgentFailed(msgspec.Struct, tag=True, frozen=True):
     """The agent can start no more ranks."""
 
     reason: str
 
 
-ToAgent = Begin | Start | Look | End
-FromAgent = Greeting | Pulse | Left | Refused | Exited | Broken
+ToAgent = Begin | StartRank | RequestReport | EndRank
+FromAgent = AgentReady | RankStatus | RankReport | StartFailed | Exited | AgentFailed
 
 
 def proof(token: bytes, who: str, claim: Claim, nonce: bytes) -> bytes:
-    """What only somebody who knows the token can say of a claim that answers the driver's ``nonce``; ``who`` says it."""
+    """The proof that ``who`` (``agent`` or ``driver``) knows the token: a digest of the claim and the driver's ``nonce``."""
     words = f"{who} {claim.process} {claim.world} {nonce.hex()} {claim.nonce.hex()}"
     return hmac.digest(token, words.encode(), hashlib.sha256)
 
 
 def tune(stream: socket.socket) -> None:
-    """Send small messages at once, and notice within half a minute that the other host has gone."""
+    """Set the options of a socket: send small messages at once, and detect within half a minute that the other host has gone."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
@@ -163,15 +163,15 @@ def tune(stream: socket.socket) -> None:
 
 
 def connect(address: tuple[str, int], token: bytes, process: int, world: int = 0) -> socket.socket:
-    """Connect to the driver and be believed. Raises ``OSError``, or :class:`~shardlaw.conformance.world.protocol.ProtocolError` where there
-    is somebody else."""
+    """Connect to the driver, and authenticate. Raises ``OSError``, or :class:`~shardlaw.conformance.world.protocol.ProtocolError` where the
+    peer is not the driver of this launch."""
     stream = socket.create_connection(address, ANSWER_SECONDS)
     try:
         tune(stream)
-        nonce = _answer(stream, Challenge).nonce
+        nonce = _receive_message(stream, Challenge).nonce
         claim = Claim(process, world, secrets.token_bytes(16), b"")
-        stream.sendall(protocol.frame(msgspec.structs.replace(claim, proof=proof(token, "agent", claim, nonce))))
-        if not hmac.compare_digest(_answer(stream, Welcome).proof, proof(token, "driver", claim, nonce)):
+        stream.sendall(protocol.encode_frame(msgspec.structs.replace(claim, proof=proof(token, "agent", claim, nonce))))
+        if not hmac.compare_digest(_receive_message(stream, Welcome).proof, proof(token, "driver", claim, nonce)):
             raise protocol.ProtocolError("it does not know the token of this launch")
     except BaseException:
         stream.close()
@@ -180,18 +180,18 @@ def connect(address: tuple[str, int], token: bytes, process: int, world: int = 0
     return stream
 
 
-def _answer(stream: socket.socket, kind: Any) -> Any:
-    """The next frame, and not a byte more."""
-    (length,) = protocol.HEADER.unpack(_exactly(stream, protocol.HEADER.size))
-    if length > LARGEST_CLAIM:
+def _receive_message(stream: socket.socket, kind: Any) -> Any:
+    """Receive exactly one frame."""
+    (length,) = protocol.HEADER.unpack(_receive_exactly(stream, protocol.HEADER.size))
+    if length > MAX_CLAIM_BYTES:
         raise protocol.ProtocolError("it is no driver")
     try:
-        return msgspec.msgpack.decode(_exactly(stream, length), type=kind)
+        return msgspec.msgpack.decode(_receive_exactly(stream, length), type=kind)
     except msgspec.MsgspecError as error:
         raise protocol.ProtocolError(str(error)) from None
 
 
-def _exactly(stream: socket.socket, count: int) -> bytes:
+def _receive_exactly(stream: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         more = stream.recv(count - len(data))
@@ -202,32 +202,33 @@ def _exactly(stream: socket.socket, count: int) -> bytes:
 
 
 class PendingConnection:
-    """Somebody who has connected to the driver and has not yet shown who it is."""
+    """A connection to the driver that is not authenticated yet. ``silent`` is how many seconds it has taken so far."""
 
     def __init__(self, stream: socket.socket, token: bytes) -> None:
         stream.setblocking(False)
         tune(stream)
         self.stream = stream
-        self.silent = 0.0  # seconds
+        self.silent = 0.0
         self._token = token
         self._nonce = secrets.token_bytes(16)
-        self._frames = protocol.Frames(Claim)
-        self._heard = 0
-        stream.send(protocol.frame(Challenge(self._nonce)))
+        self._frames = protocol.FrameDecoder(Claim)
+        self._received = 0
+        stream.send(protocol.encode_frame(Challenge(self._nonce)))
 
-    def hear(self) -> Claim | None:
-        """The claim, once it is here and believed. Raises ``OSError`` or :class:`~shardlaw.conformance.world.protocol.ProtocolError`."""
+    def read_claim(self) -> Claim | None:
+        """The claim, once it has arrived and its proof is right, else ``None``. Raises ``OSError`` or
+        :class:`~shardlaw.conformance.world.protocol.ProtocolError`."""
         try:
-            data = self.stream.recv(LARGEST_CLAIM)
+            data = self.stream.recv(MAX_CLAIM_BYTES)
         except BlockingIOError:
             return None
-        self._heard += len(data)
-        if not data or self._heard > LARGEST_CLAIM:
+        self._received += len(data)
+        if not data or self._received > MAX_CLAIM_BYTES:
             raise protocol.ProtocolError("no claim")
         for claim in self._frames.feed(data):
             if not hmac.compare_digest(claim.proof, proof(self._token, "agent", claim, self._nonce)):
                 raise protocol.ProtocolError("it does not know the token of this launch")
-            self.stream.send(protocol.frame(Welcome(proof(self._token, "driver", claim, self._nonce))))
+            self.stream.send(protocol.encode_frame(Welcome(proof(self._token, "driver", claim, self._nonce))))
             self.stream.setblocking(True)
             found: Claim = claim
             return found

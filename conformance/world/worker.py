@@ -1,11 +1,11 @@
-"""One rank: a process forked from the warm server that joins its world's process group and serves batches of cases."""
+"""One rank: a process forked from the warm server, which joins its world's process group and runs batches of cases."""
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import linecache
 import os
+import pkgutil
 import random
 import resource
 import socket
@@ -18,9 +18,9 @@ from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from operator import attrgetter
 from typing import Any, NoReturn
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -32,151 +32,154 @@ from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import RankContext, Rejected
 from shardlaw.conformance.rank.perform import try_case
-from shardlaw.conformance.rank.reuse import Remembered
-from shardlaw.conformance.rank.shared_plans import SharedPlans, lacking
+from shardlaw.conformance.rank.reuse import MetadataCache
+from shardlaw.conformance.rank.shared_plans import SharedPlans, why_unavailable
 from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.device import is_lost, synchronize
-from shardlaw.conformance.world.exceptions import describe, of_harness
-from shardlaw.conformance.world.output import tail
-from shardlaw.conformance.world.progress import ANSWERED, IDLE, PARKED, RAISED, RUNNING, Page
+from shardlaw.conformance.world.exceptions import describe_error, is_raised_by_harness
+from shardlaw.conformance.world.output import read_tail
+from shardlaw.conformance.world.progress import ANSWERED, IDLE, PARKED, RAISED, RUNNING, ProgressPage
 
 FLUSH_SECONDS = 0.1
-LEAVE_SECONDS = 0.2  # for threads that end by themselves
-NAP_SECONDS, LONGEST_NAP_SECONDS = 0.0005, 0.02
-LARGEST_MEMORY = 4 << 30  # bytes that a rank on the CPU may ask for
+THREAD_EXIT_SECONDS = 0.2  # for threads of a check to end
+NAP_SECONDS, MAX_NAP_SECONDS = 0.0005, 0.02
+MAX_MEMORY_BYTES = 4 << 30  # that a rank on the CPU may allocate
 
 
 class LeftBehindError(Exception):
-    """A check left the process in a state that no later case may start from."""
+    """A check left the process in a state in which no further case may run."""
 
 
 @dataclass
 class Rank:
-    """A rank of a live world, serving its driver at the other end of ``stream``; ``plans`` where its ranks share them. ``together``: all
-    ranks have their places on ``page``; ``metadata``: the folder of what ranks of this pool found of results."""
+    """A rank of a live world; its driver is at the other end of ``stream``. ``plans``: set where ranks share plans. ``same_host``: all
+    ranks of the world are on this host, and so on ``page``. ``metadata``: the folder in which ranks of this pool cache the metadata of
+    results."""
 
     rank: int
     world: int
     target: Target
     stream: socket.socket
-    page: Page
+    page: ProgressPage
     plans: SharedPlans | None = None
-    together: bool = True
+    same_host: bool = True
     metadata: str = ""
 
     def __post_init__(self) -> None:
-        self._frames = protocol.Frames(protocol.ToRank)
+        self._frames = protocol.FrameDecoder(protocol.ToRank)
         self._waiting: deque[protocol.ToRank] = deque()
-        self._sent = time.monotonic()
+        self._last_flush = time.monotonic()
         self._meshes: dict[Any, Any] = {}
         self._groups: list[tuple[str, Any]] = []
-        self._known: list[Any] = []
+        self._listed_groups: list[Any] = []
         try:
-            self._registry, self._count = compat.name("groups"), compat.name("sequence_number")
+            self._registry, self._sequence_number = compat.name("groups"), compat.name("sequence_number")
         except ImportError:
-            self._registry = self._count = None
-        self._remembered = Remembered(self.metadata)
+            self._registry = self._sequence_number = None
+        self._metadata_cache = MetadataCache(self.metadata)
         self._rng = torch.get_rng_state()
-        self._at_first = frozenset(threading.enumerate())  # the target's own
-        self._threads = len(self._at_first)
-        self._spoilt = self._outside = False
+        self._initial_threads = frozenset(threading.enumerate())  # those of the target's backend
+        self._thread_count = len(self._initial_threads)
+        self._is_unusable = self._is_outside_mesh = False
 
     def serve(self) -> None:
-        """Until the driver says stop, or is gone."""
+        """Run batches until the driver sends :class:`~shardlaw.conformance.world.protocol.Stop` or ends."""
         while True:
-            message = self._next()
+            message = self._next_message()
             if isinstance(message, protocol.Stop):
                 return
             if isinstance(message, protocol.Batch):
-                self._run(message)
+                self._run_batch(message)
 
-    def _run(self, batch: protocol.Batch) -> None:
-        total = self._counts()
+    def _run_batch(self, batch: protocol.Batch) -> None:
+        total = self._count_collectives()
         for index, task in enumerate(batch.tasks):
-            self.page.enter(self.rank, batch.serial, index, RUNNING)
+            self.page.set_position(self.rank, batch.serial, index, RUNNING)
             printed = os.fstat(1).st_size
-            answer = self._answer(task, batch.serial, index)
-            self._restore()
-            before, total = total, self._counts()
-            ran = {name: count - before.get(name, 0) for name, count in total.items() if count != before.get(name, 0)}
-            output = "" if answer.outcome == "held" else self._output(printed)
-            said, data = packed(batch.serial, index, answer, output, ran)
-            self._hold_back(data)
-            if said.outcome != "held" or time.monotonic() - self._sent > FLUSH_SECONDS:
+            answer = self._run_case(task, batch.serial, index)
+            self._restore_globals()
+            before, total = total, self._count_collectives()
+            collectives = {name: count - before.get(name, 0) for name, count in total.items() if count != before.get(name, 0)}
+            output = "" if answer.outcome == "held" else self._output_since(printed)
+            message, data = pack_or_report(batch.serial, index, answer, output, collectives)
+            self._buffer(data)
+            if message.outcome != "held" or time.monotonic() - self._last_flush > FLUSH_SECONDS:
                 self._flush()
-            if (said.outcome == "deviates" or self._outside) and self.together:
-                self.page.enter(self.rank, batch.serial, index, ANSWERED)
+            if (message.outcome == "deviates" or self._is_outside_mesh) and self.same_host:
+                self.page.set_position(self.rank, batch.serial, index, ANSWERED)
                 self._await_others(batch.serial, index)
-            if said.outcome == "raised":
-                self.page.enter(self.rank, batch.serial, index, PARKED)
-                self._park(protocol.Parked(batch.serial, index, total, ran, self._spoilt))
-                total = self._counts()
-        files, threads, memory = burden()
-        self._send(protocol.Done(batch.serial, files, threads, len(self._known), memory))
-        self.page.enter(self.rank, batch.serial, len(batch.tasks), IDLE)
+            if message.outcome == "raised":
+                self.page.set_position(self.rank, batch.serial, index, PARKED)
+                self._park(protocol.Parked(batch.serial, index, total, collectives, self._is_unusable))
+                total = self._count_collectives()
+        files, threads, memory = resource_usage()
+        self._send(protocol.BatchDone(batch.serial, files, threads, len(self._listed_groups), memory))
+        self.page.set_position(self.rank, batch.serial, len(batch.tasks), IDLE)
 
     def _await_others(self, batch: int, index: int) -> None:
-        """Wait until no rank runs a case any more: one that hangs in it must not meet a collective of the next. Whoever waits for long must
-        not look busy."""
+        """Wait until no rank runs the case any more: a rank that hangs in it must not pair with a collective of the next case. Naps grow
+        longer, so that a long wait does not count as use of the CPU."""
         nap = NAP_SECONDS
-        while not all(self.page.has_done(rank, batch, index) for rank in range(self.world)):
+        while not all(self.page.has_finished(rank, batch, index) for rank in range(self.world)):
             time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP_SECONDS)
+            nap = min(2 * nap, MAX_NAP_SECONDS)
 
-    def _answer(self, task: protocol.Task, batch: int, index: int) -> Answer:
+    def _run_case(self, task: protocol.Task, batch: int, index: int) -> Answer:
         here = RankContext(self.rank, self.world, self.target, task.folder, self._meshes)
         here.stage = task.stage
         if task.traced:
             here.tracer = Tracer()
-        self._remembered.begin(wanted=task.reuse)
+        self._metadata_cache.begin_case(reuse=task.reuse)
         if self.plans is not None:
-            self.plans.begin(f"{batch}.{index}" if task.reuse else "")
-        self._outside = False
+            self.plans.begin_case(f"{batch}.{index}" if task.reuse else "")
+        self._is_outside_mesh = False
         try:
             case = Case.parse(task.text)
-            self._outside = "mesh" in case and self.rank not in case.mesh().ranks
+            self._is_outside_mesh = "mesh" in case and self.rank not in case.mesh().ranks
             try_case(find(task.law), case, here)
             synchronize(self.target.device)
-            self._look_around()
+            self._check_leftovers()
         except Rejected as rejected:
             return here.answer(rejected=str(rejected) or "rejected")
         except BaseException as error:
-            self.page.enter(self.rank, batch, index, RAISED)
-            raised = describe(error)
-            self._spoilt |= is_lost(self.target.device)
-            if isinstance(error, NameError) and of_harness(error):
+            self.page.set_position(self.rank, batch, index, RAISED)
+            raised = describe_error(error)
+            self._is_unusable |= is_lost(self.target.device)
+            if isinstance(error, NameError) and is_raised_by_harness(error):
                 raised = Raised(HarnessError.__name__, f"{raised.error}: {raised.text}", raised.stack)
             return here.answer(raised=raised)
         return here.answer()
 
-    def _look_around(self) -> None:
-        """Raises :class:`LeftBehindError` for what a check must not leave behind, here or on any rank."""
+    def _check_leftovers(self) -> None:
+        """Raises :class:`LeftBehindError` if the check has destroyed the default process group or left a thread running."""
         if not dist.is_initialized():
-            self._spoilt = True
+            self._is_unusable = True
             raise LeftBehindError("the default process group is gone")
-        if threading.active_count() <= self._threads:
+        if threading.active_count() <= self._thread_count:
             return
-        until = time.monotonic() + LEAVE_SECONDS
-        while (left := list(filter(self._is_left, threading.enumerate()))) and time.monotonic() < until:
+        until = time.monotonic() + THREAD_EXIT_SECONDS
+        while (left := list(filter(self._is_leftover, threading.enumerate()))) and time.monotonic() < until:
             left[0].join(0.01)
-        self._threads = threading.active_count()
+        self._thread_count = threading.active_count()
         if left:
-            self._spoilt = True
+            self._is_unusable = True
             raise LeftBehindError(f"a thread still runs: {left[0].name}")
 
-    def _is_left(self, thread: threading.Thread) -> bool:
-        """Whether a thread is the check's to end: not one that ran before the first check, nor an executor's, which waits for work for
-        as long as the process lives, nor one that runs code of the backend's package, nor one that was not begun by Python: the threads
-        in which torch works out gradients on a GPU, and which only the end of the process ends."""
+    def _is_leftover(self, thread: threading.Thread) -> bool:
+        """Whether a thread should have ended with the check.
+
+        Not so are threads that ran before the first check, those of executors, which wait for work until the process ends, those that
+        run code of the backend's package, and those that Python did not start, such as torch's threads for gradients on a GPU.
+        """
         runs = getattr(thread, "_target", None)
         package, _, _ = str(getattr(runs, "__module__", None) or type(thread).__module__).partition(".")
         of_backend = bool(self.target.setup) and package == self.target.setup.partition(":")[0].partition(".")[0]
         foreign = isinstance(thread, threading._DummyThread)
-        return not (thread in self._at_first or runs is executors._worker or of_backend or foreign)
+        return not (thread in self._initial_threads or runs is executors._worker or of_backend or foreign)
 
-    def _restore(self) -> None:
-        """Undo what a law may have changed for the whole process."""
+    def _restore_globals(self) -> None:
+        """Restore the global state that a law may have changed."""
         torch.set_rng_state(self._rng)
         random.seed(0)
         if torch.get_default_dtype() != torch.float32:
@@ -187,121 +190,113 @@ class Rank:
             torch.use_deterministic_algorithms(False)
 
     def _park(self, parked: protocol.Parked) -> None:
-        """Wait until the driver knows that all ranks are here; show that the groups that it names still add up."""
+        """Wait until the driver has the answers of all ranks, then verify the groups that it names."""
         self._send(parked)
         held_back: deque[protocol.ToRank] = deque()
-        while not isinstance(message := self._next(), protocol.Go):
+        while not isinstance(message := self._next_message(), protocol.Resume):
             if isinstance(message, protocol.Stop):
-                leave(0)
+                exit_now(0)
             held_back.append(message)
         self._waiting.extendleft(reversed(held_back))
         try:
             for name, group in self._live_groups():
-                if name in message.prove or protocol.EVERY_GROUP in message.prove:
-                    self._prove(group)
+                if name in message.verify or protocol.EVERY_GROUP in message.verify:
+                    self._verify_group(group)
         except Exception as error:
-            self._send(protocol.Failed(f"{type(error).__name__}: {describe(error).text}"))
-            self._wait_for_the_end()
+            self._send(protocol.Failed(f"{type(error).__name__}: {describe_error(error).text}"))
+            while not isinstance(self._next_message(), protocol.Stop):
+                pass
+            exit_now(0)
 
-    def _prove(self, group: Any) -> None:
+    def _verify_group(self, group: Any) -> None:
         ones = torch.ones(1, device=self.target.device)
         dist.all_reduce(ones, group=group)
         if ones.item() != dist.get_world_size(group):
             raise RuntimeError("a group no longer adds up")
 
-    def _wait_for_the_end(self) -> NoReturn:
-        while not isinstance(self._next(), protocol.Stop):
-            pass
-        leave(0)
-
     def _live_groups(self) -> list[tuple[str, Any]]:
-        """The process groups of this rank, in the order in which their members name them; the default one where they cannot be listed."""
+        """The process groups of this rank, sorted by name, an order in which all their members agree; the default group where they cannot
+        be listed."""
         if self._registry is None:
             return [("default", None)]
-        if self._known != (live := list(self._registry.pg_map)):
-            self._known = live
+        if self._listed_groups != (live := list(self._registry.pg_map)):
+            self._listed_groups = live
             self._groups = sorted(((str(group.group_name), group) for group in live), key=lambda item: (len(item[0]), item[0]))
-            self._say(protocol.Groups({name: tuple(dist.get_process_group_ranks(group)) for name, group in self._groups}))
+            self._send_later(protocol.Groups({name: tuple(dist.get_process_group_ranks(group)) for name, group in self._groups}))
         return self._groups
 
-    def _counts(self) -> dict[str, int]:
-        """How many collectives each group has run; empty where the backend does not count."""
+    def _count_collectives(self) -> dict[str, int]:
+        """How many collectives each group has run; empty where the backend does not count them."""
         try:
-            return {name: self._count_of(group) for name, group in self._live_groups()}
+            # called on the group, not on the class: a backend in Python may override the method
+            return {name: int(getattr(group, self._sequence_number.__name__)()) for name, group in self._live_groups()}
         except Exception:
             return {}
 
-    def _count_of(self, group: Any) -> int:
-        # asked of the group, not of its class: a backend in Python may have its own answer
-        return int(getattr(group, self._count.__name__)())
+    def _output_since(self, since: int) -> str:
+        """What this rank has printed after the first ``since`` bytes of its output, cut to its end."""
+        flush_output()
+        return read_tail("/dev/fd/1", since)
 
-    def _output(self, since: int) -> str:
-        """What this rank has printed after the first ``since`` bytes of its output, at most the last of it."""
-        flush()
-        return tail("/dev/fd/1", since)
-
-    def _next(self) -> protocol.ToRank:
+    def _next_message(self) -> protocol.ToRank:
         while not self._waiting:
             self._waiting.extend(protocol.receive(self.stream, self._frames))
         return self._waiting.popleft()
 
     def _send(self, message: protocol.FromRank) -> None:
-        self._say(message)
+        self._send_later(message)
         self._flush()
 
-    def _say(self, message: protocol.FromRank) -> None:
-        """Send a message with the next ones."""
-        self._hold_back(protocol.frame(message))
+    def _send_later(self, message: protocol.FromRank) -> None:
+        """Buffer a message, to be sent with the next flush."""
+        self._buffer(protocol.encode_frame(message))
 
-    def _hold_back(self, data: bytes) -> None:
-        if not self.page.keep(self.rank, data):
+    def _buffer(self, data: bytes) -> None:
+        if not self.page.buffer(self.rank, data):
             self._flush()
-            if not self.page.keep(self.rank, data):
+            if not self.page.buffer(self.rank, data):
                 self.stream.sendall(data)
 
     def _flush(self) -> None:
         self.stream.sendall(self.page.unsent(self.rank))
-        self.page.sent(self.rank)
-        self._sent = time.monotonic()
+        self.page.clear_buffer(self.rank)
+        self._last_flush = time.monotonic()
 
 
-def packed(batch: int, index: int, answer: Answer, output: str, ran: dict[str, int]) -> tuple[protocol.Said, bytes]:
-    """An answer as a message and its bytes; one that cannot be sent becomes one that says so."""
+def pack_or_report(batch: int, index: int, answer: Answer, output: str, collectives: dict[str, int]) -> tuple[protocol.PackedAnswer, bytes]:
+    """An answer as a message and its frame. An answer that cannot be encoded becomes one that says that the rank raised."""
     try:
-        said = protocol.pack_answer(batch, index, answer, output, ran)
-        return said, protocol.frame(said)
+        message = protocol.pack_answer(batch, index, answer, output, collectives)
+        return message, protocol.encode_frame(message)
     except Exception as error:
-        raised = describe(error)
-        said = protocol.Said(batch, index, "raised", raised=(raised.error, raised.text, raised.stack), ran=ran)
-        return said, protocol.frame(said)
+        message = protocol.PackedAnswer(batch, index, "raised", raised=describe_error(error), collectives=collectives)
+        return message, protocol.encode_frame(message)
 
 
-def burden() -> tuple[int, int, int]:
-    """How many descriptors this process has open, how many threads it has, and how many bytes of it are resident; zeros where the system
-    does not tell."""
+def resource_usage() -> tuple[int, int, int]:
+    """How many descriptors this process has open, how many threads it has, and its resident bytes; zeros where the system does not tell."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            pages = int(file.read().split()[1])
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), pages * resource.getpagesize()
-    except OSError:
+        process = psutil.Process()
+        return process.num_fds(), process.num_threads(), process.memory_info().rss
+    except (psutil.Error, OSError):
         return 0, 0, 0
 
 
-def schedule() -> None:
-    """Tell the kernel that this process works in bulk: a rank that a message wakes does not interrupt the one that sent it. Where ranks
-    outnumber the cores, a collective takes half the CPU time that way."""
+def use_batch_scheduling() -> None:
+    """Put this process into the kernel's batch class: a rank that a message wakes then does not preempt the sender. Where ranks outnumber
+    the cores, this halves the CPU time of a collective."""
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def settle_sources() -> None:
-    """No source file changes while a rank lives. torch notes a stack for each sharding that it plans, which asks the file system for each
-    frame's file otherwise."""
+def skip_source_checks() -> None:
+    """Stop ``linecache`` from checking source files for changes: none changes while a rank lives. torch records a stack for each sharding
+    that it plans, and ``linecache`` would stat the file of each frame."""
     linecache.checkcache = lambda filename=None: None
 
 
-def redirect(folder: str, rank: int) -> None:
-    """Send all that this process prints, C++ included, to a file of its own; stacks, asked for by signal, to another."""
+def redirect_output(folder: str, rank: int) -> None:
+    """Redirect all output of this process, C++ included, to a file of its own, and stacks dumped on a signal to another."""
     output = os.open(f"{folder}/rank-{rank}.out", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, place in ((nothing, 0), (output, 1), (output, 2)):
@@ -314,14 +309,15 @@ def redirect(folder: str, rank: int) -> None:
     faulthandler.register(protocol.DUMP_SIGNAL, stacks, all_threads=True)
 
 
-def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None:
-    """Join the world's process group as the target says: ``{folder}``, ``{host}`` and ``{port}`` in ``init_method`` are the world's."""
+def join_process_group(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None:
+    """Join the world's process group as the target describes it. In its ``init_method``, ``{folder}``, ``{host}`` and ``{port}`` are
+    replaced by the world's."""
     gloo.share_device()
     if target.setup:
-        called(target.setup)
+        call_by_name(target.setup)
     if target.device == "cpu":
         limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (LARGEST_MEMORY if limit < 0 else min(limit, LARGEST_MEMORY), limit))
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES if limit < 0 else min(limit, MAX_MEMORY_BYTES), limit))
     else:
         devices = torch.get_device_module(target.device)
         devices.set_device(device % devices.device_count())
@@ -338,60 +334,60 @@ def start(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None
 
 
 def init_options(target: Target) -> dict[str, Any]:
-    """The further arguments of ``init_process_group`` that a target asks for, on a rank that has chosen its device."""
+    """The target's own arguments for ``init_process_group``, on a rank that has set its device."""
     found = dict(target.init_options)
     if found.pop("device_id", False):
         found["device_id"] = torch.device(target.device, torch.get_device_module(target.device).current_device())
     if "pg_options" in found:
-        found["pg_options"] = called(found["pg_options"])
+        found["pg_options"] = call_by_name(found["pg_options"])
     return found
 
 
-def called(place: str) -> Any:
-    """What ``module:function`` returns; of a module alone, which it only imports, nothing."""
-    module, _, function = place.partition(":")
-    found = importlib.import_module(module)
-    return attrgetter(function)(found)() if function else None
+def call_by_name(name: str) -> Any:
+    """Call ``module:function`` and return the result; a ``module`` alone is only imported."""
+    module, _, function = name.partition(":")
+    found = pkgutil.resolve_name(f"{module}:{function}")
+    return found() if function else None
 
 
-def flush() -> None:
-    """Bring what Python has printed into its file."""
+def flush_output() -> None:
+    """Flush what Python has printed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
 
 
-def leave(code: int) -> NoReturn:
-    """End this process at once, whatever its threads are doing."""
-    flush()
+def exit_now(code: int) -> NoReturn:
+    """End this process at once, without waiting for its threads."""
+    flush_output()
     os._exit(code)
 
 
-def main(at: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) -> NoReturn:
-    """What the server's child runs: the rank at this place among those that ``spawn`` asks for."""
-    code, rank = 1, spawn.ranks[at]
+def main(index: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) -> NoReturn:
+    """Entry point of the server's child: become rank ``spawn.ranks[index]``."""
+    code, rank = 1, spawn.ranks[index]
     try:
-        schedule()
-        # a forked process gets its pool of threads on first use, and one that autograd's threads ask for at once is none to some of them
+        use_batch_scheduling()
+        # a forked process creates its thread pool on first use, which must not happen in several autograd threads at once
         torch.set_num_threads(torch.get_num_threads())
-        settle_sources()
-        redirect(spawn.folder, rank)
-        page = Page(f"{spawn.folder}/progress", spawn.size)
+        skip_source_checks()
+        redirect_output(spawn.folder, rank)
+        page = ProgressPage(f"{spawn.folder}/progress", spawn.size)
         try:
-            start(rank, spawn.devices[at], target, spawn)
+            join_process_group(rank, spawn.devices[index], target, spawn)
         except BaseException as error:
             traceback.print_exc()
-            text = " ".join(describe(error).text.split())[:500]
-            stream.sendall(protocol.frame(protocol.Failed(f"{type(error).__name__}: {text}")))
-            leave(1)
-        stream.sendall(protocol.frame(protocol.Ready()))
-        together = len(spawn.ranks) == spawn.size
-        plans = SharedPlans(rank, spawn.folder) if together and spawn.size > 1 and not lacking() else None
+            text = " ".join(describe_error(error).text.split())[:500]
+            stream.sendall(protocol.encode_frame(protocol.Failed(f"{type(error).__name__}: {text}")))
+            exit_now(1)
+        stream.sendall(protocol.encode_frame(protocol.Ready()))
+        same_host = len(spawn.ranks) == spawn.size
+        plans = SharedPlans(rank, spawn.folder) if same_host and spawn.size > 1 and not why_unavailable() else None
         metadata = os.path.join(os.path.dirname(spawn.folder), "metadata")
-        Rank(rank, spawn.size, target, stream, page, plans, together, metadata).serve()
+        Rank(rank, spawn.size, target, stream, page, plans, same_host, metadata).serve()
         code = 0
     except (EOFError, ConnectionError):
         code = 0
     except BaseException:
         traceback.print_exc()
-    leave(code)
+    exit_now(code)

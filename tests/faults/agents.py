@@ -9,7 +9,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import Pool
 from shardlaw.conformance.world.hosts.hub import Hub
 from shardlaw.conformance.world.hosts.torchrun import agent_command
-from shardlaw.conformance.world.wire import Orders
+from shardlaw.conformance.world.wire import AgentConfig
 
 SECONDS = 30
 
@@ -34,7 +34,7 @@ def hub_of(size: int) -> Iterator[tuple[Hub, list["subprocess.Popen[bytes]"]]]:
 
 def start(hub: Hub, process: int, token: bytes | None = None) -> "subprocess.Popen[bytes]":
     """One agent, which may have been given another token than the hub's."""
-    command, descriptor = agent_command(Orders(*hub.address, token or hub.token, process, process, os.getpid(), True))
+    command, descriptor = agent_command(AgentConfig(*hub.address, token or hub.token, process, process, os.getpid(), True))
     try:
         return subprocess.Popen(command, pass_fds=[descriptor], stderr=subprocess.PIPE, process_group=0)
     finally:

@@ -33,7 +33,7 @@ class House:
         """Verdicts on cases of several laws, in their order."""
         found: dict[int, Verdict] = {}
         for at, one in enumerate(cases):
-            self.pool.feed(LAWS[one.law.partition("[")[2].rstrip("]")], one, lambda verdict, at=at: found.setdefault(at, verdict))
+            self.pool.submit(LAWS[one.law.partition("[")[2].rstrip("]")], one, lambda verdict, at=at: found.setdefault(at, verdict))
         self.pool.flush()
         assert sorted(found) == list(range(len(cases)))
         return [found[at] for at in range(len(cases))]

@@ -25,7 +25,7 @@ def main(how: str) -> None:
         tell(pool)
         time.sleep(60)
     with Pool(Target()) as pool:
-        pool.judge(LAWS["sums"], [case("sums", 2), case("sums", 3)])
+        pool.check(LAWS["sums"], [case("sums", 2), case("sums", 3)])
         tell(pool)
         if how == "raises":
             raise ValueError("the driver")
@@ -36,12 +36,12 @@ def main(how: str) -> None:
             maker.start()
             maker.join()
             with made[0] as other:
-                assert other.judge(LAWS["sums"], [case("sums", 2)])[0].status == "held"
+                assert other.check(LAWS["sums"], [case("sums", 2)])[0].status == "held"
                 tell(other)
             pool.close = lambda: None  # type: ignore[method-assign]
         else:
             for i in range(10**9):
-                pool.feed(LAWS["sums"], case("sums", 2 + i % 2, seed=i), lambda verdict: None)
+                pool.submit(LAWS["sums"], case("sums", 2 + i % 2, seed=i), lambda verdict: None)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_worlds_of_every_size_that_was_launched(far: House) -> None:
     assert {verdict.status for verdict in far.judge(*cases)} == {"held"}
     one = Case.of("fault.rank[passes_on]", first=2, second=3)
     assert [verdict.status for verdict in far.judge(one)] == ["held"]
-    assert far.pool.fresh(LAWS["killed"], case("killed", 2)).kind == "crash"
+    assert far.pool.check_fresh(LAWS["killed"], case("killed", 2)).kind == "crash"
 
 
 def test_hosts_that_share_no_folder_reject_what_needs_one() -> None:
@@ -80,26 +80,26 @@ def test_hosts_that_share_no_folder_reject_what_needs_one() -> None:
 
         with Pool(Target(timeout=3), launch=begin) as pool:
             one = Case.of("fault.rank[passes_on]", first=2, second=2)
-            (verdict,) = pool.judge(LAWS["passes_on"], [one])
+            (verdict,) = pool.check(LAWS["passes_on"], [one])
             assert verdict.status == "rejected"
             assert "share no folder" in verdict.message
-            assert pool.judge(LAWS["sums"], [case("sums", 2)])[0].status == "held"
+            assert pool.check(LAWS["sums"], [case("sums", 2)])[0].status == "held"
 
 
 def test_more_ranks_than_were_launched_are_refused() -> None:
     with hub_of(1) as (made, _), pool_of(made) as pool, pytest.raises(WorldError, match="wants 2 ranks, 1 processes were launched"):
-        pool.judge(LAWS["sums"], [case("sums", 2)])
+        pool.check(LAWS["sums"], [case("sums", 2)])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_agent_that_is_killed_ends_the_run_and_takes_its_ranks_along(number: signal.Signals) -> None:
     with hub_of(2) as (made, agents), pool_of(made) as pool:
-        pool.judge(LAWS["sums"], [case("sums", 2)])
+        pool.check(LAWS["sums"], [case("sums", 2)])
         theirs = [child.pid for agent in agents for child in psutil.Process(agent.pid).children(recursive=True)]
         assert len(theirs) == 4
         agents[1].send_signal(number)
         with pytest.raises(LostError, match=r"launched process 1 on \S+ is gone"):
-            pool.judge(LAWS["sums"], [case("sums", 2, seed=i) for i in range(100_000)])
+            pool.check(LAWS["sums"], [case("sums", 2, seed=i) for i in range(100_000)])
         pool.close()
         assert left({"pids": [*theirs, *(agent.pid for agent in agents)], "folder": pool.folder}, 10) == []
 
@@ -107,11 +107,11 @@ def test_agent_that_is_killed_ends_the_run_and_takes_its_ranks_along(number: sig
 def test_agent_that_falls_silent_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "SILENCE_SECONDS", 3.0)
     with hub_of(2) as (made, agents), pool_of(made) as pool:
-        pool.judge(LAWS["sums"], [case("sums", 2)])
+        pool.check(LAWS["sums"], [case("sums", 2)])
         agents[1].send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(LostError, match="has been silent for 3 s"):
-                pool.judge(LAWS["sums"], [case("sums", 2, seed=i) for i in range(100_000)])
+                pool.check(LAWS["sums"], [case("sums", 2, seed=i) for i in range(100_000)])
         finally:
             agents[1].send_signal(signal.SIGCONT)
 
@@ -121,7 +121,7 @@ def test_wrong_token_is_refused_by_either_side() -> None:
         stranger = start(made, 0, b"another token")
         silent = socket.create_connection(made.address)
         with silent:
-            assert pool.judge(LAWS["sums"], [case("sums", 2)])[0].status == "held"
+            assert pool.check(LAWS["sums"], [case("sums", 2)])[0].status == "held"
             assert stranger.wait(30) == 0
             assert stranger.stderr is not None
             assert b"no driver at" in stranger.stderr.read()
@@ -133,9 +133,9 @@ def test_agent_believes_no_driver_that_does_not_know_the_token() -> None:
         def pretend() -> None:
             stream, _ = listener.accept()
             with stream:
-                stream.sendall(protocol.frame(wire.Challenge(b"nonce")))
+                stream.sendall(protocol.encode_frame(wire.Challenge(b"nonce")))
                 stream.recv(4096)
-                stream.sendall(protocol.frame(wire.Welcome(b"proof")))
+                stream.sendall(protocol.encode_frame(wire.Welcome(b"proof")))
 
         pretender = threading.Thread(target=pretend)
         pretender.start()

@@ -107,8 +107,8 @@ def test_close_leaves_nothing_in_this_process() -> None:
     files = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     with Pool(Target()) as pool:
-        pool.judge(LAWS["sums"], [case("sums", 2)])
-        pool.judge(LAWS["killed"], [case("killed", 2)])
+        pool.check(LAWS["sums"], [case("sums", 2)])
+        pool.check(LAWS["killed"], [case("killed", 2)])
         folder = pool.folder
     assert not os.path.exists(folder)
     assert [child for child in psutil.Process().children(recursive=True) if folder in " ".join(child.cmdline())] == []
@@ -119,8 +119,8 @@ def test_close_leaves_nothing_in_this_process() -> None:
 
 def test_close_while_ranks_are_busy_is_quick() -> None:
     pool = Pool(Target())
-    pool.judge(LAWS["sums"], [case("sums", 2)])
-    pool.feed(LAWS["spins"], case("spins", 2), lambda verdict: None)
+    pool.check(LAWS["sums"], [case("sums", 2)])
+    pool.submit(LAWS["spins"], case("spins", 2), lambda verdict: None)
     pool.poll()
     before = time.monotonic()
     pool.close()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.world.hosts.torchrun import follows, launch_info
+from shardlaw.conformance.world.hosts.torchrun import is_secondary_process, launch_info
 from shardlaw.conformance.world.launch import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -131,16 +131,16 @@ def test_request_that_is_refused_is_refused_once(tmp_path: Path) -> None:
 def test_place_of_a_launched_process() -> None:
     found = launch_info(LAUNCHED)
     assert found is not None
-    assert (found.process, found.size, found.device, found.beside, found.hosted, found.loopback) == (3, 4, 1, 2, True, True)
+    assert (found.process, found.size, found.local_rank, found.local_size, found.store_is_hosted, found.loopback) == (3, 4, 1, 2, True, True)
     assert launch_info({**LAUNCHED, "MASTER_ADDR": "10.0.0.1"}).loopback is False  # type: ignore[union-attr]
-    assert follows(LAUNCHED)
-    assert not follows({**LAUNCHED, "RANK": "0"})
+    assert is_secondary_process(LAUNCHED)
+    assert not is_secondary_process({**LAUNCHED, "RANK": "0"})
 
 
 def test_shell_that_has_a_rank_by_accident_is_no_launch() -> None:
     by_accident = {name: value for name, value in LAUNCHED.items() if name != "TORCHELASTIC_RUN_ID"}
     assert launch_info(by_accident) is None
-    assert not follows(by_accident)
+    assert not is_secondary_process(by_accident)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 from shardlaw.conformance.world import protocol, watch
 from shardlaw.conformance.world.observer import LocalObserver
-from shardlaw.conformance.world.output import tail
-from shardlaw.conformance.world.progress import ROOM, RUNNING, Page, Place
+from shardlaw.conformance.world.output import read_tail
+from shardlaw.conformance.world.progress import BUFFER_BYTES, RUNNING, Position, ProgressPage
 from shardlaw.conformance.world.watch import Watch
 from shardlaw.conformance.world.world import Job, World
 from tests.faults.conftest import LAWS
@@ -29,10 +29,10 @@ class Ranks:
         self._pids = dict(enumerate(pids))
 
     def activity(self) -> list[watch.Activity]:
-        return watch.activity(self._pids)
+        return watch.read_activity(self._pids)
 
-    def share(self) -> float:
-        return watch.share()
+    def cpu_share(self) -> float:
+        return watch.cpu_share()
 
 
 NOBODY = Ranks()
@@ -41,7 +41,7 @@ NOBODY = Ranks()
 @pytest.fixture
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def set_share(part: float) -> None:
-        monkeypatch.setattr(watch, "share", lambda: part)
+        monkeypatch.setattr(watch, "cpu_share", lambda: part)
 
     set_share(1.0)
     return set_share
@@ -49,21 +49,21 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_quiet_time_counts_only_while_the_driver_looks(idle_machine: Callable[[float], None]) -> None:
     clock = Watch()
-    assert not clock.look(0.0, "here", NOBODY)
+    assert not clock.update(0.0, "here", NOBODY)
     for now in (0.1, 0.2, 0.3):
-        assert clock.look(now, "here", NOBODY)
+        assert clock.update(now, "here", NOBODY)
     assert clock.quiet == pytest.approx(0.3)
-    clock.look(100.0, "here", NOBODY)
+    clock.update(100.0, "here", NOBODY)
     assert clock.quiet < 0.6
-    clock.look(100.1, "moved", NOBODY)
+    clock.update(100.1, "moved", NOBODY)
     assert (clock.quiet, clock.stuck) == (0, 0)
 
 
 def test_time_counts_less_on_a_busy_machine(idle_machine: Callable[[float], None]) -> None:
     clock = Watch()
     idle_machine(0.1)
-    clock.look(0.0, "here", NOBODY)
-    clock.look(0.2, "here", NOBODY)
+    clock.update(0.0, "here", NOBODY)
+    clock.update(0.2, "here", NOBODY)
     assert (clock.quiet, clock.stuck, clock.passed) == pytest.approx((0.02, 0.02, 0.2))
     assert not clock.is_busy_for(0.1)
     clock.busiest = 0.05
@@ -71,22 +71,22 @@ def test_time_counts_less_on_a_busy_machine(idle_machine: Callable[[float], None
 
 
 def test_share_of_this_machine() -> None:
-    assert 0 < watch.share() <= 1
+    assert 0 < watch.cpu_share() <= 1
 
 
 def test_process_that_uses_the_cpu_is_not_quiet(idle_machine: Callable[[float], None]) -> None:
     clock = Watch()
-    clock.look(0.0, "here", Ranks(os.getpid()))
-    clock.look(0.1, "here", Ranks(os.getpid()))
+    clock.update(0.0, "here", Ranks(os.getpid()))
+    clock.update(0.1, "here", Ranks(os.getpid()))
     assert clock.quiet == 0
     assert clock.stuck == pytest.approx(0.1)
 
 
 def test_a_law_that_was_late_before_gets_less_time() -> None:
     target = Target(timeout=10)
-    first, again, full = watch.searching(target), watch.searching(target, hung=True), watch.full(target)
-    assert again.quiet < first.quiet < watch.searching(target, storage=True).quiet < full.quiet == full.busy == 10
-    assert watch.searching(Target(timeout=0.2)).quiet == 0.2
+    first, again, full = watch.search_limits(target), watch.search_limits(target, hung=True), watch.full_limits(target)
+    assert again.quiet < first.quiet < watch.search_limits(target, storage=True).quiet < full.quiet == full.busy == 10
+    assert watch.search_limits(Target(timeout=0.2)).quiet == 0.2
 
 
 ANSWERS = [
@@ -99,11 +99,11 @@ ANSWERS = [
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.outcome)
 def test_answers_travel(answer: Answer) -> None:
-    frames = protocol.Frames(protocol.FromRank)
-    data = protocol.frame(protocol.pack_answer(3, 4, answer, answer.output, {"0": 1}))
+    frames = protocol.FrameDecoder(protocol.FromRank)
+    data = protocol.encode_frame(protocol.pack_answer(3, 4, answer, answer.output, {"0": 1}))
     assert list(frames.feed(data[:7])) == []
     (said,) = frames.feed(data[7:])
-    assert (said.batch, said.index, said.ran) == (3, 4, {"0": 1})
+    assert (said.batch, said.index, said.collectives) == (3, 4, {"0": 1})
     assert protocol.unpack_answer(1, said) == answer
 
 
@@ -129,31 +129,31 @@ def test_deposits_travel() -> None:
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\3abc"])
 def test_bytes_that_are_no_message(data: bytes) -> None:
     with pytest.raises(protocol.ProtocolError):
-        list(protocol.Frames(protocol.FromRank).feed(data))
+        list(protocol.FrameDecoder(protocol.FromRank).feed(data))
 
 
 def test_page_keeps_what_a_rank_has_not_sent(tmp_path: Path) -> None:
-    driver = Page(str(tmp_path / "page"), 2, create=True)
-    rank = Page(str(tmp_path / "page"), 2)
-    rank.enter(1, 5, 3, RUNNING)
-    assert rank.keep(1, b"one")
-    assert rank.keep(1, b"two")
-    assert (driver.place(1), driver.unsent(1), driver.unsent(0)) == (Place(5, 3, RUNNING), b"onetwo", b"")
-    assert not rank.keep(1, bytes(ROOM))
-    rank.sent(1)
+    driver = ProgressPage(str(tmp_path / "page"), 2, create=True)
+    rank = ProgressPage(str(tmp_path / "page"), 2)
+    rank.set_position(1, 5, 3, RUNNING)
+    assert rank.buffer(1, b"one")
+    assert rank.buffer(1, b"two")
+    assert (driver.position(1), driver.unsent(1), driver.unsent(0)) == (Position(5, 3, RUNNING), b"onetwo", b"")
+    assert not rank.buffer(1, bytes(BUFFER_BYTES))
+    rank.clear_buffer(1)
     assert driver.unsent(1) == b""
 
 
 def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path) -> None:
     world = World(1, 2, LocalObserver(str(tmp_path / "world"), 2, lambda: None), deque())
-    world.send([Job(LAWS["nothing"], Case.of("fault.rank[nothing]"), print, "", (2,))])
+    world.send_batch([Job(LAWS["nothing"], Case.of("fault.rank[nothing]"), print, "", (2,))])
     batch = world.batches[0]
     # a rank that was read while it sent says so twice
-    assert world.complete(0, 1) is None
-    assert world.complete(0, 1) is None
-    assert world.complete(1, 1) is None
-    batch.due.clear()
-    completed = world.complete(1, 1)
+    assert world.mark_finished(0, 1) is None
+    assert world.mark_finished(0, 1) is None
+    assert world.mark_finished(1, 1) is None
+    batch.pending.clear()
+    completed = world.mark_finished(1, 1)
     assert completed is not None
     assert completed[0] is batch
     world.destroy()
@@ -162,7 +162,7 @@ def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path
 def test_tail_of_a_file_that_has_been_cut(tmp_path: Path) -> None:
     file = tmp_path / "out"
     file.write_text("0123456789")
-    assert tail(str(file), 4) == "456789"
-    assert tail(str(file), 10) == ""
-    assert tail(str(file), 99) == "0123456789"
-    assert tail(str(tmp_path / "none")) == ""
+    assert read_tail(str(file), 4) == "456789"
+    assert read_tail(str(file), 10) == ""
+    assert read_tail(str(file), 99) == "0123456789"
+    assert read_tail(str(tmp_path / "none")) == ""

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 def test_each_case_has_one_verdict_in_order(house: House) -> None:
     cases = [case("nothing", 2 + i % 3, seed=i) for i in range(300)]
-    assert [verdict.case for verdict in house.pool.judge(LAWS["nothing"], cases)] == cases
+    assert [verdict.case for verdict in house.pool.check(LAWS["nothing"], cases)] == cases
 
 
 def test_callbacks_may_feed(house: House) -> None:
@@ -27,9 +27,9 @@ def test_callbacks_may_feed(house: House) -> None:
     def again(verdict: Verdict) -> None:
         found.append(verdict)
         if len(found) < 20:
-            house.pool.feed(LAWS["nothing"], case("nothing", seed=len(found)), again)
+            house.pool.submit(LAWS["nothing"], case("nothing", seed=len(found)), again)
 
-    house.pool.feed(LAWS["nothing"], case("nothing", seed=0), again)
+    house.pool.submit(LAWS["nothing"], case("nothing", seed=0), again)
     house.pool.flush()
     assert [verdict.case.seed for verdict in found] == list(range(20))
 
@@ -40,9 +40,9 @@ def test_callback_that_raises_loses_no_other_verdict(house: House) -> None:
     def spoil(verdict: Verdict) -> None:
         raise KeyError("mine")
 
-    house.pool.feed(LAWS["nothing"], case("nothing", seed=1), found.append)
-    house.pool.feed(LAWS["nothing"], case("nothing", seed=2), spoil)
-    house.pool.feed(LAWS["nothing"], case("nothing", seed=3), found.append)
+    house.pool.submit(LAWS["nothing"], case("nothing", seed=1), found.append)
+    house.pool.submit(LAWS["nothing"], case("nothing", seed=2), spoil)
+    house.pool.submit(LAWS["nothing"], case("nothing", seed=3), found.append)
     with pytest.raises(KeyError, match="mine"):
         house.pool.flush()
     house.pool.flush()
@@ -69,36 +69,36 @@ def test_what_a_case_changes_is_restored(house: House) -> None:
 
 
 def test_history_is_what_the_world_has_served(house: House) -> None:
-    house.pool.judge(LAWS["killed"], [case("killed", 2)])
+    house.pool.check(LAWS["killed"], [case("killed", 2)])
     cases = [case("sums", 2, seed=i) for i in range(5)] + [case("marks", 2), case("sums", 2, seed=9)]
     house.judge(*cases)
     (verdict,) = house.judge(case("remembers", 2))
     assert verdict.kind == "wrong-value"
     assert verdict.history == tuple(cases)
-    alone = house.pool.fresh(LAWS["remembers"], verdict.case)
+    alone = house.pool.check_fresh(LAWS["remembers"], verdict.case)
     assert alone.status == "held"
     after = verdict.case.with_after((case("nothing", 2), case("marks", 2)))
-    assert house.pool.fresh(LAWS["remembers"], after).kind == "wrong-value"
-    house.pool.judge(LAWS["killed"], [case("killed", 2)])
+    assert house.pool.check_fresh(LAWS["remembers"], after).kind == "wrong-value"
+    house.pool.check(LAWS["killed"], [case("killed", 2)])
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 1), (2, 2)])
 def test_stages_run_in_worlds_of_their_sizes_and_share_a_folder(house: House, sizes: tuple[int, int]) -> None:
     one = Case.of("fault.rank[passes_on]", first=sizes[0], second=sizes[1])
     assert [verdict.status for verdict in house.judge(one, one)] == ["held", "held"]
-    assert house.pool.fresh(LAWS["passes_on"], one).status == "held"
+    assert house.pool.check_fresh(LAWS["passes_on"], one).status == "held"
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_stage_that_does_not_hold_is_the_verdict(house: House, bad: int) -> None:
     one = Case.of("fault.rank[passes_on]", first=2, second=3, bad=bad)
-    for verdict in (*house.judge(one), house.pool.fresh(LAWS["passes_on"], one)):
+    for verdict in (*house.judge(one), house.pool.check_fresh(LAWS["passes_on"], one)):
         assert (verdict.kind, verdict.check, len(verdict.ranks)) == ("wrong-value", "stage", 2 + bad)
 
 
 def test_hang_is_confirmed_under_the_full_limit(house: House) -> None:
     before = time.monotonic()
-    verdict = house.pool.fresh(LAWS["all_wait"], case("all_wait"))
+    verdict = house.pool.check_fresh(LAWS["all_wait"], case("all_wait"))
     assert verdict.kind == "hang"
     assert time.monotonic() - before > 3
 
@@ -125,7 +125,7 @@ def test_worlds_side_by_side_work_on_different_laws_and_share_one_of_many_cases(
 
         def judged(name: str, count: int) -> list[set[str]]:
             cases = [case(name, 2, seed=i) for i in range(count)]
-            assert {verdict.status for verdict in pool.judge(LAWS[name], cases)} == {"held"}
+            assert {verdict.status for verdict in pool.check(LAWS[name], cases)} == {"held"}
             return [{served.law for served in world.served} for world in pool._manager.worlds.values()]
 
         judged("sums", 20)
@@ -137,9 +137,9 @@ def test_worlds_side_by_side_work_on_different_laws_and_share_one_of_many_cases(
 
 def test_groups_of_gloo_share_what_carries_their_messages(house: House) -> None:
     house.judge(case("nothing", 3))
-    before = [rank["threads"] for rank in house.pool.weights()]
+    before = [rank["threads"] for rank in house.pool.usage()]
     house.judge(case("groups", 3))
-    more = [now["threads"] - then for now, then in zip(house.pool.weights(), before, strict=True)]
+    more = [now["threads"] - then for now, then in zip(house.pool.usage(), before, strict=True)]
     assert max(more) <= 2 * laws.GROUPS, "each has a thread of its own that wakes up"
 
 
@@ -163,7 +163,7 @@ def test_world_goes_on_after_messages_between_two_of_its_ranks(house: House) -> 
 )
 def test_target_that_cannot_start_says_why(target: Target, told: str) -> None:
     with Pool(target) as pool, pytest.raises(WorldError, match=told) as caught:
-        pool.judge(LAWS["nothing"], [case("nothing", 2)])
+        pool.check(LAWS["nothing"], [case("nothing", 2)])
     assert "\n" not in str(caught.value)
     if caught.value.output.startswith("where rank"):  # not while torch is still being loaded
         assert re.search(r"where rank 0 was:(\n.*)+hooks.py\", line \d+ in sleeps", caught.value.output)
@@ -172,29 +172,29 @@ def test_target_that_cannot_start_says_why(target: Target, told: str) -> None:
 def test_setup_and_environment_of_a_target_reach_every_rank() -> None:
     target = Target(setup="tests.faults.hooks:marks", env=(("WANTED", "here"),), options=(("threads", 2),))
     with Pool(target) as pool:
-        (verdict,) = pool.judge(LAWS["remembers"], [case("remembers", 2)])
+        (verdict,) = pool.check(LAWS["remembers"], [case("remembers", 2)])
         assert [answer.outcome for answer in verdict.ranks] == ["deviates", "deviates"]
 
 
 def test_a_thread_that_a_target_brings_is_nobodys_to_end() -> None:
     with Pool(Target(setup="tests.faults.hooks:keeps_a_thread", timeout=3)) as pool:
-        (verdict,) = pool.judge(LAWS["leaves_thread"], [case("leaves_thread", 2)])
+        (verdict,) = pool.check(LAWS["leaves_thread"], [case("leaves_thread", 2)])
         assert "a thread still runs: left" in verdict.message
 
 
 def test_init_method_of_a_target() -> None:
     with Pool(Target(init_method="tcp://localhost:{port}")) as pool:
-        verdicts = pool.judge(LAWS["sums"], [case("sums", 2), case("sums", 3)])
+        verdicts = pool.check(LAWS["sums"], [case("sums", 2), case("sums", 3)])
         assert {verdict.status for verdict in verdicts} == {"held"}
 
 
 def test_lost_server_is_started_again() -> None:
     with Pool(Target(timeout=4)) as pool:
-        pool.judge(LAWS["sums"], [case("sums", 2)])
-        verdicts = pool.judge(LAWS["kills_server"], [case("kills_server", 2)])
+        pool.check(LAWS["sums"], [case("sums", 2)])
+        verdicts = pool.check(LAWS["kills_server"], [case("kills_server", 2)])
         assert verdicts[0].status == "held"
 
 
 def test_unknown_law_is_no_silent_pass(house: House) -> None:
-    (verdict,) = house.pool.judge(replace(LAWS["nothing"], id="fault.unknown"), [Case.of("fault.unknown", world=2)])
+    (verdict,) = house.pool.check(replace(LAWS["nothing"], id="fault.unknown"), [Case.of("fault.unknown", world=2)])
     assert (verdict.kind, verdict.error) == ("raised", "KeyError: 'fault.unknown'")

@@ -13,8 +13,8 @@ from shardlaw.conformance.rank import storage
 from shardlaw.conformance.rank.spmd import Function
 from shardlaw.conformance.target import builtin as builtin_targets
 from shardlaw.conformance.target.builtin import BUILTIN, check_devices
-from shardlaw.conformance.target.config import DTYPES, find_target, known_targets, named_target, read_config, target_from, with_storage
-from shardlaw.conformance.world.worker import called
+from shardlaw.conformance.target.config import DTYPES, find_target, get_target, parse_target, read_config, target_origins, with_storage
+from shardlaw.conformance.world.worker import call_by_name
 
 UCX = """
 [target.ucx]
@@ -71,8 +71,8 @@ def test_a_storage_may_lie_elsewhere(tmp_path: Path) -> None:
         (f"{tmp_path}/bucket", "bucket/tmp-shardlaw-1-case-2"),
     ):
         target = Target(storage="mine", writer=f"{place}Writer", reader=f"{place}Reader", options=(("path", path), ("sync_files", False)))
-        assert str(storage.writer(target, "/tmp/shardlaw-1/case-2", thread_count=2).path).endswith(there)
-        assert str(storage.reader(target, "/tmp/shardlaw-1/case-2").path).endswith(there)
+        assert str(storage.make_writer(target, "/tmp/shardlaw-1/case-2", thread_count=2).path).endswith(there)
+        assert str(storage.make_reader(target, "/tmp/shardlaw-1/case-2").path).endswith(there)
 
 
 def test_pyproject_holds_the_same_tables(tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_no_config_is_no_error(tmp_path: Path) -> None:
 
 def test_a_block_of_a_built_in_name_changes_it(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, "[target.nccl]\ntimeout = 33\n"))
-    assert named_target("nccl", config) == replace(BUILTIN["nccl"], timeout=33.0)
-    assert known_targets(config)["nccl"] == "shardlaw.toml"
+    assert get_target("nccl", config) == replace(BUILTIN["nccl"], timeout=33.0)
+    assert target_origins(config)["nccl"] == "shardlaw.toml"
 
 
 def test_environment_and_options_of_a_built_in_target_are_added_to(tmp_path: Path) -> None:
     text = "[target.nccl]\nenv = { NCCL_DEBUG = 'INFO', TORCH_NCCL_BLOCKING_WAIT = '1' }\noptions = { device_id = false }\n"
-    found = named_target("nccl", read_config(write(tmp_path, text)))
+    found = get_target("nccl", read_config(write(tmp_path, text)))
     assert dict(found.env) == {**dict(BUILTIN["nccl"].env), "NCCL_DEBUG": "INFO", "TORCH_NCCL_BLOCKING_WAIT": "1"}
     assert dict(found.init_options) == {"device_id": False}
 
@@ -149,7 +149,7 @@ def test_values_are_checked_in_one_line(text: str, message: str, tmp_path: Path)
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, UCX))
     with pytest.raises(UsageError, match=r"no target is called 'glo' \(nearest: gloo"):
-        named_target("glo", config)
+        get_target("glo", config)
     with pytest.raises(UsageError, match=r"no storage is called 's4' \(nearest: s3"):
         with_storage(BUILTIN["gloo"], "s4", config)
 
@@ -163,9 +163,9 @@ def test_a_request_names_target_storage_and_limit(tmp_path: Path, monkeypatch: p
 
 def test_a_setup_may_be_a_module_that_need_only_be_imported(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, "[target.x]\nbackend = 'x'\nsetup = 'my_package.c10d'\n"))
-    assert named_target("x", config).setup == "my_package.c10d"
-    assert Function.of_setup("my_package.c10d") == Function("my_package.c10d", "", "")
-    assert called("json") is None
+    assert get_target("x", config).setup == "my_package.c10d"
+    assert Function.from_setup("my_package.c10d") == Function("my_package.c10d", "", "")
+    assert call_by_name("json") is None
 
 
 def test_a_device_type_that_torch_does_not_have_is_told() -> None:
@@ -180,7 +180,7 @@ def test_a_setup_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_an_entry_point_may_give_a_table(tmp_path: Path) -> None:
-    assert target_from("entry point", "x", {"backend": "gloo", "timeout": 3}, tmp_path) == Target(name="x", timeout=3.0)
+    assert parse_target("entry point", "x", {"backend": "gloo", "timeout": 3}, tmp_path) == Target(name="x", timeout=3.0)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_an_entry_point_may_give_a_table(tmp_path: Path) -> None:
 def test_devices_are_counted_before_anything_starts(
     name: str, ranks: int, seen: int, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builtin_targets, "devices_seen", lambda target: seen)
+    monkeypatch.setattr(builtin_targets, "count_devices", lambda target: seen)
     if message is None:
         check_devices(BUILTIN[name], ranks)
         return

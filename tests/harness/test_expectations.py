@@ -17,7 +17,7 @@ from shardlaw.conformance.run.engine import Run
 from shardlaw.conformance.run.expectation_file import read
 from shardlaw.conformance.run.expectations import Expectations, layers, load, shipped
 from shardlaw.conformance.run.request import RunRequest
-from shardlaw.conformance.world.judge import judge
+from shardlaw.conformance.world.verdicts import combine_answers
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def test_the_error_of_a_value_that_did_not_come_is_that_of_torch() -> None:
 
 def judged_error(kind: str, message: str) -> str:
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
-    return judge(law, Case.parse("mesh.x mesh=2"), [Answer(0, "deviates", (Deviation(kind, "result", message),))], Target()).error
+    return combine_answers(law, Case.parse("mesh.x mesh=2"), [Answer(0, "deviates", (Deviation(kind, "result", message),))], Target()).error
 
 
 def asks_where(known: Expectations, case: Case, kind: str) -> bool:

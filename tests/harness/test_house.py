@@ -225,7 +225,7 @@ def test_every_private_name_is_where_the_installed_torch_keeps_it(key: str) -> N
 
 def test_a_private_name_that_is_gone_is_named() -> None:
     with pytest.raises(compat.TorchMovedError, match=r"torch .* has none of torch:nothing_of_the_kind: needed to test this"):
-        compat.private("test this", "torch:nothing_of_the_kind")
+        compat.find_private("test this", "torch:nothing_of_the_kind")
 
 
 def test_no_law_names_a_device_a_backend_or_a_storage() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.rank.context import show
+from shardlaw.conformance.rank.context import describe_value
 from shardlaw.conformance.report.layouts import layouts_of
 from shardlaw.conformance.report.pictures import Elements, told_by
 from tests.harness.reports import rank
@@ -38,7 +38,7 @@ def test_what_a_law_shows_is_read_back() -> None:
     import torch
 
     for tensor in (torch.arange(6.0).reshape(2, 3), torch.zeros(0, 3), torch.tensor(True), torch.arange(100), torch.zeros(2, 2, 2) * 1j):
-        found = Elements.parse(show(tensor))
+        found = Elements.parse(describe_value(tensor))
         assert found is not None
         assert found.shape == tuple(tensor.shape)
         assert len(found.elements) == min(64, tensor.numel())
@@ -71,12 +71,12 @@ def test_contributions_stand_beside_what_they_reduce_to() -> None:
 def test_a_large_tensor_is_cut_with_a_note() -> None:
     import torch
 
-    (told,) = told_by([rank(0, show(torch.arange(900).reshape(30, 30)), "RuntimeError: no")])
+    (told,) = told_by([rank(0, describe_value(torch.arange(900).reshape(30, 30)), "RuntimeError: no")])
     ((name, picture),) = told.pictures
     assert (name, picture.note) == ("expected", f"{len(picture.cells)} of 900 elements are drawn")
     assert 0 < len(picture.cells) <= 64
     assert told.texts == (("got", "RuntimeError: no"),)
-    (told,) = told_by([rank(0, show(torch.zeros(0, 3)), show(torch.arange(24).reshape(2, 3, 4)))])
+    (told,) = told_by([rank(0, describe_value(torch.zeros(0, 3)), describe_value(torch.arange(24).reshape(2, 3, 4)))])
     assert told.pictures[0][1].note == "no elements"
     assert [part.label for part in told.pictures[1][1].slices] == ["[0, :, :]", "[1, :, :]"]
 

@@ -12,7 +12,7 @@ from shardlaw.conformance.law.evidence import Evidence, Piece, Step, packed, unp
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
 from shardlaw.conformance.laws.layout.inputs import KINDS
-from shardlaw.conformance.rank.trace import noted
+from shardlaw.conformance.rank.trace import snapshot
 from shardlaw.conformance.run.nearby import plainer
 from shardlaw.conformance.run.place import decided, first_departing, in_storage, places_of
 
@@ -204,7 +204,7 @@ def test_what_has_no_elements_departs_from_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["subclass", "mkldnn", "csr", "nested"])
 def test_tensors_of_every_class_and_layout_are_sent(kind: str) -> None:
-    [step] = unpacked(packed(Evidence((Step("op", "aten.view.default", given=noted(KINDS[kind]())),)))).steps
+    [step] = unpacked(packed(Evidence((Step("op", "aten.view.default", given=snapshot(KINDS[kind]())),)))).steps
     assert type(step.given) is torch.Tensor
 
 

@@ -44,13 +44,13 @@ class Ranks:
         self.fed: list[str] = []
         self.waiting: list[Callable[[], None]] = []
 
-    def feed(self, law: Law, case: Case, done: Callable[[Verdict], None], *, reuse: bool) -> None:
+    def submit(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None], *, reuse: bool) -> None:
         verdict = Verdict(case, "deviates", "wrong-value", "x") if law.id in self.wrong else Verdict(case, "held")
         self.fed.append(law.id)
-        self.waiting.append(lambda: done(verdict))
+        self.waiting.append(lambda: on_verdict(verdict))
 
-    def wait(self, over: Callable[[], bool]) -> None:
-        while not over():
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
             self.waiting.pop(0)()
 
 

@@ -45,14 +45,14 @@ class PoolOfOne:
             check = ""
         return Verdict(case, "deviates" if check else "held", "wrong-value" if check else None, check, history=tuple(history))
 
-    def judge(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
+    def check(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
         found = []
         for case in cases:
             found.append(self.verdict(case, self.served))
             self.served = [*self.served, case]
         return found
 
-    def fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
+    def check_fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
         return self.verdict(case, case.after)
 
 
@@ -71,7 +71,7 @@ def first_pass(pool: PoolOfOne, seed: int = 1) -> tuple[Plan, dict[Case, Verdict
     new: dict[str, Verdict] = {}
 
     def take(case: Case, drawn: bool) -> None:
-        (verdict,) = pool.judge(LAW, [case])
+        (verdict,) = pool.check(LAW, [case])
         memory[case] = verdict
         if verdict.status == "deviates":
             new.setdefault(verdict.signature, verdict)
@@ -131,7 +131,7 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
     assert found is not None
     assert len(found.case.after) == 1
     assert found.case.after[0].get("shape").startswith("3x")
-    assert pool.fresh(LAW, Case.from_json(found.case.to_json())).status == "deviates"
+    assert pool.check_fresh(LAW, Case.from_json(found.case.to_json())).status == "deviates"
 
 
 def covering(plan: Plan, word: str) -> Plan:
@@ -156,7 +156,7 @@ def test_three_in_four_drawn_cases_that_a_known_finding_covers_give_way_to_other
 def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
     pool, memory = PoolOfOne(three_faults), dict[Case, Verdict]()
     plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), "flag=True")
-    plan.feed(lambda case, _: memory.update({case: pool.judge(LAW, [case])[0]}))
+    plan.feed(lambda case, _: memory.update({case: pool.check(LAW, [case])[0]}))
     first = next(verdict for verdict in memory.values() if verdict.check == "flagged")
     before = pool.calls
     found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]

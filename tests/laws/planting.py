@@ -52,7 +52,7 @@ class Plant:
     def verdict(self, law: Law, case: Case, fault: str = "") -> Verdict:
         """The verdict on a case in a fresh world with the fault."""
         self.named.write_text(fault)
-        return self.pool.fresh(law, case)
+        return self.pool.check_fresh(law, case)
 
     def judge(self, law: Law, cases: Sequence[Case], fault: str = "") -> str:
         """What is said of the first case that deviates, or else of the last."""
@@ -67,7 +67,7 @@ class Plant:
     def holds(self, law: Law, case: Case) -> str:
         """What is said of a case in a world that has served others, without any fault."""
         self.named.write_text("")
-        (verdict,) = self.pool.judge(law, [case])
+        (verdict,) = self.pool.check(law, [case])
         return verdict.message if verdict.status != "held" else "held"
 
 

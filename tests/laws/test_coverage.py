@@ -39,7 +39,7 @@ def test_the_case_of_every_row_holds_or_is_known() -> None:
     wrong = {}
     with Pool(Target()) as pool:
         for law_id, cases in by_law.items():
-            for verdict in pool.judge(find(law_id), cases):
+            for verdict in pool.check(find(law_id), cases):
                 if verdict.status != "held" and (verdict.status != "deviates" or not known.match_verdict(find(law_id), verdict)):
                     wrong[verdict.case.text] = verdict.message or verdict.status
     assert wrong == {}

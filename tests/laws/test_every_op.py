@@ -55,7 +55,7 @@ def judge(pool: Pool, work: list[tuple[Law, Case]]) -> dict[str, list[Verdict]]:
     """Verdicts by law."""
     said: dict[str, list[Verdict]] = defaultdict(list)
     for law, case in work:
-        pool.feed(law, case, lambda verdict: said[verdict.case.law].append(verdict))
+        pool.submit(law, case, lambda verdict: said[verdict.case.law].append(verdict))
     pool.flush()
     return said
 
@@ -102,7 +102,7 @@ def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, healt
     """The control shows it, or, where nothing of it is sharded, one of the next cases; of one law both scripts are
     run."""
     named.write_text(fault)
-    faulty.renew()
+    faulty.end_worlds()
     left = {law.id: law for law in BY_FAULT[fault] if law.id not in UNSUPPORTED}
     shown: Verdict | None = None
     for start, stop in ((0, 1), (1, 3), (3, 9), (9, 41)):

@@ -35,13 +35,13 @@ def test_the_cases_of_expectations_do_what_they_say(part: int, pool: Pool) -> No
     said: dict[str, Verdict] = {}
     for entry in PARTS[part]:
         case = Case.parse(entry.case)
-        pool.feed(find(case.law), case, lambda verdict: said.__setitem__(verdict.case.text, verdict))
+        pool.submit(find(case.law), case, lambda verdict: said.__setitem__(verdict.case.text, verdict))
     pool.flush()
     wrong = []
     for entry in PARTS[part]:
         case = Case.parse(entry.case)
         # what only a world without a past shows is asked again in one
-        if not shows(entry, said[case.text]) and not shows(entry, verdict := pool.fresh(find(case.law), case)):
+        if not shows(entry, said[case.text]) and not shows(entry, verdict := pool.check_fresh(find(case.law), case)):
             wrong.append(f"{entry.where}: {verdict.kind or verdict.status} {verdict.error}")
     assert wrong == []
 

@@ -31,5 +31,5 @@ def pool() -> Iterator[Pool]:
 )
 def test_memory_that_plain_torch_refuses(text: str, status: str, pool: Pool) -> None:
     case = Case.parse(text)
-    (verdict,) = pool.judge(find(case.law), [case])
+    (verdict,) = pool.check(find(case.law), [case])
     assert verdict.status == status, verdict.message

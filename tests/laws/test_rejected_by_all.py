@@ -12,6 +12,6 @@ from shardlaw.conformance.rank.context import RankContext, Rejected
 @pytest.mark.parametrize("rank", range(4))
 def test_lists_that_are_not_exchanged(rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     case = Case.parse("collective.all-to-all mesh=3@0,1,3 form=list x=2")
-    monkeypatch.setattr(compat, "exchanges_lists", lambda backend: False)
+    monkeypatch.setattr(compat, "supports_all_to_all", lambda backend: False)
     with pytest.raises(Rejected, match="exchanges no lists"):
         find(case.law).acts[0].arguments(case, RankContext(rank, 4, Target(), str(tmp_path), {}))

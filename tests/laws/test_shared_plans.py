@@ -26,8 +26,8 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank import shared_plans
-from shardlaw.conformance.rank.reuse import Remembered
-from shardlaw.conformance.rank.shared_plans import ApartError, key_of, read, written
+from shardlaw.conformance.rank.reuse import MetadataCache
+from shardlaw.conformance.rank.shared_plans import NotShareableError, dump_plan, load_plan, plan_key
 from shardlaw.conformance.run.law_run import SHARED_PLANS, reuses
 from shardlaw.conformance.world import Pool
 from tests.laws.planting import ROOT, first_cases
@@ -39,7 +39,7 @@ FAULTS = [name for name in vars(rank_faults) if name.startswith(("rank_1", "the_
 
 def compared() -> None:
     """A target's ``setup``: whatever a rank takes it works out too, and raises where that is not the same."""
-    true = shared_plans.read
+    true = shared_plans.load_plan
 
     def checked(answer: bytes, meshes: list[DeviceMesh]) -> Any:
         taken = true(answer, meshes)
@@ -47,14 +47,14 @@ def compared() -> None:
             file.write(f"{taken.output_spec}\n")
         return taken
 
-    shared_plans.read = checked
+    shared_plans.load_plan = checked
     plan = shared_plans.SharedPlans._plan
 
     def both(self: Any, worked_out: Any, schema: Any) -> Any:
-        before, self._taken = self._taken, False
+        before, self._has_taken = self._has_taken, False
         found = plan(self, worked_out, schema)
-        taken, self._taken = self._taken, before or self._taken
-        if taken and not alike(found, self._own(worked_out, schema)):
+        taken, self._has_taken = self._has_taken, before or self._has_taken
+        if taken and not alike(found, self._plan_alone(worked_out, schema)):
             raise AssertionError(f"what was taken of {schema} is not what is worked out")
         return found
 
@@ -99,7 +99,7 @@ def planned(run: Any) -> list[tuple[Any, Any]]:
         return found[-1][1]
 
     compat.name("op_plans")()
-    undo = plans.plan_by(plan)
+    undo = plans.override_planning(plan)
     try:
         run()
     finally:
@@ -125,12 +125,12 @@ def test_what_is_read_is_what_was_written(lonely: DeviceMesh) -> None:
             ):
                 for schema, plan in planned(lambda op=op, x=x, y=y: attempted(op, x, y)):
                     try:
-                        key, meshes = key_of(schema)
-                    except ApartError:
+                        key, meshes = plan_key(schema)
+                    except NotShareableError:
                         continue
                     assert meshes == [lonely]
-                    assert key_of(schema)[0] == key
-                    assert alike(read(written(plan, meshes), meshes), plan)
+                    assert plan_key(schema)[0] == key
+                    assert alike(load_plan(dump_plan(plan, meshes), meshes), plan)
                     seen += 1
     assert seen > 80
 
@@ -149,7 +149,7 @@ def test_plans_are_the_same_where_specs_and_costs_are_remembered(lonely: DeviceM
                 attempted(op, x, y)
 
     worked_out = planned(run)
-    forget, undo = plans.remember_within_plans()
+    forget, undo = plans.cache_within_plans()
     try:
         remembered = planned(run)
         forget()
@@ -166,12 +166,12 @@ def test_whoever_takes_the_plan_of_a_decomposed_op_remembers_it_as_who_made_it(l
     ((schema, _), *_) = planned(lambda: torch.nn.functional.huber_loss(x, x, reduction="sum"))
     remembered = compat.name("planner").op_to_schema_info
     made = remembered.pop(schema.op)
-    plans.taken(schema.op)
+    plans.record_decomposition(schema.op)
     assert remembered[schema.op] == made
     assert made.static_argnum == 2
     ((schema, _), *_) = planned(lambda: torch.add(x, x))
     before = dict(remembered)
-    plans.taken(schema.op)
+    plans.record_decomposition(schema.op)
     assert remembered == before
 
 
@@ -184,21 +184,21 @@ def attempted(op: Any, *args: Any) -> None:
 def test_norms_masks_tensors_and_generators_stay_apart(lonely: DeviceMesh) -> None:
     x = DTensor.from_local(torch.ones(4, 4), lonely, [Shard(0), Replicate()], run_check=False)
     (schema, plan), *_ = planned(lambda: torch.linalg.vector_norm(x, 3))
-    with pytest.raises(ApartError):
-        written(plan, key_of(schema)[1])
+    with pytest.raises(NotShareableError):
+        dump_plan(plan, plan_key(schema)[1])
     for item in (torch.ones(2), torch.Generator(), object()):
         schema.kwargs_schema["given"] = item
-        with pytest.raises(ApartError):
-            key_of(schema)
+        with pytest.raises(NotShareableError):
+            plan_key(schema)
 
 
 def test_a_key_tells_apart_what_plans_depend_on(lonely: DeviceMesh) -> None:
     x = DTensor.from_local(torch.ones(4, 4), lonely, [Shard(0), Replicate()], run_check=False)
-    keys = {key_of(schema)[0] for value in (1, 1.0, True) for schema, _ in planned(lambda value=value: torch.add(x, value))}
+    keys = {plan_key(schema)[0] for value in (1, 1.0, True) for schema, _ in planned(lambda value=value: torch.add(x, value))}
     assert len(keys) == 3
     torch.set_default_dtype(torch.float64)
     try:
-        keys |= {key_of(schema)[0] for schema, _ in planned(lambda: torch.add(x, 1))}
+        keys |= {plan_key(schema)[0] for schema, _ in planned(lambda: torch.add(x, 1))}
     finally:
         torch.set_default_dtype(torch.float32)
     assert len(keys) == 4
@@ -214,29 +214,29 @@ def test_what_a_law_reuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_path: Path) -> None:
-    asked, remembered = [], Remembered(str(tmp_path / "metadata"))
+    asked, remembered = [], MetadataCache(str(tmp_path / "metadata"))
     compat.name("op_plans")()
-    remembered.begin(wanted=True)
+    remembered.begin_case(reuse=True)
     own = remembered._find
 
     def counted(true: Any, schema: Any) -> Any:
         return own(lambda schema: asked.append(schema) or true(schema), schema)
 
-    remembered._undo = *remembered._undo[:1], plans.find_metadata_by(counted)
+    remembered._undo = *remembered._undo[:1], plans.override_metadata(counted)
     for dtype in (torch.int64, torch.float64):
         for placement in (Shard(0), Shard(1), Replicate()):
             x = DTensor.from_local(torch.ones(4, 4, dtype=dtype), lonely, [placement, Replicate()], shape=(4, 4), stride=(4, 1))
             for value in (1, 1.0, True):
                 assert (x + value).dtype == (torch.ones(4, 4, dtype=dtype) + value).dtype
     assert len(asked) == 6, asked
-    remembered.begin(wanted=False)
+    remembered.begin_case(reuse=False)
     compat.name("op_plans")()
     assert (x + 1).shape == (4, 4)
     assert len(asked) == 6
 
 
 def test_metadata_that_one_rank_found_the_others_take(lonely: DeviceMesh, tmp_path: Path) -> None:
-    ranks = [Remembered(str(tmp_path / "metadata")) for _ in range(3)]
+    ranks = [MetadataCache(str(tmp_path / "metadata")) for _ in range(3)]
     asked: list[list[Any]] = [[], [], []]
     shapes = range(1, 65)
     for rank, remembered in enumerate(ranks):
@@ -245,7 +245,7 @@ def test_metadata_that_one_rank_found_the_others_take(lonely: DeviceMesh, tmp_pa
             return own(lambda schema: noted.append(schema) or true(schema), schema)
 
         compat.name("op_plans")()
-        undo = plans.find_metadata_by(counted)
+        undo = plans.override_metadata(counted)
         for rows in shapes:
             x = DTensor.from_local(torch.ones(rows), lonely, [Replicate(), Replicate()])
             assert (x + 1).shape == (rows,)
@@ -260,9 +260,9 @@ def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lo
     folder = tmp_path / "metadata"
     for part in (1, 2):
         asked: list[Any] = []
-        own = Remembered(str(folder))._find
+        own = MetadataCache(str(folder))._find
         compat.name("op_plans")()
-        undo = plans.find_metadata_by(lambda true, schema, own=own, asked=asked: own(lambda its: asked.append(its) or true(its), schema))
+        undo = plans.override_metadata(lambda true, schema, own=own, asked=asked: own(lambda its: asked.append(its) or true(its), schema))
         for rows in range(1, 17):
             assert (DTensor.from_local(torch.ones(rows), lonely, [Replicate(), Replicate()]) + 1).shape == (rows,)
         undo()
@@ -276,9 +276,9 @@ def test_metadata_of_a_rank_that_was_killed_while_it_wrote_is_asked_for_again(lo
 
 
 def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shared_plans.lacking() == ""
-    monkeypatch.setattr(plans, "PLANS_AN_OP", "nothing_of_the_kind")
-    assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.lacking()
+    assert shared_plans.why_unavailable() == ""
+    monkeypatch.setattr(plans, "PLANS_OP", "nothing_of_the_kind")
+    assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.why_unavailable()
 
 
 @pytest.mark.ranks
@@ -291,7 +291,7 @@ def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
     verdicts = []
     with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
         for case in first_cases(find(law)):
-            pool.feed(find(law), case, verdicts.append, reuse=True)
+            pool.submit(find(law), case, verdicts.append, reuse=True)
         pool.flush()
     assert [verdict.error for verdict in verdicts if "what was taken" in verdict.error] == []
     assert len(taken.read_text().splitlines()) > 20
@@ -327,7 +327,7 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
     cases = cases_of_size(8 + 4 * FAULTS.index(fault) if fault else 4)
     while not seen and (some := [*itertools.islice(cases, 12)]):  # some of these faults make ranks hang
         for case in some:
-            pool.feed(find(case.law), case, verdicts.append, reuse=True)
+            pool.submit(find(case.law), case, verdicts.append, reuse=True)
         pool.flush()
         seen = [verdict for verdict in verdicts if verdict.status == "deviates"]
     assert bool(seen) == bool(fault), [verdict.message for verdict in seen][:3]

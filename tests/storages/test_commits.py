@@ -101,7 +101,7 @@ def test_every_fault_has_a_case() -> None:
 def test_a_fault_in_the_order_of_commit_is_found(fault: str, suite: Suite) -> None:
     case = Case.parse(FOUND[fault])
     suite.switch.write_text(fault)
-    verdict = suite.pool.fresh(find(case.law), case)
+    verdict = suite.pool.check_fresh(find(case.law), case)
     assert (verdict.kind or verdict.status) not in UNSEEN, verdict.message
 
 
@@ -111,7 +111,7 @@ def test_a_storage_that_commits_as_it_must_holds_in_every_state(scenario: str, s
     suite.switch.write_text("")
     law, held = find(scenario.partition(" ")[0]), 0
     for first in range(0, 1000, BATCH):
-        verdicts = suite.pool.judge(law, [Case.parse(f"{scenario} crash={first + at}") for at in range(BATCH)])
+        verdicts = suite.pool.check(law, [Case.parse(f"{scenario} crash={first + at}") for at in range(BATCH)])
         assert {verdict.status for verdict in verdicts} <= {"held", "rejected"}, [v.message for v in verdicts if v.status == "deviates"]
         held += sum(verdict.status == "held" for verdict in verdicts)
         if verdicts[-1].status == "rejected":

@@ -121,7 +121,7 @@ def test_the_laws_of_objects_say_on_s3_what_they_say_in_memory(bucket: str) -> N
             name = f"crash.object[{law}]"
             done = "" if law == "returned" else " done=1,0"
             cases = [Case.parse(f"{name} mesh=2 x=2:S(0) store={store}{done}") for store in (bucket, "memory://")]
-            verdicts = pool.judge(find(name), cases)
+            verdicts = pool.check(find(name), cases)
             assert [verdict.status for verdict in verdicts] == [wanted] * 2, [verdict.message for verdict in verdicts]
             assert verdicts[0].message == verdicts[1].message
 

@@ -58,7 +58,7 @@ class Suite:
     def verdict(self, text: str, fault: str = "") -> Verdict:
         self.switch.write_text(fault)
         case = Case.parse(text)
-        return self.pool.fresh(find(case.law), case)
+        return self.pool.check_fresh(find(case.law), case)
 
     def judge(self, text: str, fault: str = "") -> str:
         verdict = self.verdict(text, fault)

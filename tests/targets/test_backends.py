@@ -151,8 +151,8 @@ def test_a_certified_list_has_cases_that_show_a_planted_fault(
     cases = frozen("collectives-2026.1").laws[finds]
     target = find_target("pypost", None, 5.0, 4)
     with Pool(replace(target, env=(("PYPOST_FAULT", fault),))) as pool:
-        assert "deviates" in {verdict.status for verdict in pool.judge(find(finds), cases)}
-        assert {verdict.status for verdict in pool.judge(find(holds), frozen("collectives-2026.1").laws[holds])} == {"held"}
+        assert "deviates" in {verdict.status for verdict in pool.check(find(finds), cases)}
+        assert {verdict.status for verdict in pool.check(find(holds), frozen("collectives-2026.1").laws[holds])} == {"held"}
 
 
 @pytest.mark.parametrize(("fault", "finds", "holds"), FAULTS)

@@ -12,13 +12,13 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.rank.context import moved
+from shardlaw.conformance.rank.context import to_device
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.nearby import traced_near
-from shardlaw.conformance.target.builtin import BUILTIN, devices_needed
+from shardlaw.conformance.target.builtin import BUILTIN, count_needed_devices
 from shardlaw.conformance.world import worker
 from shardlaw.conformance.world.device import is_lost
-from shardlaw.conformance.world.launch import environment
+from shardlaw.conformance.world.launch import rank_environment
 from shardlaw.reference.tensors import MEMORIES, lay_out
 
 pytestmark = pytest.mark.ranks
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.ranks
 
 def test_a_failed_collective_ends_its_rank_and_the_driver_sees_a_hang_first() -> None:
     target = BUILTIN["nccl"]
-    env = environment(target)
+    env = rank_environment(target)
     assert (env["TORCH_NCCL_ASYNC_ERROR_HANDLING"], env["TORCH_NCCL_BLOCKING_WAIT"]) == ("3", "0")
     assert env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment(BUILTIN["gloo"])
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in rank_environment(BUILTIN["gloo"])
 
 
 def test_ranks_of_nccl_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_options_of_a_backend_are_made_by_its_own_function() -> None:
 
 
 def test_one_gpu_a_rank_or_one_for_all() -> None:
-    assert [devices_needed(BUILTIN[name], 4) for name in ("nccl", "cuda-gloo", "gloo")] == [4, 1, 0]
+    assert [count_needed_devices(BUILTIN[name], 4) for name in ("nccl", "cuda-gloo", "gloo")] == [4, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_gpu_a_rank_or_one_for_all() -> None:
 def test_too_few_gpus_end_a_run_with_one_line(
     arguments: list[str], seen: int, needs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardlaw.conformance.target.builtin.devices_seen", lambda target: seen)
+    monkeypatch.setattr("shardlaw.conformance.target.builtin.count_devices", lambda target: seen)
     assert cli.main(arguments) == 2
     told = capsys.readouterr()
     assert told.out == ""
@@ -72,7 +72,7 @@ def test_too_few_gpus_end_a_run_with_one_line(
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_tensor_lies_on_another_device_as_it_did(memory: str) -> None:
     x = lay_out(torch.arange(24.0).reshape(2, 3, 4), memory)
-    there = moved(x, torch.device("meta"))
+    there = to_device(x, torch.device("meta"))
     assert (there.device.type, there.shape, there.stride()) == ("meta", x.shape, x.stride())
     assert there.storage_offset() == x.storage_offset()
 
@@ -95,10 +95,10 @@ def test_cases_near_a_finding_stay_within_the_world(most: int, sizes: set[int]) 
     seen = list[Case]()
 
     class Asked:
-        def fresh(self, law: Law, case: Case, traced: bool) -> None:
+        def check_fresh(self, law: Law, case: Case, traced: bool) -> None:
             seen.append(case)
 
-        def judge(self, law: Law, cases: list[Case], traced: bool) -> list[None]:
+        def check(self, law: Law, cases: list[Case], traced: bool) -> list[None]:
             seen.extend(cases)
             return []
 

@@ -39,14 +39,14 @@ def pool() -> Iterator[Pool]:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_controls_of_collectives_hold(law: str, pool: Pool) -> None:
-    (verdict,) = pool.judge(find(law), [Case.parse(find(law).control)])
+    (verdict,) = pool.check(find(law), [Case.parse(find(law).control)])
     assert verdict.status == "held", verdict.message
 
 
 @pytest.mark.parametrize("text", BEYOND_GLOO)
 def test_what_is_staged_arrives(text: str, pool: Pool) -> None:
     case = Case.parse(text)
-    (verdict,) = pool.judge(find(case.law), [case])
+    (verdict,) = pool.check(find(case.law), [case])
     assert verdict.status == "held", verdict.message
 
 
@@ -59,4 +59,4 @@ def test_the_target_names_it() -> None:
 
 def test_tensors_of_other_layouts_are_refused_in_words() -> None:
     with pytest.raises(NotImplementedError, match=r"over-host: a tensor of torch.float32 in the layout torch.sparse_coo cannot be sent"):
-        over_host._on_host(torch.eye(2).to_sparse())
+        over_host._to_host(torch.eye(2).to_sparse())

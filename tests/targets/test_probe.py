@@ -9,14 +9,14 @@ import pytest
 
 from shardlaw.conformance.law.target import CAPABILITIES, Target
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.target.probe import TRIES
+from shardlaw.conformance.target.probe import PROBES
 from shardlaw.conformance.world.worker import Rank
 
 pytestmark = pytest.mark.ranks
 
 
 def test_everything_that_can_be_declared_is_tried() -> None:
-    assert sorted(TRIES) == sorted(set(CAPABILITIES) - {"checkpoint_files"})
+    assert sorted(PROBES) == sorted(set(CAPABILITIES) - {"checkpoint_files"})
 
 
 def test_what_laws_need_can_be_declared() -> None:
@@ -37,7 +37,7 @@ class Counter:
 def rank_of(target: Target) -> Rank:
     made = object.__new__(Rank)
     made.target = target
-    made._at_first = frozenset({threading.main_thread()})
+    made._initial_threads = frozenset({threading.main_thread()})
     return made
 
 
@@ -45,8 +45,9 @@ def test_a_group_in_python_counts_for_itself() -> None:
     import torch.distributed as dist
 
     made = rank_of(Target())
-    made._count = dist.ProcessGroup._get_sequence_number_for_group
-    assert made._count_of(Counter()) == 7
+    made._sequence_number = dist.ProcessGroup._get_sequence_number_for_group
+    made._live_groups = lambda: [("0", Counter())]  # type: ignore[method-assign,list-item]
+    assert made._count_collectives() == {"0": 7}
 
 
 def waits_in_a_backend(until: threading.Event) -> None:
@@ -68,10 +69,10 @@ def test_threads_of_a_backends_package_are_not_left_behind(runs: Callable[[threa
     thread.start()
     try:
         made = rank_of(Target(setup=setup))
-        assert made._is_left(thread) is left
-        assert not made._is_left(threading.main_thread())
-        made._at_first |= {thread}
-        assert not made._is_left(thread)
+        assert made._is_leftover(thread) is left
+        assert not made._is_leftover(threading.main_thread())
+        made._initial_threads |= {thread}
+        assert not made._is_leftover(thread)
     finally:
         until.set()
         thread.join()

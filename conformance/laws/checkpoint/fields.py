@@ -133,10 +133,10 @@ class WriterField(Field):
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
         try:
-            storage.want_options(here.target, value)
+            storage.check_options(here.target, value)
         except storage.NoSuchOption as error:
             here.reject(str(error))
-        return functools.partial(storage.writer, here.target, **value)
+        return functools.partial(storage.make_writer, here.target, **value)
 
     def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
         if not value:
@@ -229,7 +229,7 @@ class ReaderField(SurroundingField):
     """What makes readers for a folder."""
 
     def __init__(self) -> None:
-        super().__init__(lambda here: functools.partial(storage.reader, here.target), "dcp.FileSystemReader")
+        super().__init__(lambda here: functools.partial(storage.make_reader, here.target), "dcp.FileSystemReader")
 
     def printed(self, value: Any, name: str, world: int) -> Printed:
         return Printed(self.expression, imports=(IMPORT,))
@@ -239,7 +239,7 @@ class InFilesField(SurroundingField):
     """Whether the target's storage keeps files."""
 
     def __init__(self) -> None:
-        super().__init__(lambda here: storage.storage(here.target).files, "IN_FILES")
+        super().__init__(lambda here: storage.target_storage(here.target).files, "IN_FILES")
 
     def printed(self, value: Any, name: str, world: int) -> Printed:
         return Printed(self.expression, ("IN_FILES = True",))
@@ -255,7 +255,7 @@ Writer = Annotated[Callable[..., Any], WriterField()]
 WriterOptions = Annotated[dict[str, Any], WriterOptionsField()]
 Reader = Annotated[Callable[..., Any], ReaderField()]
 Place = Annotated[
-    Callable[[str], Any], SurroundingField(lambda here: functools.partial(storage.place, here.target), "str")
+    Callable[[str], Any], SurroundingField(lambda here: functools.partial(storage.checkpoint_id, here.target), "str")
 ]
 """What the target's storage calls the checkpoint in a folder: its ``checkpoint_id``."""
 SavePlanner = Annotated[Any, PlannerField(saves=True)]

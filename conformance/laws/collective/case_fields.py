@@ -174,7 +174,7 @@ class ByRank(Field):
         given, memory = value[0].get(here.rank), value[2]
         # of the whole case, not of this rank's part: ranks outside would else make groups alone
         lists = any(isinstance(one, tuple) and one[0] == "all_to_all" for one in value[0].values())
-        if lists and not compat.exchanges_lists(here.target.backend):
+        if lists and not compat.supports_all_to_all(here.target.backend):
             here.reject(f"{here.target.backend} of this version of torch exchanges no lists of tensors")
         return on_device(given, memory, here)
 

@@ -84,7 +84,7 @@ class CrashField(Field):
         return found
 
     def build(self, value: Asked, here: RankContext) -> Any:
-        return self.recorded(here.folder(), here.kept(("crash", value.scenario), dict), **value.state)
+        return self.recorded(here.folder(), here.cached(("crash", value.scenario), dict), **value.state)
 
     def printed(self, value: Asked, name: str, world: int) -> Printed:
         state = dict(value.state)
@@ -154,7 +154,7 @@ class SyncingWriterField(WriterField):
     """As the field of writers; torch's own sync their files, as they do where nobody says otherwise."""
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
-        synced = {"sync_files": True} if storage.storage(here.target).options.get("sync_files") is False else {}
+        synced = {"sync_files": True} if storage.target_storage(here.target).options.get("sync_files") is False else {}
         return super().build({**synced, **value}, here)
 
 
@@ -172,22 +172,22 @@ class Untorn(Due):
             return
         loaded, state = got
         loaded = CheckpointFailed(loaded) if isinstance(loaded, CheckpointException) else loaded
-        here.reached(f"storage:{here.target.storage}")
+        here.add_feature(f"storage:{here.target.storage}")
         for kind in getattr(state, "kinds", ()):
-            here.reached(f"lost:{kind}")
+            here.add_feature(f"lost:{kind}")
         if isinstance(loaded, BaseException):
-            here.reached("left:refused")
+            here.add_feature("left:refused")
             if here.require(
                 self.refusable, "wrong-value", "lost", f"{state}: nothing loads: {type(loaded).__name__}: {loaded}"
             ):
                 Refused().judge(here, check, loaded, f"{state}: what is left")
             return
         for name, contents in self.states.items():
-            if here.would_hold(functools.partial(contents.judge, here, check, loaded, place)):
-                here.reached(f"left:{name}")
+            if here.would_pass(functools.partial(contents.judge, here, check, loaded, place)):
+                here.add_feature(f"left:{name}")
                 return
         what = mixture_or_garbage([contents.trip.values for contents in self.states.values()], loaded)
-        here.reached(f"left:{what}")
+        here.add_feature(f"left:{what}")
         names = " or the ".join(self.states)
         text = f"{state}: what loads is {'a mixture' if what == 'mixture' else what}, not the {names}"
         here.deviates("wrong-value", what, text, self._shown(), shown(loaded))

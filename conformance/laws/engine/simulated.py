@@ -73,7 +73,7 @@ def sweep_simulated(limits: Limits) -> list[Case]:
 )
 def simulated(x: DTensor, parts: Annotated[Any, PartsField()], to: Placements, first: Literal["ranks", "process"]):
     """One process that acts for all ranks redistributes as these do, whichever of them does it first."""
-    compat.forget_redistributions()
+    compat.clear_redistribution_plans()
     how: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": x.stride()}
     found: dict[int, Any] = {}
 
@@ -91,7 +91,7 @@ def simulated(x: DTensor, parts: Annotated[Any, PartsField()], to: Placements, f
             in_one_process()
         return {"on ranks": torch.as_tensor(on_ranks), "in one process": found[dist.get_rank()]}
     finally:
-        compat.forget_redistributions()
+        compat.clear_redistribution_plans()
 
 
 @simulated.due

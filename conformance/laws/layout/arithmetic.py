@@ -185,7 +185,7 @@ def offsets(mesh: MeshTable, shape: AskedShape, asked: Asked, device: Device):
     """At every place of a mesh the local shape is how much is owned of each dim, the offset the first index of it."""
     table, found = torch.tensor(mesh), {}
     places = [*itertools.product(*map(range, table.shape))]
-    seat = compat.seated_mesh(device.type, table, int(table.flatten()[-1]))
+    seat = compat.mesh_for_rank(device.type, table, int(table.flatten()[-1]))
     for text, placements in asked.items():
         answers = [compat.local_shape_and_offset_at(shape, table.shape, [*at], placements) for at in places]
         # the last place of the mesh, asked through the mesh, and for the shape alone
@@ -269,7 +269,7 @@ def _(mesh, shape, asked):
 def global_shapes(mesh: MeshTable, shape: AskedShape, asked: Unstrided, device: Device):
     """Where all local tensors are of one shape, a dim's global extent is that times the mesh dims that shard it."""
     table, local = torch.tensor(mesh), torch.empty(shape, device="meta")
-    seat, found = compat.seated_mesh(device.type, table, int(table.flatten()[0])), {}
+    seat, found = compat.mesh_for_rank(device.type, table, int(table.flatten()[0])), {}
     for text, placements in asked.items():
         whole, stride = compat.global_tensor_info(local, seat, placements)
         found[text] = [*whole], [*stride]
@@ -312,7 +312,7 @@ def notation(placements: Sequence[Any]) -> list[str]:
 def shard_orders(mesh: MeshTable, orders: AllOrders, asked: Strided, device: Device):
     """Shard orders are written as placements and read back, and what no order is written as is not read as one."""
     table = torch.tensor(mesh)
-    seat, written, read = compat.seated_mesh(device.type, table, int(table.flatten()[0])), {}, {}
+    seat, written, read = compat.mesh_for_rank(device.type, table, int(table.flatten()[0])), {}, {}
     for text, order in orders.items():
         dims = {mesh_dim: dim for dim, cuts in order.items() for mesh_dim in cuts}
         plain = tuple(dtensor.Shard(dims[at]) if at in dims else dtensor.Replicate() for at in range(table.ndim))

@@ -44,7 +44,7 @@ def draw_concatenate(limits: Limits) -> SearchStrategy[Case]:
 )
 def concatenate(mesh: KeptNamedMesh, parts: Annotated[Any, MeshParts()]):
     """Disjoint slices of a mesh put side by side are the slice by all their names."""
-    joined = compat.concatenated([mesh[part] for part in parts])
+    joined = compat.concatenate_meshes([mesh[part] for part in parts])
     whole = mesh[tuple(name for part in parts for name in part)]
     return {
         "joined": description(joined),
@@ -91,12 +91,12 @@ def sweep_overlaps(limits: Limits) -> list[Case]:
 def overlaps(mesh: NamedMesh, attempt: Annotated[str, WordField(OVERLAPS)]):
     """Slices and concatenations in which one dim would stand twice are refused, with the names of what overlaps."""
     names = OVERLAPS[attempt]
-    flat = compat.flattened(mesh["a", "b"] if mesh.ndim > 2 else mesh, "flat")
+    flat = compat.flatten_mesh(mesh["a", "b"] if mesh.ndim > 2 else mesh, "flat")
     views = {"flat": flat, "a+b": mesh["a", "b"], "a": mesh["a"], "b": mesh["b"]}
     if attempt.startswith("slice"):
         got = caught(lambda: mesh[names])
     else:
-        got = caught(lambda: compat.concatenated([views[name] for name in names]))
+        got = caught(lambda: compat.concatenate_meshes([views[name] for name in names]))
     unnamed = [name for name in names for part in name.split("+") if part not in str(got)]
     return {"overlap": got, "unnamed": unnamed if isinstance(got, Exception) else []}
 
@@ -121,7 +121,7 @@ def unit_dims(mesh: NamedMesh, of: Annotated[Any, MeshDims("+")]):
     """A mesh dim of size 1 is transparent to slices, flattened dims and groups."""
     wide = next(name for name in of if mesh[name].size() > 1)
     part, bare = mesh[of], mesh[wide]
-    flat = compat.flattened(part, "flat")
+    flat = compat.flatten_mesh(part, "flat")
     groups = part.get_group(wide), flat.get_group()
     later = mesh.mesh_dim_names[mesh.mesh_dim_names.index(of[-1]) + 1 :]
     mixed = caught(lambda: mesh["flat", *later].mesh.tolist()) if later else None
@@ -173,7 +173,7 @@ def sweep_cut(limits: Limits) -> list[Case]:
 )
 def unflatten_one(mesh: NamedMesh, of: Annotated[str, MeshDims()], sizes: Shape, by: Literal["name", "number"]):
     """One of several mesh dims, cut into two, leaves the others as they are; all are slices with their groups."""
-    cut = compat.unflattened(mesh, of if by == "name" else mesh.mesh_dim_names.index(of), sizes, ("p", "q"))
+    cut = compat.unflatten_mesh(mesh, of if by == "name" else mesh.mesh_dim_names.index(of), sizes, ("p", "q"))
     slices = [cut[name] for name in cut.mesh_dim_names] if cut.get_coordinate() is not None else []
     return {
         "cut": description(cut),

@@ -92,10 +92,10 @@ def backends(
     patient = compat.BackendOptions("noted", PATIENCE)
     given = {"backend": "noted", "options": patient, "pair": ("noted", patient)}[options]
     if how == "flatten":
-        made = compat.flattened(DeviceMesh(device.type, table, mesh_dim_names=names), "flat", backend_override=given)
+        made = compat.flatten_mesh(DeviceMesh(device.type, table, mesh_dim_names=names), "flat", backend_override=given)
     elif how == "cut":
         line = DeviceMesh(device.type, table, mesh_dim_names=("flat",))
-        made = compat.unflattened(line, 0, (2, len(table) // 2), ("a", "b"), backend_override={of: given})
+        made = compat.unflatten_mesh(line, 0, (2, len(table) // 2), ("a", "b"), backend_override={of: given})
     else:
         chosen = {at if how == "number" else of: given}
         for _ in range(2 if how == "again" else 1):  # what is said of the backends serves for the next mesh too
@@ -109,7 +109,7 @@ def backends(
         "traffic": sums(made),
         "options": [(ranks, is_ours) for ranks, is_ours, _ in own],
         "patience": [patience.seconds for _, _, patience in own] if options == "pair" else [],
-        "waits": [compat.timeout_of(group, device).seconds for group in groups[at : at + 1] if options == "options"],
+        "waits": [compat.group_timeout(group, device).seconds for group in groups[at : at + 1] if options == "options"],
     }
 
 

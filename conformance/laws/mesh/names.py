@@ -40,7 +40,7 @@ def draw_names(limits: Limits) -> SearchStrategy[Case]:
 def names(mesh: NamedMesh, flatten: Dims = None):
     """A mesh dim is meant by its name as by its number, flattened dims by theirs; a name that no dim has is refused."""
     if flatten:
-        compat.flattened(mesh[flatten], "flat")
+        compat.flatten_mesh(mesh[flatten], "flat")
     if mesh.get_coordinate() is None:
         return {"names": mesh.mesh_dim_names}
     dims = [*enumerate(mesh.mesh_dim_names)]
@@ -109,7 +109,7 @@ def view_copies(mesh: NamedMesh, of: Annotated[str, ViewField()], how: Literal["
     """A named mesh, a slice and flattened dims survive pickling and deep copying: equal, read alike, groups kept."""
     view = mesh if of == "none" else mesh[tuple(of.replace("+", ",").split(","))]
     if "+" in of:
-        view = compat.flattened(view, "flat")
+        view = compat.flatten_mesh(view, "flat")
     if mesh.get_coordinate() is None:
         return {}
     made = copy.deepcopy(view) if how == "deepcopy" else pickle.loads(pickle.dumps(view))

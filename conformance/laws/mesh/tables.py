@@ -126,27 +126,27 @@ def turned(mesh):
 
 def cut(mesh, name):
     """The mesh with its dim 1 cut into one of size 1, which has the name, and the rest."""
-    return compat.unflattened(mesh, 1, (1, mesh.size(1)), (name, "q"))
+    return compat.unflatten_mesh(mesh, 1, (1, mesh.size(1)), (name, "q"))
 
 
 # what no mesh has: ``mesh`` has the dims a, b, ..., ``bare`` the same table without names
 VIEW_REFUSALS = {
-    "flatten-unnamed": lambda mesh, bare: compat.flattened(bare, "flat"),
-    "flatten-taken": lambda mesh, bare: compat.flattened(mesh, "a"),
-    "flatten-other": lambda mesh, bare: (compat.flattened(mesh, "f"), compat.flattened(mesh["b"], "f")),
-    "flatten-alike": lambda mesh, bare: (compat.flattened(mesh["a"], "f"), compat.flattened(mesh["b"], "f")),
-    "unflatten-names": lambda mesh, bare: compat.unflattened(mesh, 0, (1, 2), ("p",)),
-    "unflatten-size": lambda mesh, bare: compat.unflattened(mesh, 0, (2, 5), ("p", "q")),
-    "unflatten-far": lambda mesh, bare: compat.unflattened(mesh, 5, (1, 2), ("p", "q")),
-    "unflatten-unknown": lambda mesh, bare: compat.unflattened(mesh, "z", (1, 2), ("p", "q")),
+    "flatten-unnamed": lambda mesh, bare: compat.flatten_mesh(bare, "flat"),
+    "flatten-taken": lambda mesh, bare: compat.flatten_mesh(mesh, "a"),
+    "flatten-other": lambda mesh, bare: (compat.flatten_mesh(mesh, "f"), compat.flatten_mesh(mesh["b"], "f")),
+    "flatten-alike": lambda mesh, bare: (compat.flatten_mesh(mesh["a"], "f"), compat.flatten_mesh(mesh["b"], "f")),
+    "unflatten-names": lambda mesh, bare: compat.unflatten_mesh(mesh, 0, (1, 2), ("p",)),
+    "unflatten-size": lambda mesh, bare: compat.unflatten_mesh(mesh, 0, (2, 5), ("p", "q")),
+    "unflatten-far": lambda mesh, bare: compat.unflatten_mesh(mesh, 5, (1, 2), ("p", "q")),
+    "unflatten-unknown": lambda mesh, bare: compat.unflatten_mesh(mesh, "z", (1, 2), ("p", "q")),
     "group-far": lambda mesh, bare: mesh.get_group(7),
     "group-unnamed": lambda mesh, bare: bare.get_group("a"),
     "rank-far": lambda mesh, bare: mesh.get_local_rank(7),
     "size-far": lambda mesh, bare: mesh.size(7),
-    "join-others": lambda mesh, bare: compat.concatenated([mesh["a"], turned(mesh)["b"]]),
-    "unflatten-taken": lambda mesh, bare: compat.unflattened(mesh, 1, (1, mesh.size(1)), ("a", "q")),
-    "flatten-as-cut": lambda mesh, bare: compat.flattened(cut(mesh, "p"), "p"),
-    "cut-as-flat": lambda mesh, bare: (compat.flattened(mesh, "f"), cut(mesh, "f")),
+    "join-others": lambda mesh, bare: compat.concatenate_meshes([mesh["a"], turned(mesh)["b"]]),
+    "unflatten-taken": lambda mesh, bare: compat.unflatten_mesh(mesh, 1, (1, mesh.size(1)), ("a", "q")),
+    "flatten-as-cut": lambda mesh, bare: compat.flatten_mesh(cut(mesh, "p"), "p"),
+    "cut-as-flat": lambda mesh, bare: (compat.flatten_mesh(mesh, "f"), cut(mesh, "f")),
 }
 
 

@@ -162,7 +162,7 @@ def flatten(mesh: NamedMesh, flatten: Dims, named: Literal["default", "itself"] 
     """Flattened dims, neighbours or not, are one dim over their ranks row by row, the same mesh and group each time."""
     part = mesh if len(flatten) == mesh.ndim else mesh[flatten]
     name = None if named else "flat"
-    flat, again = compat.flattened(part, name), compat.flattened(part, name)
+    flat, again = compat.flatten_mesh(part, name), compat.flatten_mesh(part, name)
     found = {"again": [flat == again, hash(flat) == hash(again)], "flatten": description(flat)}
     if mesh.get_coordinate() is None:
         return found
@@ -172,7 +172,7 @@ def flatten(mesh: NamedMesh, flatten: Dims, named: Literal["default", "itself"] 
         "group": flat.get_group() is again.get_group(),
         "traffic": sums(flat),
         "origin": [mesh.mesh.tolist(), mesh.mesh_dim_names],
-        "name": caught(lambda: compat.flattened(part, taken)),
+        "name": caught(lambda: compat.flatten_mesh(part, taken)),
     }
 
 
@@ -207,9 +207,9 @@ UNFLATTENED = ("2 2x1", "2 1x2", "3 3x1", "3 1x3", "4 2x2", "4 4x1", "4 2x1x2", 
 def unflatten(mesh: MeshTable, sizes: Shape, device: Device):
     """A dim cut into several holds its ranks row by row, and flattens back to the dim."""
     flat = DeviceMesh(device.type, mesh, mesh_dim_names=("flat",))
-    cut = compat.unflattened(flat, 0, sizes, ("a", "b", "c")[: len(sizes)])
-    back = compat.flattened(cut, "back")
-    longer = caught(lambda: compat.unflattened(flat, 0, (len(mesh) + 1, 1), ("p", "q")))
+    cut = compat.unflatten_mesh(flat, 0, sizes, ("a", "b", "c")[: len(sizes)])
+    back = compat.flatten_mesh(cut, "back")
+    longer = caught(lambda: compat.unflatten_mesh(flat, 0, (len(mesh) + 1, 1), ("p", "q")))
     return {"unflatten": description(cut), "back": description(back), "size": longer}
 
 

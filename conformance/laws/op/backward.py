@@ -131,7 +131,7 @@ class IncomingField(Field):
     def build(self, value: PlainRun, here: RankContext) -> dict[int, DTensor]:
         for grad in value.arriving.values():
             for feature in of_layout(grad.layout.shape, str(grad.mesh), format_placements(grad.placements)):
-                here.reached(feature)
+                here.add_feature(feature)
         return {at: assembled(grad, here.tensor(grad.local(here.rank)), here) for at, grad in value.arriving.items()}
 
     def printed(self, value: PlainRun, name: str, world: int) -> Printed:

@@ -31,7 +31,7 @@ import torch
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.laws.op.backward import flat
-from shardlaw.conformance.rank.context import close
+from shardlaw.conformance.rank.context import is_close
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.tensors import DTYPES
 from shardlaw.strategies.ops import Arg, Op, Variant
@@ -156,7 +156,7 @@ def claimed(overload: Any) -> bool:
     """Whether DTensor says that it knows what to do with an overload of aten, one way or another."""
     propagator = compat.name("op_dispatcher").sharding_propagator
     planned = (propagator.op_strategy_funcs, propagator.op_single_dim_strategy_funcs, propagator.op_to_rules)
-    known = any(overload in table for table in (*planned, compat.handled_by_hand()))
+    known = any(overload in table for table in (*planned, compat.custom_op_handlers()))
     return known or bool(compat.name("has_decomposition")(overload))
 
 
@@ -266,7 +266,7 @@ def _same_call(info: Any, sample: Any, program: Program, tensors: dict[str, torc
     given = _replaced((sample.input, sample.args, sample.kwargs), named)
     ran: list[Any] = []
     try:
-        with compat.each_overload(lambda func, *given: ran.append(func) if _has_tensors(given) else None):
+        with compat.observe_overloads(lambda func, *given: ran.append(func) if _has_tensors(given) else None):
             got = program.run_plain(mine)[-1]
         want = (info.inplace_variant if in_place else info.op)(given[0], *given[1], **given[2])
     except Exception as error:
@@ -298,7 +298,7 @@ def _agree(one: Any, other: Any) -> bool:
         or (one.shape, one.dtype) != (other.shape, other.dtype)
     ):
         return False
-    return close(one.detach(), other.detach(), {"float32": 1e-6})
+    return is_close(one.detach(), other.detach(), {"float32": 1e-6})
 
 
 def _replaced(value: Any, named: dict[int, torch.Tensor]) -> Any:
@@ -355,7 +355,7 @@ def _precise(program: Program, variant: Variant, seed: int) -> bool:
     except Exception:  # not every op has a kernel for the wider dtype
         return True
     return all(
-        one.shape == other.shape and close(one, other.to(one.dtype), AGREEMENT)
+        one.shape == other.shape and is_close(one, other.to(one.dtype), AGREEMENT)
         for one, other in zip(found, wide, strict=True)
     )
 
@@ -376,7 +376,7 @@ def _with_gradient(variant: Variant) -> tuple[str, ...]:
 
 
 def _agree_on(grad: torch.Tensor, wide: torch.Tensor) -> bool:
-    return bool(grad.isfinite().all()) and close(grad, wide.to(grad.dtype), AGREEMENT)
+    return bool(grad.isfinite().all()) and is_close(grad, wide.to(grad.dtype), AGREEMENT)
 
 
 def _gradients(variant: Variant, seed: int, *, wide: bool) -> dict[str, torch.Tensor]:

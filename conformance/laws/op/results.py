@@ -150,7 +150,7 @@ class Number(Near):
     exact: bool = True
 
     def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        alike = type(got) is type(self.value) and (got == self.value if self.exact else here.near(got, self.value))
+        alike = type(got) is type(self.value) and (got == self.value if self.exact else here.is_near(got, self.value))
         here.require(alike, "wrong-value", check, f"{place} is {got!r}, must be {self.value!r}", self.value, got)
 
 

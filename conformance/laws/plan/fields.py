@@ -149,14 +149,14 @@ class MeshState(t.End):
         local = torch.zeros(self.local_shape(name, rank), dtype=spec.torch_dtype)
         if spec.placements is None:
             return local
-        live = compat.seated_mesh(here.device.type, literal.table(self.mesh), rank)
+        live = compat.mesh_for_rank(here.device.type, literal.table(self.mesh), rank)
         # as they are written: a dim may count from the end
         places, shape = here.placements(spec.placements), torch.Size(spec.shape)
         return DTensor.from_local(local, live, places, run_check=False, shape=shape, stride=_stride(shape))
 
     def function(self, name: str) -> str:
         """A function that makes the state as a rank holds it, for a script."""
-        lines = [f"mesh = {compat.SEATED_MESH.format(literal.table(self.mesh))}"] if self.layouts else []
+        lines = [f"mesh = {compat.MESH_FOR_RANK.format(literal.table(self.mesh))}"] if self.layouts else []
         for tensor in dict.fromkeys(slots(self.state)):
             spec = self.specs[tensor]
             sizes = {rank: self.local_shape(tensor, rank) for rank in range(ranks_of(self.mesh))}

@@ -193,6 +193,6 @@ def need(here: RankContext, *keys: str) -> list[Any]:
 def seated(here: RankContext, mesh: Mesh, rank: int) -> Any:
     """The mesh as ``rank`` sees it."""
     try:
-        return compat.seated_mesh(here.device.type, torch.tensor(mesh.ranks).reshape(mesh.shape), rank)
+        return compat.mesh_for_rank(here.device.type, torch.tensor(mesh.ranks).reshape(mesh.shape), rank)
     except compat.TorchMovedError as moved:
         here.reject(str(moved))

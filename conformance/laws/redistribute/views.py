@@ -77,7 +77,7 @@ class OnViews(TensorField):
             _LIVE[key] = here.mesh(mesh, fresh=True, names=DIM_NAMES[: mesh.ndim])
             for view in views if x else ():
                 part = _LIVE[key][_dims(view)]
-                part = compat.flattened(part, "flat") if "+" in view else part
+                part = compat.flatten_mesh(part, "flat") if "+" in view else part
                 _LIVE[key] = part if on_view else _LIVE[key]
         return assembled(x, here.tensor(x.local(here.rank)), here, _LIVE[key]) if x else None
 
@@ -91,7 +91,7 @@ class OnViews(TensorField):
             lines += [f"view = mesh[{_dims(view)!r}]", *(['view = flattened(view, "flat")'] if "+" in view else [])]
         lines.append(f"{name} = {assembly(parts[mesh.ranks[0]], f'{table}[rank]', 'view' if on_view else 'mesh')}")
         constants = by_rank(table, {rank: x.local(rank) for rank, x in sorted(parts.items())})
-        uses = (compat.flattened,) if "+" in "".join(views) else ()
+        uses = (compat.flatten_mesh,) if "+" in "".join(views) else ()
         return Printed(name, tuple(constants), tuple(lines), uses=uses)
 
 
@@ -177,7 +177,7 @@ PLANNED = (
 def after(b: DTensor, x: DTensor, to: Placements, to__b: Placements, fresh: bool = False):
     """A tensor is redistributed as it is alone when another one, of other extents, dtype or placements, went before."""
     if fresh:
-        compat.forget_redistributions()
+        compat.clear_redistribution_plans()
     first = b.redistribute(placements=to__b)
     return {"first": first, "second": x.redistribute(placements=to), "third": b.redistribute(placements=to__b)}
 
@@ -258,12 +258,12 @@ bystander.due(under_target)
 )
 def planner(x: DTensor, to: Placements, plan: Literal["graph", "greedy", "unmerged"]):
     """The planner that is chosen decides how a redistribution moves its elements, not where they end."""
-    compat.forget_redistributions()
+    compat.clear_redistribution_plans()
     try:
         with compat.unmerged_plan() if plan == "unmerged" else compat.min_cost_plan(plan == "graph"):
             return x.redistribute(placements=to)
     finally:
-        compat.forget_redistributions()
+        compat.clear_redistribution_plans()
 
 
 @planner.due

@@ -185,7 +185,7 @@ def offsets(mesh: MeshTable, placements: PlacedAs, shape: ShapeOf, stride: Strid
     replicas at one; all ranks go on alike."""
     table, starts, states = torch.tensor(mesh), {}, {}
     for rank in table.flatten().tolist():
-        seat = compat.seated_mesh(device.type, table, rank)
+        seat = compat.mesh_for_rank(device.type, table, rank)
         spec = compat.DTensorSpec(seat, tuple(placements), tensor_meta=compat.TensorMeta(shape, stride, dtype))
         tracker = object.__new__(compat.OffsetBasedRNGTracker)
         starts[rank] = compat.rng_offsets(tracker, spec)

@@ -35,7 +35,7 @@ def end_children() -> int:
     for child in children:
         child.terminate()
         child.join()
-    compat.forget_async_process()
+    compat.reset_async_process()
     resource_sharer.stop()
     return len(children)
 

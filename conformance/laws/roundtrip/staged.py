@@ -77,7 +77,7 @@ def spoil(value: Any) -> None:
     """Change a value in place, as far as it can be changed."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
-            compat.base_of(value).zero_()
+            compat.base_tensor(value).zero_()
     elif isinstance(value, tuple):
         for entry in value:
             spoil(entry)

@@ -112,7 +112,7 @@ def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word)
     """What was saved through transforms of its bytes comes back through them the other way round; a reader that does
     not know one of them refuses."""
     transforms = [transform(name)() for name in through.split("+")]
-    save(state, compat.writer_through(folder, transforms, **{"sync_files": False, **options}))
+    save(state, compat.writer_with_transforms(folder, transforms, **{"sync_files": False, **options}))
     return {}
 
 
@@ -121,10 +121,10 @@ streams.due(lambda: {})
 
 @streams.then
 def _(state: Blank, other: Blank, folder: Folder, through: Word):
-    unknown = caught(lambda: load(other, compat.reader_through(folder)))
+    unknown = caught(lambda: load(other, compat.reader_with_transforms(folder)))
     return {
         "unknown": unknown,
-        "loaded": load(state, compat.reader_through(folder, knowing(through))),
+        "loaded": load(state, compat.reader_with_transforms(folder, knowing(through))),
     }
 
 

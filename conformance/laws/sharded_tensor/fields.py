@@ -97,10 +97,10 @@ class SpecField(Field):
 
         if isinstance(value, ChunkSpec):
             made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
-            return Printed(made, imports=(compat.import_of("ChunkShardingSpec"),))
+            return Printed(made, imports=(compat.import_statement("ChunkShardingSpec"),))
         shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.holdings()]
         made = f"EnumerableShardingSpec([{', '.join(shards)}])"
-        return Printed(made, imports=tuple(map(compat.import_of, ("EnumerableShardingSpec", "ShardMetadata"))))
+        return Printed(made, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata"))))
 
 
 def place_of(here: RankContext, rank: int) -> str:

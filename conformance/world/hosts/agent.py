@@ -1,5 +1,5 @@
-"""The supervisor in each launched process of a run over many hosts: it starts ranks as the driver tells it, tells what becomes of them,
-and outlives neither its driver nor the process that launched it."""
+"""The supervisor in each launched process of a run over many hosts. It starts ranks on the driver's request, reports their state, and ends
+when its driver or the process that launched it ends."""
 
 from __future__ import annotations
 
@@ -19,61 +19,61 @@ import msgspec
 
 from shardlaw.conformance.world import protocol, watch, wire
 from shardlaw.conformance.world.launch import Connected, ForkserverLauncher
-from shardlaw.conformance.world.manager import roomy
+from shardlaw.conformance.world.manager import temporary_root
 from shardlaw.conformance.world.observer import LocalObserver
 from shardlaw.conformance.world.parent_death import die_with_parent
-from shardlaw.conformance.world.progress import IDLE, Place
+from shardlaw.conformance.world.progress import IDLE, Position
 from shardlaw.conformance.world.server import read_target
 
-PULSE_SECONDS = 0.05
+STATUS_SECONDS = 0.05
 HEARTBEAT_SECONDS = 1.0
-CALM_SECONDS = 0.25
-FAREWELL_SECONDS = 3.0  # for the driver to end in order, after a signal to all of us
+IDLE_SECONDS = 0.25
+EXIT_SECONDS = 3.0  # for the driver to end normally, after a signal to the whole launch
 PARENT_SIGNAL = signal.SIGUSR2
-# what torchrun puts into the environment: ranks of inner worlds must not take it for theirs
-LAUNCHED = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+# variables that torchrun sets, and that ranks of worlds must not see
+TORCHRUN_VARIABLES = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
 class Agent:
-    """Starts, watches and ends the ranks of one launched process, one in each world that it has a part in."""
+    """Starts, watches and ends the ranks of one launched process: at most one in each world."""
 
-    def __init__(self, orders: wire.Orders) -> None:
-        self._orders = orders
-        self._address = (orders.host, orders.port)
-        self._driver = wire.connect(self._address, orders.token, orders.process)
-        self._frames = protocol.Frames(wire.ToAgent)
+    def __init__(self, config: wire.AgentConfig) -> None:
+        self._config = config
+        self._address = (config.host, config.port)
+        self._driver = wire.connect(self._address, config.token, config.process)
+        self._frames = protocol.FrameDecoder(wire.ToAgent)
         self._launcher: ForkserverLauncher | None = None
-        self._folder = tempfile.mkdtemp(prefix="shardlaw-", dir=roomy())
-        self._shares = False
+        self._folder = tempfile.mkdtemp(prefix="shardlaw-", dir=temporary_root())
+        self._shares_folder = False
         self._observers: dict[int, LocalObserver] = {}
         self._ranks: dict[int, int] = {}
-        self._told: dict[int, object] = {}
-        self._spoke = self._pulsed = 0.0
-        self._until = float("inf")
+        self._last_status: dict[int, object] = {}
+        self._last_sent = self._last_check = 0.0
+        self._deadline = float("inf")
 
     def serve(self) -> NoReturn:
-        """Until the driver, or whoever launched this process, is gone."""
+        """Handle messages until the driver, or the process that launched this one, has ended."""
         try:
-            while time.monotonic() < self._until and os.getppid() == self._orders.parent:
+            while time.monotonic() < self._deadline and os.getppid() == self._config.parent:
                 sources: list[socket.socket | ForkserverLauncher] = [self._driver]
                 if self._launcher is not None:
                     sources.append(self._launcher)
-                ready = select.select(sources, [], [], PULSE_SECONDS if self._observers else CALM_SECONDS)[0]
+                ready = select.select(sources, [], [], STATUS_SECONDS if self._observers else IDLE_SECONDS)[0]
                 if self._launcher in ready:
-                    self._heed()
+                    self._handle_launcher_events()
                 if self._driver in ready:
                     data = self._driver.recv(1 << 16)
                     if not data:
                         break
                     for message in self._frames.feed(data):
-                        self._do(message)
-                self._pulse()
+                        self._handle_message(message)
+                self._send_statuses()
         except OSError:
-            pass  # the driver is gone
-        self.end()
+            pass  # the driver has ended
+        self.shut_down()
 
-    def end(self) -> NoReturn:
-        """Take the ranks along."""
+    def shut_down(self) -> NoReturn:
+        """End all ranks, remove the files, and exit."""
         with suppress(OSError):
             self._driver.close()
         if self._launcher is not None:
@@ -81,120 +81,120 @@ class Agent:
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
-    def told(self, number: int, _frame: object) -> None:
-        """A signal: the end at once where the parent has gone, else soon."""
-        if os.getppid() != self._orders.parent:
-            self.end()
+    def on_signal(self, number: int, _frame: object) -> None:
+        """Exit at once if the parent has ended, else (Ctrl-C, SIGTERM) within :data:`EXIT_SECONDS`."""
+        if os.getppid() != self._config.parent:
+            self.shut_down()
         if number != PARENT_SIGNAL:
-            self._until = min(self._until, time.monotonic() + FAREWELL_SECONDS)
+            self._deadline = min(self._deadline, time.monotonic() + EXIT_SECONDS)
 
-    # What the driver wants
+    # Messages of the driver
 
-    def _do(self, message: wire.ToAgent) -> None:
+    def _handle_message(self, message: wire.ToAgent) -> None:
         if isinstance(message, wire.Begin):
-            self._shares = os.path.exists(f"{message.folder}/{message.mark}")
-            self._launcher = ForkserverLauncher(read_target(message.target), self._folder, apart=not self._orders.loopback)
-        elif isinstance(message, wire.Start):
-            self._start(message)
-        elif isinstance(message, wire.Look):
-            self._look(message)
+            self._shares_folder = os.path.exists(f"{message.folder}/{message.mark}")
+            self._launcher = ForkserverLauncher(read_target(message.target), self._folder, multi_host=not self._config.loopback)
+        elif isinstance(message, wire.StartRank):
+            self._start_rank(message)
+        elif isinstance(message, wire.RequestReport):
+            self._report(message)
         elif message.world in self._observers:
-            self._forget(message.world)
+            self._end_rank(message.world)
 
-    def _start(self, start: wire.Start) -> None:
+    def _start_rank(self, start: wire.StartRank) -> None:
         assert self._launcher is not None
-        devices = (self._orders.device,)
+        devices = (self._config.device,)
         try:
-            with wire.connect(self._address, self._orders.token, self._orders.process, start.world) as stream:
+            with wire.connect(self._address, self._config.token, self._config.process, start.world) as stream:
                 observer = self._launcher.spawn(start.world, start.size, {start.rank: stream}, devices, start.host, start.port)
         except (OSError, protocol.ProtocolError) as error:
-            self._say(wire.Refused(start.world, f"its rank cannot be started and connected: {error}"))
+            self._send(wire.StartFailed(start.world, f"its rank cannot be started and connected: {error}"))
             return
         self._observers[start.world] = observer
         self._ranks[start.world] = start.rank
 
-    def _look(self, look: wire.Look) -> None:
-        observer = self._observers.get(look.world)
+    def _report(self, request: wire.RequestReport) -> None:
+        observer = self._observers.get(request.world)
         if observer is None:
-            self._say(wire.Left(look.world, look.turn, b"", "", ""))
+            self._send(wire.RankReport(request.world, request.request, b"", "", ""))
             return
-        rank = self._ranks[look.world]
-        observer.look([rank] if look.dump else ())
-        self._tell(look.world, look.turn)
+        rank = self._ranks[request.world]
+        observer.refresh([rank] if request.dump else ())
+        self._send_report(request.world, request.request)
 
-    def _tell(self, world: int, turn: int) -> None:
+    def _send_report(self, world: int, request: int) -> None:
         observer, rank = self._observers[world], self._ranks[world]
-        # the place first: a message that is sent meanwhile is then found among the unsent ones, or in the stream
-        self._say(self._seen(world))
-        self._say(wire.Left(world, turn, observer.unsent(rank), *observer.left(rank)))
+        # the position first: a message that the rank sends meanwhile is then in the report or in the stream
+        self._send(self._status(world))
+        self._send(wire.RankReport(world, request, observer.unsent(rank), *observer.stacks_and_output(rank)))
 
-    def _forget(self, world: int) -> None:
+    def _end_rank(self, world: int) -> None:
         assert self._launcher is not None
-        self._launcher.end(world)
+        self._launcher.kill_world(world)
         self._observers.pop(world).close()
         del self._ranks[world]
-        self._told.pop(world, None)
+        self._last_status.pop(world, None)
 
-    # What becomes of the ranks
+    # State of the ranks
 
-    def _heed(self) -> None:
+    def _handle_launcher_events(self) -> None:
         assert self._launcher is not None
         try:
-            events = self._launcher.events()
+            events = self._launcher.read_events()
         except EOFError as error:
-            self._say(wire.Broken(f"the process that forks them has ended: {error}"))
-            self.end()
+            self._send(wire.AgentFailed(f"the process that forks them has ended: {error}"))
+            self.shut_down()
         for event in events:
             if isinstance(event, protocol.Hello):
-                self._say(wire.Greeting(socket.gethostname(), event.problem, self._shares))
+                self._send(wire.AgentReady(socket.gethostname(), event.problem, self._shares_folder))
             elif isinstance(event, Connected) or event.world not in self._observers:
                 continue
             elif isinstance(event, protocol.Exited):
-                self._tell(event.world, 0)
-                self._say(wire.Exited(event.world, event.status))
+                self._send_report(event.world, 0)
+                self._send(wire.Exited(event.world, event.status))
             elif event.problem:
-                self._say(wire.Refused(event.world, event.problem))
+                self._send(wire.StartFailed(event.world, event.problem))
             else:
                 self._observers[event.world].pids = event.pids
 
-    def _seen(self, world: int) -> wire.Pulse:
+    def _status(self, world: int) -> wire.RankStatus:
         observer, rank = self._observers[world], self._ranks[world]
-        return wire.Pulse(world, observer.place(rank), next(iter(observer.activity()), None), observer.share())
+        return wire.RankStatus(world, observer.position(rank), next(iter(observer.activity()), None), observer.cpu_share())
 
-    def _pulse(self) -> None:
-        """Tell what has changed, and at least now and then that there is nothing to tell."""
+    def _send_statuses(self) -> None:
+        """Send the status of each rank that has changed, and at least a heartbeat each :data:`HEARTBEAT_SECONDS`."""
         now = time.monotonic()
-        if self._observers and now - self._pulsed >= PULSE_SECONDS:
-            self._pulsed = now
+        if self._observers and now - self._last_check >= STATUS_SECONDS:
+            self._last_check = now
             for world in self._observers:
-                pulse = self._seen(world)
-                if self._told.get(world) != (news := (pulse.place, pulse.activity)):
-                    self._told[world] = news
-                    self._say(pulse)
-        if now - self._spoke > HEARTBEAT_SECONDS:
-            self._say(wire.Pulse(0, Place(0, 0, IDLE), None, watch.share()))
+                status = self._status(world)
+                if self._last_status.get(world) != (news := (status.position, status.activity)):
+                    self._last_status[world] = news
+                    self._send(status)
+        if now - self._last_sent > HEARTBEAT_SECONDS:
+            self._send(wire.RankStatus(0, Position(0, 0, IDLE), None, watch.cpu_share()))
 
-    def _say(self, message: wire.FromAgent) -> None:
-        self._driver.sendall(protocol.frame(message))
-        self._spoke = time.monotonic()
+    def _send(self, message: wire.FromAgent) -> None:
+        self._driver.sendall(protocol.encode_frame(message))
+        self._last_sent = time.monotonic()
 
 
 def main(descriptor: int) -> NoReturn:
-    """Serve the driver that the orders at ``descriptor`` name."""
+    """Read an :class:`~shardlaw.conformance.world.wire.AgentConfig` from ``descriptor``, and serve its driver."""
     with open(descriptor, "rb") as file:
-        orders = msgspec.json.decode(file.read(), type=wire.Orders)
-    for name in filter(LAUNCHED.fullmatch, list(os.environ)):
+        config = msgspec.json.decode(file.read(), type=wire.AgentConfig)
+    for name in filter(TORCHRUN_VARIABLES.fullmatch, list(os.environ)):
         del os.environ[name]
     for number in (PARENT_SIGNAL, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None if os.getppid() == orders.parent else os._exit(0))
+        signal.signal(number, lambda *_: None if os.getppid() == config.parent else os._exit(0))
     die_with_parent(PARENT_SIGNAL)
-    if os.getppid() != orders.parent:
+    if os.getppid() != config.parent:
         os._exit(0)
     try:
-        agent = Agent(orders)
+        agent = Agent(config)
     except (OSError, protocol.ProtocolError) as error:
-        print(f"shardlaw: process {orders.process}: no driver at {orders.host}:{orders.port}: {error}", file=sys.stderr)
+        print(f"shardlaw: process {config.process}: no driver at {config.host}:{config.port}: {error}", file=sys.stderr)
         os._exit(0)
     for number in (PARENT_SIGNAL, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, agent.told)
+        signal.signal(number, agent.on_signal)
     agent.serve()

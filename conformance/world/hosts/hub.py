@@ -1,4 +1,4 @@
-"""The launcher over many hosts: on each of them agents start ranks, as this tells them, and tell what becomes of these."""
+"""The launcher of many hosts: it has the agents of the launched processes start ranks, and collects their reports."""
 
 from __future__ import annotations
 
@@ -14,72 +14,72 @@ from dataclasses import asdict, dataclass, field
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import protocol, signals, wire
 from shardlaw.conformance.world.launch import Connected, LostError, WorldError, free_port
-from shardlaw.conformance.world.progress import IDLE, Place
+from shardlaw.conformance.world.progress import IDLE, Position
 from shardlaw.conformance.world.watch import Activity
 
-GREETING_SECONDS = 60.0  # beyond the target's own limit: every host loads torch first
+READY_SECONDS = 60.0  # added to the target's startup_timeout: every host loads torch first
 SILENCE_SECONDS = 20.0  # of an agent, while the driver listens
-LONGEST_SILENCE_STEP = 1.0  # of the clock, however long the driver was away
-LOOK_SECONDS = 2.0
-GATHER_SECONDS = 0.3  # for all that one loss takes with it
+MAX_SILENCE_STEP = 1.0  # seconds that one call adds, however long the driver was away
+REPORT_SECONDS = 2.0
+GATHER_SECONDS = 0.3  # to notice agents that are lost together
 MARK = "mark"
 
 
 @dataclass(eq=False)
 class Agent:
-    """The agent of one launched process, once it has connected. ``silent`` is for how many seconds nothing came from it."""
+    """The connected agent of one launched process. ``silent`` is for how many seconds it has sent nothing."""
 
     process: int
     stream: socket.socket
-    frames: protocol.Frames = field(default_factory=lambda: protocol.Frames(wire.FromAgent))
-    greeting: wire.Greeting | None = None
+    frames: protocol.FrameDecoder = field(default_factory=lambda: protocol.FrameDecoder(wire.FromAgent))
+    ready: wire.AgentReady | None = None
     silent: float = 0.0
     gone: bool = False
 
     def send(self, message: wire.ToAgent) -> None:
-        """One that is gone shows by its stream's end."""
+        """Send a message. An agent that has ended is noticed when its stream ends."""
         with suppress(OSError):
-            self.stream.sendall(protocol.frame(message))
+            self.stream.sendall(protocol.encode_frame(message))
 
 
-class FarObserver:
-    """The ranks of a world on many hosts, as their agents have told last; each rank's agent is in ``agents``."""
+class RemoteObserver:
+    """Observes the ranks of a world on many hosts by the last messages of their agents; ``agents`` has one for each rank."""
 
     def __init__(self, hub: Hub, world: int, agents: Sequence[Agent]) -> None:
         self.agents = agents
         self._hub = hub
         self._world = world
-        self.pulses: dict[int, wire.Pulse] = {}
-        self.lefts: dict[int, wire.Left] = {}
-        self.turns: dict[int, int] = {}
+        self.statuses: dict[int, wire.RankStatus] = {}
+        self.reports: dict[int, wire.RankReport] = {}
+        self.requests: dict[int, int] = {}
 
-    def place(self, rank: int) -> Place:
-        return self.pulses[rank].place if rank in self.pulses else Place(0, 0, IDLE)
+    def position(self, rank: int) -> Position:
+        return self.statuses[rank].position if rank in self.statuses else Position(0, 0, IDLE)
 
     def unsent(self, rank: int) -> bytes:
-        return self.lefts[rank].unsent if rank in self.lefts else b""
+        return self.reports[rank].unsent if rank in self.reports else b""
 
-    def left(self, rank: int) -> tuple[str, str]:
-        return (self.lefts[rank].stack, self.lefts[rank].output) if rank in self.lefts else ("", "")
+    def stacks_and_output(self, rank: int) -> tuple[str, str]:
+        return (self.reports[rank].stack, self.reports[rank].output) if rank in self.reports else ("", "")
 
     def activity(self) -> Sequence[Activity]:
-        return [pulse.activity for pulse in self.pulses.values() if pulse.activity is not None]
+        return [status.activity for status in self.statuses.values() if status.activity is not None]
 
-    def share(self) -> float:
-        return min((pulse.share for pulse in self.pulses.values()), default=1.0)
+    def cpu_share(self) -> float:
+        return min((status.cpu_share for status in self.statuses.values()), default=1.0)
 
-    def look(self, dump: Collection[int] = ()) -> None:
-        self._hub.look(self._world, dump)
+    def refresh(self, dump: Collection[int] = ()) -> None:
+        self._hub.refresh(self._world, dump)
 
     def close(self) -> None:
-        """Nothing of it is here."""
+        """The files are on the hosts, where the agents remove them."""
 
 
 class Hub:
-    """Starts ranks through the agents of ``size`` launched processes, which connect to ``host``; those of a small world are spread evenly.
+    """Starts ranks through the agents of ``size`` launched processes, which connect to ``host``, the name of this machine for agents and
+    ranks. The ranks of a small world are spread evenly over the processes.
 
-    It listens from the start; :meth:`begin`, the launcher of a pool, tells it what for. ``host`` is what agents and ranks call this
-    machine.
+    It accepts connections from the start; :meth:`begin`, the ``launch`` of a pool, tells the agents which target to start.
     """
 
     def __init__(self, host: str, size: int, *, loopback: bool) -> None:
@@ -94,69 +94,69 @@ class Hub:
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        # what was heard while somebody waited for something else is told through this
-        self._woken, self._waker = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        # makes the selector readable for events that arrived during another wait
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._begin: wire.Begin | None = None
-        self._shares: bool | None = None
-        self._patience = 0.0
+        self._shares_folder: bool | None = None
+        self._ready_timeout = 0.0
         self._agents: dict[int, Agent] = {}
-        self._worlds: dict[int, FarObserver] = {}
+        self._worlds: dict[int, RemoteObserver] = {}
         self._events: list[protocol.FromServer | Connected] = []
-        self._lost: list[str] = []
-        self._turns = 0
-        self._listened = time.monotonic()
+        self._losses: list[str] = []
+        self._requests = 0
+        self._last_listen = time.monotonic()
         self._closed = False
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where agents connect to."""
+        """The address for agents to connect to."""
         port: int = self._listener.getsockname()[1]
         return self._host, port
 
     def begin(self, target: Target, folder: str) -> Hub:
-        """Have the ranks of this target started from now on. ``folder`` is the pool's."""
+        """Have every agent prepare to start ranks of ``target``; ``folder`` is the pool's. Returns this hub, as a pool's launcher."""
         mark = f"{MARK}-{secrets.token_hex(8)}"
         with open(f"{folder}/{mark}", "w"):
             pass
         self._begin = wire.Begin(asdict(target), folder, mark)
-        self._patience = target.startup_timeout + GREETING_SECONDS
+        self._ready_timeout = target.startup_timeout + READY_SECONDS
         for agent in self._agents.values():
             agent.send(self._begin)
         return self
 
-    # The launcher's side
+    # Launcher protocol
 
     def fileno(self) -> int:
         return self._selector.fileno()
 
     @property
     def shares_files(self) -> bool:
-        if self._shares is None:
-            self._muster()
-            self._shares = all(agent.greeting is not None and agent.greeting.shares for agent in self._agents.values())
-        return self._shares
+        if self._shares_folder is None:
+            self._wait_for_agents()
+            self._shares_folder = all(agent.ready is not None and agent.ready.shares_folder for agent in self._agents.values())
+        return self._shares_folder
 
-    def launch(self, world: int, size: int) -> tuple[FarObserver, dict[int, socket.socket]]:
+    def launch(self, world: int, size: int) -> tuple[RemoteObserver, dict[int, socket.socket]]:
         if size > self.size:
             raise WorldError(f"a case wants {size} ranks, {self.size} processes were launched")
-        self._muster()
+        self._wait_for_agents()
         agents = [self._agents[rank * self.size // size] for rank in range(size)]
-        observer = self._worlds[world] = FarObserver(self, world, agents)
-        # the first rank of every world is on this machine
+        observer = self._worlds[world] = RemoteObserver(self, world, agents)
+        # rank 0 of every world is on this machine
         port = free_port("localhost" if self._loopback else "")
         for rank, agent in enumerate(agents):
-            agent.send(wire.Start(world, size, rank, self._host, port))
+            agent.send(wire.StartRank(world, size, rank, self._host, port))
         return observer, {}
 
-    def end(self, world: int) -> None:
+    def kill_world(self, world: int) -> None:
         for agent in self._worlds.pop(world).agents:
-            agent.send(wire.End(world))
+            agent.send(wire.EndRank(world))
 
-    def events(self) -> list[protocol.FromServer | Connected]:
+    def read_events(self) -> list[protocol.FromServer | Connected]:
         self._listen(0.0)
         with suppress(BlockingIOError):
-            self._woken.recv(4096, socket.MSG_DONTWAIT)
+            self._wake_reader.recv(4096, socket.MSG_DONTWAIT)
         found, self._events = self._events, []
         return found
 
@@ -172,61 +172,62 @@ class Hub:
             found = key.data.stream if isinstance(key.data, wire.PendingConnection | Agent) else key.fileobj
             assert isinstance(found, socket.socket)
             found.close()
-        self._waker.close()
+        self._wake_writer.close()
         self._selector.close()
 
-    def look(self, world: int, dump: Collection[int] = ()) -> None:
-        """Have the agents of a world tell what they see of it, and wait for that a moment. Raises :class:`LostError`."""
+    def refresh(self, world: int, dump: Collection[int] = ()) -> None:
+        """Request a report of every rank of a world, and wait for them for up to :data:`REPORT_SECONDS`. Raises :class:`LostError`."""
         observer = self._worlds[world]
-        self._turns += 1
+        self._requests += 1
         for rank, agent in enumerate(observer.agents):
-            agent.send(wire.Look(world, self._turns, rank in dump))
-        until = time.monotonic() + LOOK_SECONDS / observer.share()
+            agent.send(wire.RequestReport(world, self._requests, rank in dump))
+        until = time.monotonic() + REPORT_SECONDS / observer.cpu_share()
         waiting = set(range(len(observer.agents)))
         while waiting and time.monotonic() < until:
             self._listen(0.05)
-            waiting -= {rank for rank, turn in observer.turns.items() if turn == self._turns}
+            waiting -= {rank for rank, request in observer.requests.items() if request == self._requests}
         if self._events:
-            self._waker.send(b"1")
+            self._wake_writer.send(b"1")
 
-    # What comes in
+    # Incoming messages
 
-    def _muster(self) -> None:
-        """Wait until every agent has said that it can start ranks. Raises :class:`WorldError`."""
-        until = time.monotonic() + self._patience
-        while any(rank not in self._agents or self._agents[rank].greeting is None for rank in range(self.size)):
-            signals.check()
+    def _wait_for_agents(self) -> None:
+        """Wait until every agent can start ranks. Raises :class:`WorldError`."""
+        until = time.monotonic() + self._ready_timeout
+        while any(rank not in self._agents or self._agents[rank].ready is None for rank in range(self.size)):
+            signals.raise_if_stopped()
             self._listen(0.1)
             if time.monotonic() > until:
-                late = [rank for rank in range(self.size) if rank not in self._agents or self._agents[rank].greeting is None]
-                raise WorldError(f"processes {late} of the {self.size} launched ones were not ready within {self._patience:g} s")
+                late = [rank for rank in range(self.size) if rank not in self._agents or self._agents[rank].ready is None]
+                raise WorldError(f"processes {late} of the {self.size} launched ones were not ready within {self._ready_timeout:g} s")
 
     def _listen(self, wait: float) -> None:
-        """Take in what agents say, and who connects. Raises :class:`LostError`, and :class:`WorldError` for an agent that cannot begin."""
+        """Handle messages of agents and new connections. Raises :class:`LostError`, and :class:`WorldError` for an agent that cannot start
+        ranks."""
         for key, _ in self._selector.select(wait):
             if key.fileobj is self._listener:
-                self._open()
+                self._accept()
             elif isinstance(key.data, wire.PendingConnection):
-                self._let_in(key.data)
+                self._identify(key.data)
             elif isinstance(key.data, Agent):
-                self._hear(key.data)
+                self._read_agent(key.data)
         now = time.monotonic()
-        passed, self._listened = min(now - self._listened, LONGEST_SILENCE_STEP), now
+        passed, self._last_listen = min(now - self._last_listen, MAX_SILENCE_STEP), now
         for agent in self._agents.values():
             agent.silent += passed
             if agent.silent > SILENCE_SECONDS:
-                self._lost.append(f"{self._name(agent)} has been silent for {SILENCE_SECONDS:g} s")
+                self._losses.append(f"{self._name(agent)} has been silent for {SILENCE_SECONDS:g} s")
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, wire.PendingConnection):
                 key.data.silent += passed
-                if key.data.silent > wire.PATIENCE:
-                    self._send_away(key.data)
+                if key.data.silent > wire.CLAIM_SECONDS:
+                    self._reject(key.data)
         if os.getppid() != self._parent:
-            self._lost.append("the torchrun agent that started this run has ended")
-        if self._lost:
-            raise LostError("; ".join(dict.fromkeys(self._lost)))
+            self._losses.append("the torchrun agent that started this run has ended")
+        if self._losses:
+            raise LostError("; ".join(dict.fromkeys(self._losses)))
 
-    def _open(self) -> None:
+    def _accept(self) -> None:
         try:
             stream, _ = self._listener.accept()
         except OSError:
@@ -236,15 +237,15 @@ class Hub:
         except OSError:
             stream.close()
 
-    def _send_away(self, pending: wire.PendingConnection) -> None:
+    def _reject(self, pending: wire.PendingConnection) -> None:
         self._selector.unregister(pending.stream)
         pending.stream.close()
 
-    def _let_in(self, pending: wire.PendingConnection) -> None:
+    def _identify(self, pending: wire.PendingConnection) -> None:
         try:
-            claim = pending.hear()
+            claim = pending.read_claim()
         except (OSError, protocol.ProtocolError):
-            self._send_away(pending)
+            self._reject(pending)
             return
         if claim is None:
             return
@@ -263,7 +264,7 @@ class Hub:
             return
         pending.stream.close()
 
-    def _hear(self, agent: Agent) -> None:
+    def _read_agent(self, agent: Agent) -> None:
         if agent.gone:
             return
         agent.silent = 0.0
@@ -271,7 +272,7 @@ class Hub:
             data = agent.stream.recv(1 << 18, socket.MSG_DONTWAIT)
             if data:
                 for message in agent.frames.feed(data):
-                    self._take(agent, message)
+                    self._handle_message(agent, message)
                 return
             reason = ""
         except BlockingIOError:
@@ -281,39 +282,39 @@ class Hub:
         agent.gone = True
         self._selector.unregister(agent.stream)
         agent.stream.close()
-        self._lost.append(f"{self._name(agent)} is gone{reason}")
-        # what goes with it is named with it
+        self._losses.append(f"{self._name(agent)} is gone{reason}")
+        # agents that are lost with it are named in the same error
         until = time.monotonic() + GATHER_SECONDS
-        while len(self._lost) < len(self._agents) and (left := until - time.monotonic()) > 0:
+        while len(self._losses) < len(self._agents) and (left := until - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 if isinstance(key.data, Agent):
-                    self._hear(key.data)
+                    self._read_agent(key.data)
 
-    def _take(self, agent: Agent, message: wire.FromAgent) -> None:
-        if isinstance(message, wire.Greeting):
-            agent.greeting = message
+    def _handle_message(self, agent: Agent, message: wire.FromAgent) -> None:
+        if isinstance(message, wire.AgentReady):
+            agent.ready = message
             if message.problem:
                 raise WorldError(f"ranks cannot be started on {message.host}: {message.problem}")
-            if all(rank in self._agents and self._agents[rank].greeting is not None for rank in range(self.size)):
+            if all(rank in self._agents and self._agents[rank].ready is not None for rank in range(self.size)):
                 self._events.append(protocol.Hello())
             return
-        if isinstance(message, wire.Broken):
-            self._lost.append(f"{self._name(agent)} can start no more ranks: {message.reason}")
+        if isinstance(message, wire.AgentFailed):
+            self._losses.append(f"{self._name(agent)} can start no more ranks: {message.reason}")
             return
         observer = self._worlds.get(message.world)
         rank = observer.agents.index(agent) if observer is not None and agent in observer.agents else None
         if observer is None or rank is None:
             return
-        if isinstance(message, wire.Pulse):
-            observer.pulses[rank] = message
-        elif isinstance(message, wire.Left):
-            observer.lefts[rank] = message
-            observer.turns[rank] = max(message.turn, observer.turns.get(rank, 0))
-        elif isinstance(message, wire.Refused):
+        if isinstance(message, wire.RankStatus):
+            observer.statuses[rank] = message
+        elif isinstance(message, wire.RankReport):
+            observer.reports[rank] = message
+            observer.requests[rank] = max(message.request, observer.requests.get(rank, 0))
+        elif isinstance(message, wire.StartFailed):
             self._events.append(protocol.Spawned(message.world, {}, f"{self._name(agent)}: {message.problem}"))
         else:
             self._events.append(protocol.Exited(message.world, rank, message.status))
 
     def _name(self, agent: Agent) -> str:
-        where = f" on {agent.greeting.host}" if agent.greeting else ""
+        where = f" on {agent.ready.host}" if agent.ready else ""
         return f"launched process {agent.process}{where}"

@@ -1,4 +1,4 @@
-"""From the answers of all ranks to one verdict. The kinds are tried in a fixed order; the first that applies is it."""
+"""Combine the answers of all ranks into one verdict. Kinds are tried in a fixed order, and the first that applies is taken."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shardlaw.conformance.law.law import Early, Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import KINDS, Answer, Deposit, Deviation, HarnessError, Kind, Verdict
-from shardlaw.conformance.rank.context import close, show
+from shardlaw.conformance.rank.context import describe_value, is_close
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import parse_shape
 from shardlaw.reference.placement import Partial, parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
-# the check of a refusal that is support lost
+# the check named by a verdict when something is refused that must be supported
 REFUSED_NOW = "refused-now"
 
 
-def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage: int = 0) -> Verdict:
-    """The verdict on ``case``, or on a stage of it; ``answers`` holds one for every rank of the world, in order of rank."""
+def combine_answers(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage: int = 0) -> Verdict:
+    """The verdict on one ``stage`` of ``case``. ``answers`` holds one answer for each rank of the world, in order of rank."""
     features = tuple(sorted({feature for answer in answers for feature in answer.features}))
 
     def deviates(kind: Kind, check: str, message: str, error: str = "") -> Verdict:
@@ -40,43 +40,43 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage
     if outcomes == {"silent"}:
         return deviates("hang", "process", "no rank answered within the limit")
     if "silent" in outcomes:
-        said = min((answer for answer in answers if answer.outcome != "silent"), key=lambda answer: answer.outcome == "held")
+        loudest = min((answer for answer in answers if answer.outcome != "silent"), key=lambda answer: answer.outcome == "held")
         waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
-        message = f"rank {said.rank} {_outcome(said)} while ranks {waiting} still waited"
-        return deviates("divergence", "process", message, _error(said))
+        message = f"rank {loudest.rank} {_describe_outcome(loudest)} while ranks {waiting} still waited"
+        return deviates("divergence", "process", message, _error_text(loudest))
     acting = answers
-    if len(outcomes) > 1 and (members := law.members_of(case, stage)) is not None:  # whoever does not act has nothing to refuse
+    if len(outcomes) > 1 and (members := law.members_of(case, stage)) is not None:  # ranks that take no part refuse nothing
         acting = [answer for answer in answers if answer.rank in members or answer.outcome != "held"]
         outcomes = {answer.outcome for answer in acting}
-    if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # a rank outside of the case has nothing to reject
+    if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # ranks that take no part reject nothing
         reason = next(answer.reason for answer in answers if answer.outcome == "rejected")
         return Verdict(case, "rejected", message=reason, features=features)
     if len(outcomes) > 1 and outcomes & {"raised", "rejected"}:
-        message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in answers)
+        message = "; ".join(f"rank {answer.rank} {_describe_outcome(answer)}" for answer in answers)
         raised = next((answer for answer in answers if answer.outcome == "raised"), answers[0])
-        return deviates("divergence", "outcome", message, _error(raised))
+        return deviates("divergence", "outcome", message, _error_text(raised))
     if outcomes == {"raised"}:
         errors = {answer.raised.error for answer in acting if answer.raised}
         first = acting[0].raised
         assert first is not None
         if len(errors) > 1:
-            message = "; ".join(f"rank {answer.rank} {_outcome(answer)}" for answer in acting)
-            return deviates("divergence", "error", message, _error(acting[0]))
+            message = "; ".join(f"rank {answer.rank} {_describe_outcome(answer)}" for answer in acting)
+            return deviates("divergence", "error", message, _error_text(acting[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
             lost = "the law's control, which must hold," if case.text == law.control and not isinstance(law.refusal, Early) else ""
             if law.refusal == "lost":
                 lost = lost or "a case of a law of which earlier releases refuse no case"
             if lost:
                 message = f"{lost} is refused by every rank: {first.error}: {first.text}"
-                return deviates("raised", REFUSED_NOW, message, _error(acting[0]))
-            return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error(acting[0]), features=features)
-        return deviates("raised", "error", f"every rank raised {first.error}: {without_stacks(first.text)}", _error(acting[0]))
-    worst = _worst(answers)
-    if worst is not None:
-        rank, deviation = worst
-        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", _error_in(deviation))
-    for column in _by_check(answers):
-        found = _judge_deposits(column, target)
+                return deviates("raised", REFUSED_NOW, message, _error_text(acting[0]))
+            return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error_text(acting[0]), features=features)
+        return deviates("raised", "error", f"every rank raised {first.error}: {strip_stacks(first.text)}", _error_text(acting[0]))
+    severe = _most_severe(answers)
+    if severe is not None:
+        rank, deviation = severe
+        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", _quoted_error(deviation))
+    for column in _group_deposits(answers):
+        found = _compare_deposits(column, target)
         if found is not None:
             first_wrong, deviation = found
             message = deviation.message if first_wrong is None else f"rank {first_wrong}: {deviation.message}"
@@ -86,22 +86,22 @@ def judge(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage
 
 
 def may_refuse(law: Law, case: Case, text: str) -> bool:
-    """Whether a case may be refused in these words."""
+    """Whether the law allows its case to be refused with this error text."""
     return law.refusal(case, text) if callable(law.refusal) else law.refusal != "never"
 
 
-def without_stacks(text: str) -> str:
-    """The text of an error without the stacks that it quotes, as torch quotes those of other ranks: what they raised stays, once."""
+def strip_stacks(text: str) -> str:
+    """The text of an error without the stacks of other ranks, which torch quotes. Each error that they raised stays, once."""
     if "Traceback (most recent call last)" not in text:
         return text
-    kept: list[str] = []
+    errors: list[str] = []
     for line in filter(None, text.splitlines()):
-        if not line.startswith((" ", "\t", "Traceback", "CheckpointException ranks:")) and not any(line in other for other in kept):
-            kept.append(line)
-    return "; ".join(kept)
+        if not line.startswith((" ", "\t", "Traceback", "CheckpointException ranks:")) and not any(line in other for other in errors):
+            errors.append(line)
+    return "; ".join(errors)
 
 
-def _outcome(answer: Answer) -> str:
+def _describe_outcome(answer: Answer) -> str:
     if answer.raised is not None:
         return f"raised {answer.raised.error}: {answer.raised.text.strip().splitlines()[0] if answer.raised.text.strip() else '(no text)'}"
     return {"held": "answered", "deviates": "answered", "rejected": "rejected the case", "silent": "waited"}.get(
@@ -109,23 +109,23 @@ def _outcome(answer: Answer) -> str:
     )
 
 
-def _error(answer: Answer) -> str:
+def _error_text(answer: Answer) -> str:
     return f"{answer.raised.error}: {answer.raised.text}" if answer.raised else ""
 
 
-def _error_in(deviation: Deviation) -> str:
-    """The error that a rank tells of: what follows the words for what was attempted."""
+def _quoted_error(deviation: Deviation) -> str:
+    """The error that a deviation's message quotes: what follows ``refused`` or ``raised``; empty for other kinds."""
     before = {"wrong-error": ": (?:must be )?refused,? ", "raised": ": raised "}.get(deviation.kind)
     return re.split(before, deviation.message, maxsplit=1)[-1] if before else ""
 
 
-def _worst(answers: Sequence[Answer]) -> tuple[int, Deviation] | None:
+def _most_severe(answers: Sequence[Answer]) -> tuple[int, Deviation] | None:
     found = [(answer.rank, deviation) for answer in answers for deviation in answer.deviations[:1]]
     return min(found, key=lambda item: (KINDS.index(item[1].kind), item[0]), default=None)
 
 
-def _by_check(answers: Sequence[Answer]) -> list[dict[int, Deposit]]:
-    """What the ranks deposited, by rank, for each check; of several deposits of one check the first ones together, then the second ones."""
+def _group_deposits(answers: Sequence[Answer]) -> list[dict[int, Deposit]]:
+    """Deposits by rank, one group for each check. Where ranks make several deposits for a check, the n-th ones form a group."""
     columns: dict[tuple[str, int], dict[int, Deposit]] = {}
     for answer in answers:
         seen: Counter[str] = Counter()
@@ -135,45 +135,47 @@ def _by_check(answers: Sequence[Answer]) -> list[dict[int, Deposit]]:
     return list(columns.values())
 
 
-def _judge_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[int | None, Deviation] | None:
-    """The contributions that all ranks hold of one tensor, reduced and compared with what they must denote: the first rank that holds
-    something else (none where they contradict one another), and how."""
+def _compare_deposits(deposits: Mapping[int, Deposit], target: Target) -> tuple[int | None, Deviation] | None:
+    """Reduce the contributions of all ranks to one tensor, and compare the result with the expected one.
+
+    Returns ``None`` where they agree, else the first rank that differs (``None`` where ranks contradict one another) and the deviation.
+    """
     first = next(iter(deposits.values()))
     claims = {(deposit.shape, deposit.mesh, deposit.placements) for deposit in deposits.values()}
     if len(claims) > 1:
-        said = sorted(" ".join(claim) for claim in claims)
-        return None, Deviation("divergence", first.check, f"ranks claim different layouts: {said}")
+        layouts = sorted(" ".join(claim) for claim in claims)
+        return None, Deviation("divergence", first.check, f"ranks claim different layouts: {layouts}")
     layout = Layout(parse_shape(first.shape), Mesh.parse(first.mesh), parse_placements(first.placements))
     want = next((deposit.want for deposit in deposits.values() if deposit.want is not None), None)
     if want is None:
         return None
-    silent = sorted(set(layout.mesh.ranks) - set(deposits))
-    if silent:
-        message = f"ranks {silent} hold nothing to compare of {first.check}, the others do"
-        return silent[0], Deviation("divergence", first.check, message)
+    missing = sorted(set(layout.mesh.ranks) - set(deposits))
+    if missing:
+        message = f"ranks {missing} hold nothing to compare of {first.check}, the others do"
+        return missing[0], Deviation("divergence", first.check, message)
     unordered = [str(placement) for placement in layout.placements if placement in (Partial("max"), Partial("min"))]
     if unordered and want.is_complex():
         message = f"claims {unordered[0]} of complex numbers, which have no order"
         return None, Deviation("wrong-layout", first.check, message)
     world = {coord: deposits[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}
     tolerance = None if first.exact else target.tolerance
-    computed = want.dtype if want.dtype != first.local.dtype else None  # in another one than that in which it is held
+    computed = want.dtype if want.dtype != first.local.dtype else None  # the result was computed in this dtype, then cast
     for coord, got in assemble_replicas(world, layout).items():
-        if not close(got.to(computed or got.dtype), want, tolerance):
+        if not is_close(got.to(computed or got.dtype), want, tolerance):
             message = f"the contributions under {first.placements} reduce to other elements than they must"
             if not layout.has_partial():
                 message = "holds other elements than the ranks that must hold the same"
-            return layout.mesh.rank_at(coord), Deviation("wrong-value", first.check, message, show(want), show(got))
+            return layout.mesh.rank_at(coord), Deviation("wrong-value", first.check, message, describe_value(want), describe_value(got))
     return None
 
 
 def _with_contributions(answers: Sequence[Answer], column: Mapping[int, Deposit], found: Deviation) -> list[Answer]:
-    """The answers, each with what its rank contributed to the deviation that the driver found."""
+    """The answers; each rank's contribution is added to the deviation that the driver found."""
     return [
         replace(
             answer,
             outcome="deviates",
-            deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {show(column[answer.rank].local)}"),),
+            deviations=(replace(found, got=f"{found.got}; rank {answer.rank} contributed {describe_value(column[answer.rank].local)}"),),
         )
         if answer.rank in column
         else answer

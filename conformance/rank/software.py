@@ -1,4 +1,4 @@
-"""What a rank has loaded: which torch, which packages stand behind its target, and their shared libraries."""
+"""The software that a rank has loaded: torch, the packages of its target, and their shared libraries."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from shardlaw.conformance.law.target import BACKENDS
 from shardlaw.conformance.rank.context import RankContext
 
 
-def loaded(here: RankContext, modules: Iterable[str]) -> dict[str, Any]:
-    """What this rank runs with; ``modules`` are those that its target names."""
+def loaded_software(here: RankContext, modules: Iterable[str]) -> dict[str, Any]:
+    """Versions and hashes of what this rank has loaded. ``modules`` are those that its target names."""
     names = sorted({module.partition(".")[0] for module in modules} - {"torch", ""})
-    found = {name: _package(name) for name in names}
+    found = {name: _describe_package(name) for name in names}
     homes = tuple(str(home) for home, _ in found.values())
-    libraries = [file for file in _mapped() if file.startswith(homes) or any(word in Path(file).name for word in BACKENDS)]
+    libraries = [file for file in _mapped_libraries() if file.startswith(homes) or any(word in Path(file).name for word in BACKENDS)]
     return {
         "torch": str(torch.__version__),
         "torch_git": str(torch.version.git_version),
         "python": platform.python_version(),
         "platform": f"{sys.platform} {platform.machine()}",
-        "packages": {name: said for name, (_, said) in found.items()},
+        "packages": {name: text for name, (_, text) in found.items()},
         "libraries": {Path(file).name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in libraries},
     }
 
 
-def _package(name: str) -> tuple[Path, str]:
-    """Where a package lies, and its version with the sha256 of its sources."""
+def _describe_package(name: str) -> tuple[Path, str]:
+    """The folder or file of a package, and its version with the sha256 of its sources."""
     file = Path(importlib.import_module(name).__file__ or "")
     home = file.parent if file.name == "__init__.py" else file
     sources = sorted(home.rglob("*.py")) if home.is_dir() else [home]
@@ -45,7 +45,7 @@ def _package(name: str) -> tuple[Path, str]:
     return home, f"{version(owners[0]) if owners else 'not installed'} sha256 {digest.hexdigest()}"
 
 
-def _mapped() -> list[str]:
+def _mapped_libraries() -> list[str]:
     """The files of shared libraries that this process has mapped."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()

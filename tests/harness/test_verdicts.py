@@ -13,7 +13,7 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised, Verdict
-from shardlaw.conformance.world.judge import judge, without_stacks
+from shardlaw.conformance.world.verdicts import combine_answers, strip_stacks
 
 PLANNED = "Sharding propagation failed for aten.index.Tensor(Spec(f32[5, 4](R)))"
 
@@ -53,7 +53,7 @@ WRONG = Answer(0, "deviates", deviations=(Deviation("wrong-value", "a", "another
 
 def of_ranks(*answers: Answer) -> Verdict:
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
-    return judge(law, Case.parse("mesh.x mesh=2"), [replace(answer, rank=rank) for rank, answer in enumerate(answers)], Target())
+    return combine_answers(law, Case.parse("mesh.x mesh=2"), [replace(answer, rank=rank) for rank, answer in enumerate(answers)], Target())
 
 
 @pytest.mark.parametrize("answers", [(REJECTED, REJECTED), (REJECTED, HELD, REJECTED), (HELD, REJECTED)])
@@ -67,7 +67,7 @@ def test_who_does_not_act_has_nothing_to_refuse() -> None:
     refused = Answer(0, "raised", raised=Raised("NotImplementedError", "no float8", ""))
     for mesh, held, status in (("2@0,2", 1, "refused"), ("2@0,1", 2, "refused"), ("2@0,2", 2, "deviates")):
         answers = [replace(HELD if rank == held else refused, rank=rank) for rank in range(3)]
-        assert judge(law, Case.parse(f"mesh.x mesh={mesh}"), answers, Target()).status == status
+        assert combine_answers(law, Case.parse(f"mesh.x mesh={mesh}"), answers, Target()).status == status
 
 
 @pytest.mark.parametrize("answers", [(RAISED, HELD), (HELD, RAISED, HELD), (REJECTED, RAISED), (REJECTED, WRONG), (RAISED, WRONG)])
@@ -90,7 +90,7 @@ def deposit(check: str, local: torch.Tensor, want: torch.Tensor | None) -> Depos
 def judged(*ranks: Sequence[Deposit]) -> Verdict:
     answers = [Answer(rank, "held", deposits=tuple(deposits)) for rank, deposits in enumerate(ranks)]
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
-    return judge(law, Case.parse("mesh.x mesh=2"), answers, Target())
+    return combine_answers(law, Case.parse("mesh.x mesh=2"), answers, Target())
 
 
 def test_contributions_belong_together_by_their_check() -> None:
@@ -124,14 +124,14 @@ def test_the_rank_that_holds_another_replica_is_named() -> None:
 def test_an_error_that_quotes_every_ranks_stack_is_told_once() -> None:
     stack = "Traceback (most recent call last): (RANK 0)\n  File \"a.py\", line 1, in f\nKeyError: 'x'\n"
     text = f"read: KeyError: 'x'\nranks [0]; rank 0:\nCheckpointException ranks:dict_keys([0])\n{stack}"
-    assert without_stacks(text) == "read: KeyError: 'x'; ranks [0]; rank 0:"
-    assert without_stacks("no\n  stack") == "no\n  stack"
+    assert strip_stacks(text) == "read: KeyError: 'x'; ranks [0]; rank 0:"
+    assert strip_stacks("no\n  stack") == "no\n  stack"
 
 
 def test_an_error_of_the_harness_is_no_finding() -> None:
     answers = [Answer(0, "raised", raised=Raised("HarnessError", "NameError: no such name", "the stack")), Answer(1, "held")]
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
-    verdict = judge(law, Case.parse("mesh.x mesh=2"), answers, Target())
+    verdict = combine_answers(law, Case.parse("mesh.x mesh=2"), answers, Target())
     assert (verdict.status, verdict.kind, verdict.error) == ("error", None, "the stack")
 
 
@@ -144,10 +144,10 @@ def test_a_control_that_is_refused_is_a_loss() -> None:
     raised = Raised("NotImplementedError", "no strategy for this", "")
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None, refusal="allowed")
     control, other = (
-        judge(law, Case.parse(text), [Answer(0, "raised", raised=raised)], Target()) for text in (law.control, "mesh.x mesh=3")
+        combine_answers(law, Case.parse(text), [Answer(0, "raised", raised=raised)], Target()) for text in (law.control, "mesh.x mesh=3")
     )
     assert (control.kind, control.check) == ("raised", "refused-now")
     assert other.status == "refused"
     for allowed in ("allowed", lambda case, text: "no strategy" in text):
         early = replace(law, refusal=allowed).early()
-        assert judge(early, Case.parse(law.control), [Answer(0, "raised", raised=raised)], Target()).status == "refused"
+        assert combine_answers(early, Case.parse(law.control), [Answer(0, "raised", raised=raised)], Target()).status == "refused"
