@@ -23,35 +23,35 @@ class CollectiveError(ValueError):
     """Arguments that mean nothing, whoever is asked to carry them."""
 
 
-def reducible(dtype: torch.dtype, op: str) -> bool:
+def is_reducible(dtype: torch.dtype, op: str) -> bool:
     """Whether elements of ``dtype`` have a reduction by ``op``. Products of complex numbers are not offered."""
     return op in REDUCE_OPS and can_reduce(dtype, op) and not (dtype.is_complex and op == "product")
 
 
-def reduced(inputs: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+def reduction(inputs: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     """The reduction of all members' tensors, element by element. Raises :class:`CollectiveError` where there is none."""
     kinds = {(tuple(tensor.shape), tensor.dtype) for tensor in inputs}
     if len(kinds) != 1:
         raise CollectiveError(f"members reduce tensors of different kinds: {sorted(map(str, kinds))}")
-    if not reducible(inputs[0].dtype, op):
+    if not is_reducible(inputs[0].dtype, op):
         raise CollectiveError(f"{inputs[0].dtype} has no reduction by {op}")
     return reduce_by(op, list(inputs)).to(inputs[0].dtype)
 
 
 def all_reduce(inputs: Sequence[torch.Tensor], op: str = "sum") -> list[torch.Tensor]:
     """Every member gets the reduction."""
-    return [reduced(inputs, op)] * len(inputs)
+    return [reduction(inputs, op)] * len(inputs)
 
 
 def reduce(inputs: Sequence[torch.Tensor], op: str, root: int) -> list[torch.Tensor | None]:
     """The member ``root`` gets the reduction."""
-    _member(root, inputs)
-    return [reduced(inputs, op) if at == root else None for at in range(len(inputs))]
+    _check_root(root, inputs)
+    return [reduction(inputs, op) if at == root else None for at in range(len(inputs))]
 
 
 def broadcast(inputs: Sequence[T], root: int) -> list[T]:
     """Every member gets what ``root`` has."""
-    _member(root, inputs)
+    _check_root(root, inputs)
     return [inputs[root]] * len(inputs)
 
 
@@ -62,13 +62,13 @@ def all_gather(inputs: Sequence[T]) -> list[list[T]]:
 
 def gather(inputs: Sequence[T], root: int) -> list[list[T] | None]:
     """The member ``root`` gets that list."""
-    _member(root, inputs)
+    _check_root(root, inputs)
     return [list(inputs) if at == root else None for at in range(len(inputs))]
 
 
 def scatter(rows: Sequence[Sequence[T] | None], root: int) -> list[T]:
     """Entry ``i`` of the list that ``root`` has goes to member ``i``."""
-    _member(root, rows)
+    _check_root(root, rows)
     row = rows[root]
     if row is None or len(row) != len(rows):
         raise CollectiveError(f"the root scatters {'nothing' if row is None else len(row)} to {len(rows)} members")
@@ -77,7 +77,7 @@ def scatter(rows: Sequence[Sequence[T] | None], root: int) -> list[T]:
 
 def reduce_scatter(rows: Sequence[Sequence[torch.Tensor]], op: str = "sum") -> list[torch.Tensor]:
     """Member ``i`` gets the reduction of the entries ``i`` of all members' lists; sizes may differ between entries."""
-    return [reduced(column, op) for column in all_to_all(rows)]
+    return [reduction(column, op) for column in all_to_all(rows)]
 
 
 def all_to_all(rows: Sequence[Sequence[T]]) -> list[list[T]]:
@@ -102,24 +102,24 @@ def all_to_all_single(inputs: Sequence[torch.Tensor], splits: Sequence[Sequence[
     return [torch.cat(parts) for parts in all_to_all(rows)]
 
 
-def joined(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+def concatenate(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """A gathered list as one tensor, end to end along ``dim``; scalars become a row."""
     return torch.cat([part.reshape(1) if part.ndim == 0 else part for part in parts], dim)
 
 
-def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """A gathered list as one tensor with a leading dim for the members."""
     return torch.stack(list(parts))
 
 
-def permuted(inputs: Sequence[T], to: Sequence[int]) -> list[T]:
+def permute(inputs: Sequence[T], to: Sequence[int]) -> list[T]:
     """What member ``i`` has goes to member ``to[i]``."""
     if sorted(to) != list(range(len(inputs))):
         raise CollectiveError(f"{list(to)} is no permutation of {len(inputs)} members")
     return [inputs[list(to).index(at)] for at in range(len(inputs))]
 
 
-def delivered(sent: Iterable[tuple[int, int, Hashable, T]]) -> dict[tuple[int, int, Hashable], list[T]]:
+def deliver(sent: Iterable[tuple[int, int, Hashable, T]]) -> dict[tuple[int, int, Hashable], list[T]]:
     """Messages ``(from, to, tag, value)`` in the order in which they were sent, as they arrive: in that order for each pair and tag."""
     arrived: dict[tuple[int, int, Hashable], list[T]] = {}
     for source, destination, tag, value in sent:
@@ -127,6 +127,6 @@ def delivered(sent: Iterable[tuple[int, int, Hashable, T]]) -> dict[tuple[int, i
     return arrived
 
 
-def _member(root: int, members: Sequence[object]) -> None:
+def _check_root(root: int, members: Sequence[object]) -> None:
     if not 0 <= root < len(members):
         raise CollectiveError(f"position {root} is none of the {len(members)} members")

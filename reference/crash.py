@@ -23,9 +23,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-INSIDE = 2  # processes that a cut finds between two meetings
-APART = 2  # meetings that one process may be ahead of another
-MOST = 4096  # states of a scenario
+MAX_INSIDE = 2  # processes that a cut finds between two meetings
+MAX_AHEAD = 2  # meetings that one process may be ahead of another
+MAX_STATES = 4096  # states of a scenario
 ROOT = 0
 
 
@@ -87,8 +87,8 @@ class Disk:
         self.files: dict[int, bytearray] = {}
         self.next = ROOT + 1
         for path, content in sorted(tree.items()):
-            for effect in self.made(path, content is None):
-                self.do(effect)
+            for effect in self.creation_effects(path, content is None):
+                self.apply(effect)
             if content is not None:
                 self.files[self.at(path) or ROOT][:] = content
 
@@ -99,7 +99,7 @@ class Disk:
             found = None if found is None else self.names.get((found, part))
         return found
 
-    def made(self, path: str, folder: bool) -> Iterator[Effect]:
+    def creation_effects(self, path: str, folder: bool) -> Iterator[Effect]:
         """The effects after which there is a file or a folder ``path``; each must be done before the next is asked for."""
         parts = [part for part in path.split("/") if part]
         where = ROOT
@@ -109,7 +109,7 @@ class Disk:
                 yield Effect("name", number, where, part, file=depth == len(parts) - 1 and not folder)
             where = self.names[where, part]
 
-    def do(self, effect: Effect) -> None:
+    def apply(self, effect: Effect) -> None:
         if effect.kind == "name":
             if effect.moved and self.names.get(effect.moved) == effect.inode:
                 del self.names[effect.moved]
@@ -146,33 +146,34 @@ class Disk:
         return found
 
 
-def effects_of(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bool]]]:
+def apply_steps(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bool]]]:
     """The effects of each step, in order, with whether a later step made them last. Does them to ``disk``."""
     found: list[list[tuple[Effect, bool]]] = []
     for step in steps:
         if step.kind == "sync":
             number = disk.at(step.path)
             found = [
-                [(effect, lasts or step.other == "all" or _is_of(effect, number, disk)) for effect, lasts in effects] for effects in found
+                [(effect, lasts or step.other == "all" or _is_synced_by(effect, number, disk)) for effect, lasts in effects]
+                for effects in found
             ]
         found.append([])
-        for effect in _done_by(step, disk):
-            disk.do(effect)
+        for effect in _step_effects(step, disk):
+            disk.apply(effect)
             found[-1].append((effect, False))
     return found
 
 
-def _is_of(effect: Effect, number: int | None, disk: Disk) -> bool:
+def _is_synced_by(effect: Effect, number: int | None, disk: Disk) -> bool:
     """Whether syncing what has this number makes the effect last: a file's bytes and size, a folder's names."""
     if effect.kind == "name":
         return number is not None and number not in disk.files and effect.folder == number
     return effect.inode == number
 
 
-def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
+def _step_effects(step: Step, disk: Disk) -> Iterator[Effect]:
     folder, _, name = step.path.rpartition("/")
     if step.kind in ("make", "open"):
-        yield from disk.made(step.path, step.kind == "make")
+        yield from disk.creation_effects(step.path, step.kind == "make")
     number = disk.at(step.path)
     if number is None:
         return
@@ -188,24 +189,24 @@ def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
         yield Effect("name", None, disk.at(folder) or ROOT, name)
 
 
-def left(
+def surviving_tree(
     base: Mapping[str, bytes | None], steps: Sequence[Step], lost: Collection[int] = (), half: int | None = None
 ) -> dict[str, bytes | None]:
     """What is left of a folder that held ``base``, after steps of which those with a number in ``lost`` are lost, as far as they did not
     come to last; of the bytes that step ``half`` wrote, the second half is. Bytes that need a lost change of size are lost with it."""
     disk, gone = Disk(base), set[int | None]()
-    for number, effects in enumerate(effects_of(Disk(base), steps)):
+    for number, effects in enumerate(apply_steps(Disk(base), steps)):
         for effect, lasts in effects:
             if (number in lost and not lasts) or (effect.kind != "name" and effect.inode in gone):
                 gone |= {effect.inode} if effect.kind == "size" else set()
             elif number == half and effect.kind == "bytes":
-                disk.do(replace(effect, data=effect.data[: len(effect.data) // 2]))
+                disk.apply(replace(effect, data=effect.data[: len(effect.data) // 2]))
             else:
-                disk.do(effect)
+                disk.apply(effect)
     return disk.tree()
 
 
-def losses(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Iterator[tuple[frozenset[int], int | None]]:
+def loss_choices(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Iterator[tuple[frozenset[int], int | None]]:
     """Which steps are lost, and of which the second half is, in all ways that are tried; in the first of them none is."""
     yield frozenset(), None
     loose = frozenset(number for number, own in enumerate(effects) if not all(lasts for _, lasts in own))
@@ -225,7 +226,7 @@ Segment = list[list[Step]]
 """What a process does between two meetings: its threads' steps, each in order."""
 
 
-def segments(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list[tuple[str, int]]]:
+def split_at_meetings(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list[tuple[str, int]]]:
     """A process's steps between its meetings, and these. What several threads do is ordered for each file alone."""
     found: list[list[Step]] = [[]]
     meetings = []
@@ -245,18 +246,18 @@ def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Ste
 
     Raises ``ValueError`` where the processes did not meet alike.
     """
-    parts = [segments(log, threads) for log in logs]
+    parts = [split_at_meetings(log, threads) for log in logs]
     meetings = parts[0][1]
     if any(other != meetings for _, other in parts):
         raise ValueError("the processes did not meet in one order")
     found: dict[tuple[tuple[int, ...], ...], list[list[Step]]] = {}
     for reached in itertools.product(range(len(meetings) + 1), repeat=len(logs)):
-        through = _through(reached, meetings) if max(reached) - min(reached) <= APART else None
+        through = _must_reach_meeting(reached, meetings) if max(reached) - min(reached) <= MAX_AHEAD else None
         if through is None:
             continue
-        choices = [_places(own[at], threads, whole) for (own, _), at, whole in zip(parts, reached, through, strict=True)]
+        choices = [_thread_progress(own[at], threads, whole) for (own, _), at, whole in zip(parts, reached, through, strict=True)]
         for places in itertools.product(*choices):
-            if sum(inside for _, inside in places) > INSIDE:
+            if sum(inside for _, inside in places) > MAX_INSIDE:
                 continue
             done = []
             for (own, _), at, (counts, _) in zip(parts, reached, places, strict=True):
@@ -266,7 +267,7 @@ def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Ste
     return sorted(found.values(), key=lambda done: (sum(map(len, done)), *map(len, done)))
 
 
-def _through(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> list[bool] | None:
+def _must_reach_meeting(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> list[bool] | None:
     """Which processes must have done all their steps up to the next meeting, since somebody is past it. None: nobody can be there."""
     through = [False] * len(reached)
     for number, (kind, root) in enumerate(meetings):
@@ -284,7 +285,7 @@ def _through(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> lis
     return through
 
 
-def _places(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int, ...], int]]:
+def _thread_progress(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int, ...], int]]:
     """How many steps of each thread of a segment may be done, and how many threads are then inside their steps."""
     sizes = [len(lane) for lane in segment]
     if whole:
@@ -294,12 +295,12 @@ def _places(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int
         inside = sum(0 < count < size for count, size in zip(counts, sizes, strict=True))
         begun = [at for at, count in enumerate(counts) if count]
         waits = any(sum(counts[before] < sizes[before] for before in range(at)) >= threads for at in begun) and threads > 1
-        if inside <= INSIDE and not waits:
+        if inside <= MAX_INSIDE and not waits:
             found.append((counts, inside))
     return found
 
 
-Place = tuple[int, int]
+StepId = tuple[int, int]
 """A step: the number of its process, and its own there, from 1, meetings left out."""
 
 
@@ -308,14 +309,14 @@ class State:
     """What a crash may leave: the files by path (``None`` for a folder), which it is in words, and the kinds of effects that were lost."""
 
     tree: Mapping[str, bytes | None]
-    told: str
+    description: str
     kinds: frozenset[str]
 
     def __repr__(self) -> str:
-        return self.told
+        return self.description
 
 
-def in_order(logs: Sequence[Sequence[Step]]) -> dict[Place, Step]:
+def order_steps(logs: Sequence[Sequence[Step]]) -> dict[StepId, Step]:
     """The steps of all processes by their places, in an order in which they may have come: between two meetings one process after the
     other, whatever the order was in the run, so that a state is the same in every run."""
     found = []
@@ -331,23 +332,23 @@ def in_order(logs: Sequence[Sequence[Step]]) -> dict[Place, Step]:
 
 
 def state_at(
-    base: Mapping[str, bytes | None], steps: Mapping[Place, Step], done: str, lost: Collection[Place] = (), half: Place | None = None
+    base: Mapping[str, bytes | None], steps: Mapping[StepId, Step], done: str, lost: Collection[StepId] = (), half: StepId | None = None
 ) -> State:
     """The state of a folder that held ``base`` after these steps, of which some are ``lost`` and of one the second ``half``. ``done`` tells
     which steps they are."""
     places = [*steps]
     gone = {places.index(place) for place in lost}
     cut = None if half is None else places.index(half)
-    effects = effects_of(Disk(base), steps.values())
+    effects = apply_steps(Disk(base), steps.values())
     kinds = {effect.kind for at, own in enumerate(effects) for effect, lasts in own if not lasts and (at in gone or at == cut)}
     last = {process: step for (process, _), step in steps.items()}
     told = [done, *(f"rank {process} is behind: {step}" for process, step in sorted(last.items()))]
     told += [f"lost: {steps[place]}" for place in lost]
     told += [f"lost: the second half of {steps[half]}"] if half is not None else []
-    return State(left(base, [*steps.values()], gone, cut), "; ".join(told), frozenset(kinds))
+    return State(surviving_tree(base, [*steps.values()], gone, cut), "; ".join(told), frozenset(kinds))
 
 
-def in_notation(done: Iterable[int], lost: Iterable[Place], half: Place | None) -> str:
+def format_moment(done: Iterable[int], lost: Iterable[StepId], half: StepId | None) -> str:
     """Which state it is as fields of a case: ``done=3,1 lost=0.2,1.1 half=0.3``."""
     text = f"done={','.join(map(str, done))}"
     text += "".join(f"{' lost=' if at == 0 else ','}{process}.{number}" for at, (process, number) in enumerate(lost))
@@ -366,19 +367,19 @@ def states(
 
     ``logs`` are the steps of each process. ``returned``: after all steps alone.
     """
-    every = in_order(logs)
+    every = order_steps(logs)
     found: dict[frozenset[tuple[str, bytes | None]], State] = {}
     at_all = cuts(logs, threads)
     for done in at_all[-1:] if returned else at_all:
         moment = {(process, step.when) for process, own in enumerate(done) for step in own}
         steps = {place: step for place, step in every.items() if (place[0], step.when) in moment}
         places = [*steps]
-        for lost, half in losses(effects_of(Disk(base), steps.values()), disk):
-            tree = left(base, [*steps.values()], lost, half)
+        for lost, half in loss_choices(apply_steps(Disk(base), steps.values()), disk):
+            tree = surviving_tree(base, [*steps.values()], lost, half)
             key = frozenset(tree.items())
             if key not in found:
                 gone, cut = [places[at] for at in sorted(lost)], None if half is None else places[half]
-                found[key] = state_at(base, steps, in_notation(map(len, done), gone, cut), gone, cut)
-            if len(found) == MOST:
+                found[key] = state_at(base, steps, format_moment(map(len, done), gone, cut), gone, cut)
+            if len(found) == MAX_STATES:
                 return [*found.values()]
     return [*found.values()]

@@ -13,21 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardlaw.reference.crash import State, Step, cuts, in_notation, in_order
+from shardlaw.reference.crash import State, Step, cuts, format_moment, order_steps
 
 
 def objects_after(base: Mapping[str, bytes], logs: Sequence[Sequence[Step]], done: Sequence[int]) -> State:
     """The objects by name after each process has ``done`` so many of its steps, in a store that held ``base``."""
     tree: dict[str, bytes | None] = dict(base)
     told: dict[int, str] = {}
-    for (process, number), step in in_order(logs).items():
+    for (process, number), step in order_steps(logs).items():
         if number <= done[process]:
             told[process] = f"rank {process} is behind: {step.kind} {step.path}"
             if step.kind == "put":
                 tree[step.path] = step.data
             else:
                 tree.pop(step.path, None)
-    return State(tree, "; ".join([in_notation(done, (), None), *(told[process] for process in sorted(told))]), frozenset())
+    return State(tree, "; ".join([format_moment(done, (), None), *(told[process] for process in sorted(told))]), frozenset())
 
 
 def object_states(base: Mapping[str, bytes], logs: Sequence[Sequence[Step]], returned: bool = False) -> list[State]:

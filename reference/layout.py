@@ -112,7 +112,7 @@ def split(indices: Indices, parts: int, placement: Placement) -> list[Indices]:
 
 
 @lru_cache(4096)
-def _hand_out(shape: Shape, mesh: Shape, placements: Placements) -> dict[Coord, tuple[Indices, ...]]:
+def _owned_by_coord(shape: Shape, mesh: Shape, placements: Placements) -> dict[Coord, tuple[Indices, ...]]:
     """For each coordinate of the mesh, and each tensor dim, the indices that its rank owns: placements apply from left to right."""
     lists: dict[Coord, tuple[Indices, ...]] = {(): tuple(tuple(range(size)) for size in shape)}
     for size, placement in zip(mesh, placements, strict=True):
@@ -164,7 +164,7 @@ class Layout:
 
     @cached_property
     def _lists(self) -> dict[Coord, tuple[Indices, ...]]:
-        return _hand_out(self.shape, self.mesh.shape, self.placements)
+        return _owned_by_coord(self.shape, self.mesh.shape, self.placements)
 
     def owned(self, coord: Coord) -> tuple[Indices, ...]:
         """For each tensor dim the ordered global indices that the rank at ``coord`` holds."""

@@ -38,7 +38,7 @@ def owned_in_order(size: int, mesh: Mesh, order: Sequence[int], coord: Coord) ->
     return held
 
 
-def placed_in_order(mesh: Mesh, orders: dict[int, Order]) -> tuple[Placement, ...]:
+def order_placements(mesh: Mesh, orders: dict[int, Order]) -> tuple[Placement, ...]:
     """The placements that write shard orders down, by tensor dim; mesh dims that no order names replicate."""
     placements: list[Placement] = [Replicate()] * mesh.ndim
     for dim, order in orders.items():

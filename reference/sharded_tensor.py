@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from shardlaw.reference.layout import chunk
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.shards import Shards, cut
+from shardlaw.reference.shards import Shards, shards_along
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ChunkSpec:
             raise ValueError(self.errors(shape)[0])
         dim = self.dim % len(shape)
         runs = chunk(tuple(range(shape[dim])), len(self.ranks))
-        return cut(shape, dim, zip(map(len, runs), self.ranks, strict=True))
+        return shards_along(shape, dim, zip(map(len, runs), self.ranks, strict=True))
 
 
 Spec = ChunkSpec | Shards
@@ -53,7 +53,7 @@ def parse_spec(text: str, shape: Shape) -> Spec:
     chunks = re.fullmatch(r"chunk\((-?\d+)\)@(\d+(?:,\d+)*)", text, re.ASCII)
     if chunks:
         return ChunkSpec(int(chunks[1]), tuple(map(int, chunks[2].split(","))))
-    return Shards.parse(shape, text, alone=True)
+    return Shards.parse(shape, text, one_rank_each=True)
 
 
 def spec_errors(spec: Spec, shape: Shape) -> list[str]:

@@ -49,13 +49,13 @@ class Shards:
         return Shards(layout.shape, tuple((box, tuple(ranks)) for box, ranks in held.items()))
 
     @staticmethod
-    def parse(shape: Shape, text: str, *, alone: bool = False) -> Shards:
-        """The inverse of ``str``; with ``alone``, no two ranks may hold one box. Raises :class:`NotationError`."""
+    def parse(shape: Shape, text: str, *, one_rank_each: bool = False) -> Shards:
+        """The inverse of ``str``; with ``one_rank_each``, no two ranks may hold one box. Raises :class:`NotationError`."""
         parts = []
         for part in text.split(";"):
             box, _, ranks = part.rpartition("@")
             parts.append((parse_box(box, len(shape)), parse_ranks(ranks)))
-        if alone and any(len(ranks) > 1 for _, ranks in parts):
+        if one_rank_each and any(len(ranks) > 1 for _, ranks in parts):
             raise NotationError(f"shards {text!r}: want one rank for each box")
         return Shards(shape, tuple(parts))
 
@@ -71,11 +71,11 @@ class Shards:
         """Every box with every rank that holds it."""
         return ((box, rank) for box, ranks in self.parts for rank in ranks)
 
-    def of(self, rank: int) -> tuple[Box, ...]:
+    def boxes_of(self, rank: int) -> tuple[Box, ...]:
         """The boxes that ``rank`` holds, in its order."""
         return tuple(box for box, holder in self.holdings() if holder == rank)
 
-    def filled(self) -> Shards:
+    def without_empty(self) -> Shards:
         """The same without the boxes that have no elements."""
         return Shards(self.shape, tuple((box, ranks) for box, ranks in self.parts if box.volume))
 
@@ -96,19 +96,19 @@ def format_ranks(ranks: Ranks) -> str:
     return "+".join(map(str, ranks))
 
 
-def side_by_side(boxes: Sequence[Box]) -> bool:
+def are_side_by_side(boxes: Sequence[Box]) -> bool:
     """Whether boxes of one rank can be put together along their last dim: in all other dims they are alike."""
     return len({(box.offset[:-1], box.size[:-1]) for box in boxes}) <= 1
 
 
-def joined(boxes: Sequence[Box]) -> Shape | None:
+def joined_size(boxes: Sequence[Box]) -> Shape | None:
     """The size of boxes of one rank put together along their last dim; ``None`` where they cannot be, or there is none."""
-    if not boxes or not boxes[0].size or not side_by_side(boxes):
+    if not boxes or not boxes[0].size or not are_side_by_side(boxes):
         return None
     return (*boxes[0].size[:-1], sum(box.size[-1] for box in boxes))
 
 
-def cut(shape: Shape, dim: int, parts: Iterable[tuple[int, int]]) -> Shards:
+def shards_along(shape: Shape, dim: int, parts: Iterable[tuple[int, int]]) -> Shards:
     """Runs of tensor dim ``dim``, one behind the other: each of so many indices, for so-and-so's rank."""
     found, start = [], 0
     for size, rank in parts:

@@ -72,19 +72,22 @@ def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> lis
         return [full.clone()]
     # seeds that no tensor of a case has: noise that resembles the value would hide a mistake
     noise = [dense(tuple(full.shape), full.dtype, "small", scatter_bits(seed, i)) for i in range(parts)]
-    by = BOOLEAN.get(op, op) if full.dtype == torch.bool else op
+    by = BOOL_REDUCTIONS.get(op, op) if full.dtype == torch.bool else op
     won, lost = _SPLITS[by](full, noise)
-    tame = _is_tame(full)
+    tame = _sums_exactly(full)
     if by in ("sum", "product", "min", "max") and not tame.all():  # beside others they would be rounded, or run over
-        won, lost = ([torch.where(tame, part, full) for part in won], [torch.where(tame, part, _neutral(by, part)) for part in lost])
+        won, lost = (
+            [torch.where(tame, part, full) for part in won],
+            [torch.where(tame, part, _neutral_element(by, part)) for part in lost],
+        )
     winner = dense(tuple(full.shape), torch.int64, f"index{parts}", scatter_bits(seed, parts))
     return [torch.where(winner == i, won[i], lost[i]) for i in range(parts)]
 
 
-def _is_tame(full: torch.Tensor) -> torch.Tensor:
+def _sums_exactly(full: torch.Tensor) -> torch.Tensor:
     """Which elements are far from all edges of their dtype, so that sums with small integers are exact."""
     if full.is_complex():
-        return _is_tame(torch.view_as_real(full)).all(-1)
+        return _sums_exactly(torch.view_as_real(full)).all(-1)
     if full.dtype.is_floating_point:
         return (full.abs() <= 2 / torch.finfo(full.dtype).eps) & (full * 64 == (full * 64).round()) & ~((full == 0) & full.signbit())
     if full.dtype == torch.bool:
@@ -93,7 +96,7 @@ def _is_tame(full: torch.Tensor) -> torch.Tensor:
     return (full < ends.max - 1) & (full > ends.min + 1) | torch.tensor(not full.dtype.is_signed)
 
 
-def _neutral(op: str, like: torch.Tensor) -> torch.Tensor:
+def _neutral_element(op: str, like: torch.Tensor) -> torch.Tensor:
     """What a reduction of one element with it leaves as it is. Of the zeros, only the negative one keeps the sign of both."""
     if op == "product":
         return torch.ones_like(like)
@@ -105,7 +108,7 @@ def _neutral(op: str, like: torch.Tensor) -> torch.Tensor:
 
 
 # what a reduction of bools amounts to
-BOOLEAN = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
+BOOL_REDUCTIONS = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
 Split = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
@@ -205,7 +208,7 @@ def assemble_replicas(world: Mapping[Coord, torch.Tensor], layout: Layout) -> di
         replica = tuple(position if dim in replica_dims else 0 for dim, position in enumerate(coord))
         value = _reduce(members, layout, partial_dims)
         full = found.setdefault(replica, torch.zeros(layout.shape, dtype=value.dtype))
-        full[_grid(layout.owned(coord), layout.shape)] = value
+        full[_index_grid(layout.owned(coord), layout.shape)] = value
     return found
 
 
@@ -228,7 +231,7 @@ def reduce_by(op: str, values: list[torch.Tensor]) -> torch.Tensor:
     return total / len(values) if op == "avg" else total
 
 
-def _grid(owned: tuple[tuple[int, ...], ...], shape: Shape) -> tuple[torch.Tensor, ...]:
+def _index_grid(owned: tuple[tuple[int, ...], ...], shape: Shape) -> tuple[torch.Tensor, ...]:
     """Index tensors that address the open mesh of the owned lists."""
     grid = []
     for dim, indices in enumerate(owned):

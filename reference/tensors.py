@@ -46,7 +46,7 @@ from shardlaw.reference.placement import Placements, format_placements, parse_pl
 
 FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros", "wide", "edges")
 MEMORIES = ("plain", "transposed", "sliced", "expanded", "offset", "channels-last")
-APART = ("sliced", "offset")  # which clones do not keep
+LOST_BY_CLONE = ("sliced", "offset")  # which clones do not keep
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -57,13 +57,13 @@ DTYPES: dict[str, torch.dtype] = {
 }
 RARE_DTYPES = ("float8_e4m3fn", "float8_e5m2")  # that calls may cast to, and of which no tensor of a case is
 # Values repeat after this many: sums over four ranks, averages included, then stay within what the dtype holds exactly.
-ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
+PERIOD = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
 # How many bits a value of ``wide`` has: so few that sums over eight ranks are exact, of floats also those of averages, to which each adds
 # eight times as much.
-WIDE = {torch.float64: 46, torch.float32: 17, torch.float16: 4, torch.bfloat16: 2, torch.int64: 58, torch.int32: 26, torch.int16: 10,
+WIDE_BITS = {torch.float64: 46, torch.float32: 17, torch.float16: 4, torch.bfloat16: 2, torch.int64: 58, torch.int32: 26, torch.int16: 10,
         torch.int8: 3, torch.uint8: 5, torch.complex64: 16, torch.complex128: 45}  # fmt: skip
 
-FEW = 64  # elements that are mixed faster one by one
+SCALAR_LIMIT = 64  # elements that are mixed faster one by one
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TensorSpec:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-    def placed(self, placements: Placements | None) -> TensorSpec:
+    def with_placements(self, placements: Placements | None) -> TensorSpec:
         """The same tensor with other placements."""
         return replace(self, placements=placements)
 
@@ -123,9 +123,9 @@ def scatter_bits(seed: int, position: int) -> int:
     return x ^ x >> 16
 
 
-def scattered(seed: int, count: int) -> torch.Tensor:
+def scatter_bits_tensor(seed: int, count: int) -> torch.Tensor:
     """:func:`scatter_bits` of the first ``count`` positions, as int64."""
-    if count <= FEW:
+    if count <= SCALAR_LIMIT:
         return torch.tensor([scatter_bits(seed, i) for i in range(count)], dtype=torch.int64)
     x = torch.arange(count) * 0x85EBCA6B + (seed * 0x9E3779B1 + 0x27220A95 & 0xFFFFFFFF)
     x.bitwise_and_(0xFFFFFFFF)
@@ -142,13 +142,13 @@ def dense(shape: Shape, dtype: torch.dtype, fill: str = "distinct", seed: int = 
 
 @lru_cache(256)
 def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Tensor:
-    bits = scattered(seed, count)
+    bits = scatter_bits_tensor(seed, count)
     if fill.startswith("index"):
         values = bits % int(fill[5:])
     elif fill == "zeros":
         values = torch.zeros(count, dtype=torch.int64)
     elif fill == "edges":
-        some = edges(dtype)
+        some = edge_values(dtype)
         return some[(torch.arange(count) + bits[:1]) % len(some)]
     elif fill == "ties":
         values = bits % 3
@@ -157,16 +157,16 @@ def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Ten
     elif dtype == torch.bool:
         values = bits % 2
     elif fill == "wide":
-        top = 1 << WIDE[dtype] - 1
-        values = (bits | scattered(seed + 2, count) << 32) & top - 1 | top | 1
+        top = 1 << WIDE_BITS[dtype] - 1
+        values = (bits | scatter_bits_tensor(seed + 2, count) << 32) & top - 1 | top | 1
         if dtype != torch.uint8:
-            values = torch.where(scattered(seed + 1, count) % 2 == 1, -values, values)
+            values = torch.where(scatter_bits_tensor(seed + 1, count) % 2 == 1, -values, values)
     elif fill == "small":
         values = bits % 7 + (0 if dtype == torch.uint8 else -3)
     else:
-        values = bits.argsort(stable=True) % ROOM.get(dtype, max(count, 1)) + 1
+        values = bits.argsort(stable=True) % PERIOD.get(dtype, max(count, 1)) + 1
         if fill == "distinct" and dtype != torch.uint8:
-            values = torch.where(scattered(seed + 1, count) % 2 == 1, -values, values)
+            values = torch.where(scatter_bits_tensor(seed + 1, count) % 2 == 1, -values, values)
     if dtype.is_complex:
         part = values.to(torch.float64)
         return torch.complex(part, -2 * part).to(dtype)
@@ -174,12 +174,12 @@ def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Ten
 
 
 @cache
-def edges(dtype: torch.dtype) -> torch.Tensor:
+def edge_values(dtype: torch.dtype) -> torch.Tensor:
     """The values at which arithmetic of a dtype changes."""
     if dtype == torch.bool:
         return torch.tensor([True, False])
     if dtype.is_complex:
-        part = edges(torch.float64 if dtype == torch.complex128 else torch.float32)
+        part = edge_values(torch.float64 if dtype == torch.complex128 else torch.float32)
         part = part[part.isfinite()]  # of infinite complex numbers no arithmetic is agreed upon
         return torch.complex(part, part.roll(1))
     if not dtype.is_floating_point:

@@ -18,12 +18,12 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.simulate import contributions
 from shardlaw.reference.tensors import dense, scatter_bits
 from shardlaw.strategies._arguments import check_count
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 
 # (members, weight), the plainest first
 GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}
-PARTS = {"2@0,2": 3, "2@1,2": 2, "3@0,1,3": 2, "1@1": 1}
-TABLES = {"2@1,0": 2, "3@2,0,1": 2, "2@2,0": 2, "4@2,3,0,1": 1}
+SUBGROUPS = {"2@0,2": 3, "2@1,2": 2, "3@0,1,3": 2, "1@1": 1}
+REORDERED = {"2@1,0": 2, "3@2,0,1": 2, "2@2,0": 2, "4@2,3,0,1": 1}
 # how many integers from 1 on a dtype tells apart
 ROOM = {torch.uint8: 251, torch.int8: 113, torch.bfloat16: 251, torch.float16: 1999}
 UNEVEN = (1, 2, 3, 0, 4, 5)
@@ -33,9 +33,9 @@ def groups(*, world_size: int = 4, least: int = 1, parts: bool = True, tables: b
     """The members of one group: all ranks, some of them, and lists that do not ascend. Shrinks to ``2``."""
     check_count("world_size", world_size, 1)
     check_count("least", least, 1)
-    palette = {**GROUPS, **(PARTS if parts else {}), **(TABLES if tables else {})}
+    palette = {**GROUPS, **(SUBGROUPS if parts else {}), **(REORDERED if tables else {})}
     kept = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
-    return st.sampled_from(pool(kept, world_size) or [Mesh.of(least)])
+    return st.sampled_from(palette_meshes(kept, world_size) or [Mesh.of(least)])
 
 
 def extents(size: int) -> SearchStrategy[tuple[int, ...]]:
@@ -63,7 +63,7 @@ def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0, fill
     if dtype == torch.bool:
         return torch.tensor([scatter_bits(7, first + i) % 2 for i in range(count)], dtype=dtype).reshape(shape)
     room = ROOM.get(dtype, 1 << 24)
-    return _made([(first + i) % room + 1 for i in range(count)], dtype, shape)
+    return _to_tensor([(first + i) % room + 1 for i in range(count)], dtype, shape)
 
 
 def contribution(
@@ -81,15 +81,15 @@ def contribution(
     if dtype == torch.bool:
         return torch.tensor([bool(bit % 2) for bit in bits], dtype=dtype).reshape(shape)
     if op == "product":
-        return _made([(1, 2, -1, -2)[bit % (4 if signed else 2)] for bit in bits], dtype, shape)
+        return _to_tensor([(1, 2, -1, -2)[bit % (4 if signed else 2)] for bit in bits], dtype, shape)
     if op in ("min", "max"):
-        return _made([bit % 120 - (60 if signed else 0) for bit in bits], dtype, shape)
+        return _to_tensor([bit % 120 - (60 if signed else 0) for bit in bits], dtype, shape)
     if op in ("band", "bor", "bxor"):
-        return _made([bit % 128 for bit in bits], dtype, shape)
-    return _made([(bit % 31 - (15 if signed else 0)) * (size if op == "avg" else 1) for bit in bits], dtype, shape)
+        return _to_tensor([bit % 128 for bit in bits], dtype, shape)
+    return _to_tensor([(bit % 31 - (15 if signed else 0)) * (size if op == "avg" else 1) for bit in bits], dtype, shape)
 
 
-def _made(values: list[int], dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+def _to_tensor(values: list[int], dtype: torch.dtype, shape: Shape) -> torch.Tensor:
     if dtype.is_complex:
         return torch.tensor([complex(value, -2 * value) for value in values], dtype=dtype).reshape(shape)
     return torch.tensor(values, dtype=dtype).reshape(shape)

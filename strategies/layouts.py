@@ -11,7 +11,7 @@ from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.shards import Shards, cut
+from shardlaw.reference.shards import Shards, shards_along
 from shardlaw.strategies._arguments import check_choices, mesh_or_strategy, shape_or_strategy
 from shardlaw.strategies.meshes import meshes
 from shardlaw.strategies.placements import KINDS, placements
@@ -75,7 +75,7 @@ def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrat
         ranks = mesh.ranks
         if way == "table":
             shape = draw(shapes(min_dims=1, max_dims=3, min_size=1))
-            return cut(shape, 0, [(shape[0], ranks[0])])
+            return shards_along(shape, 0, [(shape[0], ranks[0])])
         if way == "grid":
             rows, columns = ([draw(full) for _ in range(size)] for size in mesh.shape)
             boxes = [
@@ -93,6 +93,6 @@ def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrat
             rest = draw(shapes(min_dims=0, max_dims=1, min_size=1, max_size=5))
         whole = sum(size for size, _ in parts)
         shape = (whole, *rest) if way == "rows" else (*rest, whole)
-        return cut(shape, 0 if way == "rows" else len(shape) - 1, parts).filled()
+        return shards_along(shape, 0 if way == "rows" else len(shape) - 1, parts).without_empty()
 
     return handed()

@@ -221,42 +221,42 @@ def indices(shape: Shape, count: int, seed: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ZooModel:
     """A model of the zoo: its class, and which of its sizes make up the last dims of what goes in and comes out, or count its tokens."""
 
     build: type[nn.Module]
-    enter: tuple[int, ...]
-    leave: tuple[int, ...]
+    input_sizes: tuple[int, ...]
+    output_sizes: tuple[int, ...]
     tokens: bool = False
     sequences: bool = False
 
-    def entry(self, sizes: Shape, rows: int, length: int, seed: int) -> torch.Tensor:
+    def make_input(self, sizes: Shape, rows: int, length: int, seed: int) -> torch.Tensor:
         """An input of so many rows, each of so many steps where the model takes sequences."""
-        shape, width = ((rows, length) if self.sequences else (rows,)), math.prod(sizes[at] for at in self.enter)
+        shape, width = ((rows, length) if self.sequences else (rows,)), math.prod(sizes[at] for at in self.input_sizes)
         return indices(shape, width, seed) if self.tokens else eighths((*shape, width), seed + 5)
 
-    def incoming(self, sizes: Shape, entry: torch.Tensor, seed: int) -> torch.Tensor:
+    def make_output_gradient(self, sizes: Shape, entry: torch.Tensor, seed: int) -> torch.Tensor:
         """The gradient that arrives at the output of an input."""
         rows = entry.shape if self.tokens else entry.shape[:-1]
-        return incoming((*rows, math.prod(sizes[at] for at in self.leave)), seed)
+        return output_gradient((*rows, math.prod(sizes[at] for at in self.output_sizes)), seed)
 
 
-ZOO: Mapping[str, Kind] = {
-    "mlp": Kind(MLP, (0,), (2,)),
-    "stacked": Kind(Stacked, (0,), (0,)),
-    "norm": Kind(Normed, (0,), (1,), sequences=True),
-    "tied": Kind(Tied, (0,), (0,), tokens=True, sequences=True),
-    "attention": Kind(Attentive, (0, 1), (0, 1), sequences=True),
-    "transformer": Kind(Transformer, (2,), (2,), tokens=True, sequences=True),
+ZOO: Mapping[str, ZooModel] = {
+    "mlp": ZooModel(MLP, (0,), (2,)),
+    "stacked": ZooModel(Stacked, (0,), (0,)),
+    "norm": ZooModel(Normed, (0,), (1,), sequences=True),
+    "tied": ZooModel(Tied, (0,), (0,), tokens=True, sequences=True),
+    "attention": ZooModel(Attentive, (0, 1), (0, 1), sequences=True),
+    "transformer": ZooModel(Transformer, (2,), (2,), tokens=True, sequences=True),
 }
 
 
-def incoming(shape: Shape, seed: int) -> torch.Tensor:
+def output_gradient(shape: Shape, seed: int) -> torch.Tensor:
     """The gradient that arrives at an output."""
     return eighths(shape, seed + 7)
 
 
-def built(model: type[nn.Module], sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
+def build_model(model: type[nn.Module], sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
     """A model of the zoo in float64 with exact weights, in eval mode. Tied parameters are one."""
     made = model(sizes, bias, **options).double()
     with torch.no_grad():
@@ -276,7 +276,7 @@ LAYERS: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
-def layer(name: str, sizes: Shape, seed: int, frozen: str = "") -> nn.Module:
+def build_layer(name: str, sizes: Shape, seed: int, frozen: str = "") -> nn.Module:
     """One layer in float64 with exact weights, in eval mode; ``frozen`` is the parameter that asks for no gradient, or ``all``."""
     made = LAYERS[name](*sizes).double()
     with torch.no_grad():

@@ -126,7 +126,8 @@ NAMED = """
 2 | a=5x4:S(0):float32:small | sum(a,dim=0) amax(a,dim=0) argmax(a,dim=0) cumsum(a,dim=0) flip(a,dims=(0,)) roll(a,1,dims=0) std(a,dim=0)
 2 | a=5x4:S(0):float32:distinct | nn.functional.softmax(a,dim=0) logsumexp(a,dim=0) topk(a,2,dim=0) sort(a,dim=0,descending=True)
 2 | a=5x4:S(0):float32:small | aminmax(a,dim=0)
-2 | a=5x4:S(0):float32:distinct | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1) linalg.vector_norm(a,2,dim=0)
+2 | a=5x4:S(0):float32:distinct | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1)
+2 | a=5x4:S(0):float32:distinct | linalg.vector_norm(a,2,dim=0)
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | gather(a,dim=0,index=i) index_select(a,dim=0,index=select(i,0,1)) unsqueeze(a,dim=0)
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | diagonal(a,dim1=1,dim2=0)
 """

@@ -8,11 +8,21 @@ from functools import cache, partial
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.placement import Partial, Placements, StridedShard
-from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
+from shardlaw.strategies.op_operands import (
+    REGROUPED,
+    SCENARIO_COUNT,
+    Choose,
+    Scenario,
+    choose_by_number,
+    choose_placements,
+    choose_sizes,
+    enumerate_scenarios,
+    strategy_of,
+)
 from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Op, Sample
 
-OUT_GROUNDS = 2  # of each op under smoke
+OUT_SCENARIOS = 2  # of each op under smoke
 SCALE = 8  # times as many are enumerated
 
 # o is the tensor that takes the result in: of its shape and dtype, and with elements that are not the result's
@@ -71,11 +81,11 @@ alias
 WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 
 
-def out(op: Op, choose: Choose, ground: Ground) -> Sample:
+def build_out_call(op: Op, choose: Choose, ground: Scenario) -> Sample:
     """A call of ``op`` with ``out=``: its first operand lies as the ground says, what takes the result in is replicated or sharded; one in
     five once more with another such tensor ``p``. What takes a second result in, ``e``, lies as the first."""
     variant = choose([variant for variant in op.variants if not (ground.empty and variant.least)] or op.variants)
-    sizes = sized(choose, ground, variant.symbols, variant)
+    sizes = choose_sizes(choose, ground, variant.symbols, variant)
     together = choose((False, True))
     lies: dict[str, Placements] = {}
     for arg in variant.args:
@@ -88,31 +98,31 @@ def out(op: Op, choose: Choose, ground: Ground) -> Sample:
             continue
         kinds = ground.kinds if arg.name == "a" else ()
         pending = () if arg.bound or arg.dtype else ("sum",)
-        lies[arg.name] = placed(choose, ground, () if arg.bound == "R" else arg.shape(sizes), kinds=kinds, pending=pending)
+        lies[arg.name] = choose_placements(choose, ground, () if arg.bound == "R" else arg.shape(sizes), kinds=kinds, pending=pending)
     sample = variant.sample(ground.mesh, sizes, lies, "float32")
     if "e" in lies or choose((True, True, True, True, False)):
         return sample
     taking = dict(sample.tensors)["o"]
-    other = replace(taking, placements=placed(choose, ground, taking.shape, pending=()))
+    other = replace(taking, placements=choose_placements(choose, ground, taking.shape, pending=()))
     return Sample(ground.mesh, (*sample.tensors, ("p", other)), f"{sample.steps};{sample.steps.replace('out=o', 'out=p')}")
 
 
 def out_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Sample]:
     """Calls of ``op`` with ``out=``."""
-    return built(partial(out, op), world_size)
+    return strategy_of(partial(build_out_call, op), world_size)
 
 
-def outs_enumerated(op: Op, world_size: int) -> list[Sample]:
+def enumerate_out_calls(op: Op, world_size: int) -> list[Sample]:
     """Calls of ``op`` with ``out=`` on grounds of its own: those of all ops together go through every mesh and kind."""
-    grounds = enumerated(world_size, OUT_GROUNDS * SCALE, OUTS.index(op) * OUT_GROUNDS)
-    return [out(op, numbered(at), ground) for at, ground in enumerate(grounds)]
+    grounds = enumerate_scenarios(world_size, OUT_SCENARIOS * SCALE, OUTS.index(op) * OUT_SCENARIOS)
+    return [build_out_call(op, choose_by_number(at), ground) for at, ground in enumerate(grounds)]
 
 
-def alias(choose: Choose, ground: Ground) -> Sample:
+def build_alias(choose: Choose, ground: Scenario) -> Sample:
     """A view ``v`` of ``a``, which lies as the ground says, and a write to either, whose result is the other one."""
     variant = choose([variant for variant in VIEWS[0].variants if not (ground.empty and REGROUPED.search(variant.call))])
-    sizes = sized(choose, ground, variant.symbols)
-    lies = {arg.name: placed(choose, ground, arg.shape(sizes), kinds=ground.kinds, pending=()) for arg in variant.args}
+    sizes = choose_sizes(choose, ground, variant.symbols)
+    lies = {arg.name: choose_placements(choose, ground, arg.shape(sizes), kinds=ground.kinds, pending=()) for arg in variant.args}
     sample = variant.sample(ground.mesh, sizes, lies, "float32")
     written, seen = choose((("a", "v"), ("v", "a")))
     return Sample(ground.mesh, sample.tensors, f"v={sample.steps};{written}.{choose(WRITES)};{seen}")
@@ -120,10 +130,10 @@ def alias(choose: Choose, ground: Ground) -> Sample:
 
 def alias_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
     """Views beside what they look at."""
-    return built(alias, world_size)
+    return strategy_of(build_alias, world_size)
 
 
 @cache
-def aliases_enumerated(world_size: int) -> list[Sample]:
+def enumerate_aliases(world_size: int) -> list[Sample]:
     """A view and a write on each of many grounds."""
-    return [alias(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]
+    return [build_alias(choose_by_number(at), ground) for at, ground in enumerate(enumerate_scenarios(world_size, SCENARIO_COUNT))]

@@ -205,11 +205,11 @@ def substitute(text: str, sizes: Mapping[str, int]) -> str:
 def single_placements(arg: Arg, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
     """What one mesh dim can do with an argument: replicate, shard each dim, leave one of ``reduce_ops`` pending."""
     shards = [Shard(dim) for dim in range(len(arg.dims)) if arg.bound in ("", "W") or (arg.bound == "B" and not dim)]
-    pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reducible(arg.dtype or dtype, op)]
+    pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reduces_safely(arg.dtype or dtype, op)]
     return [Replicate(), *shards, *pending]
 
 
-def reducible(dtype: str, op: str) -> bool:
+def reduces_safely(dtype: str, op: str) -> bool:
     """Whether contributions of this dtype are safe from rounding and overflow under a reduction."""
     if dtype in ("float32", "float64"):
         return op in ("sum", "avg", "min", "max", "product")

@@ -14,9 +14,9 @@ from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
-from shardlaw.strategies._arguments import check_choices, check_sizes, mesh_or_strategy, refuse, shape_or_strategy
+from shardlaw.strategies._arguments import check_choices, check_sizes, format_arguments, mesh_or_strategy, shape_or_strategy
 from shardlaw.strategies.meshes import exact_meshes, meshes
-from shardlaw.strategies.placements import KINDS, favoured_dim, options, placements, unmixed
+from shardlaw.strategies.placements import KINDS, favoured_dim, match_reduction, placement_options, placements
 from shardlaw.strategies.shapes import shapes
 
 
@@ -48,7 +48,7 @@ def redistributions(
         shape = shapes(min_dims=1)
     free = tuple(kind for kind in KINDS if kind in end and kind != "P")
     if not free:
-        raise InvalidArgument(f"{refuse(target_kinds=end)}: want a kind that every tensor can be redistributed to, R, S or _S")
+        raise InvalidArgument(f"{format_arguments(target_kinds=end)}: want a kind that every tensor can be redistributed to, R, S or _S")
     placements(Mesh.of(2), 1, kinds=begin, reduce_ops=ops, split_factors=factors)
     placements(Mesh.of(2), 1, kinds=free, split_factors=factors)
     mesh_drawn = mesh_or_strategy(mesh, meshes(world_size=world_size))
@@ -65,10 +65,10 @@ def redistributions(
         last: list[Placement] = []
         for at in range(on.ndim):
             # source and target of a mesh dim are drawn as one, so that a mesh can lose the dim with both while it is shrunk
-            drawn_first = options(len(extents), begin, ops, factors, False, favoured_dim(first, len(extents)))
-            drawn_last = options(len(extents), free, (), factors, False, favoured_dim(last, len(extents)))
-            new = draw(_steps(drawn_first if given is None else None, drawn_last, "P" in end))
-            first.append(unmixed(new[0], first) if given is None else given.placements[at])
+            drawn_first = placement_options(len(extents), begin, ops, factors, False, favoured_dim(first, len(extents)))
+            drawn_last = placement_options(len(extents), free, (), factors, False, favoured_dim(last, len(extents)))
+            new = draw(_mesh_dim_pairs(drawn_first if given is None else None, drawn_last, "P" in end))
+            first.append(match_reduction(new[0], first) if given is None else given.placements[at])
             last.append(first[-1] if new[2] and isinstance(first[-1], Partial) else new[1])
         return Layout(extents, on, tuple(first)), Layout(extents, on, tuple(last))
 
@@ -101,7 +101,7 @@ def placement_pairs(
 
 
 @cache
-def _steps(
+def _mesh_dim_pairs(
     first: SearchStrategy[Placement] | None, last: SearchStrategy[Placement], keeps: bool
 ) -> SearchStrategy[tuple[Placement, Placement, bool]]:
     """Source and target of one mesh dim, and whether a pending reduction is kept."""

@@ -12,19 +12,19 @@ from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.shards import Ranks
-from shardlaw.strategies._kept import kept
-from shardlaw.strategies.tilings import handed_out, tilings
+from shardlaw.strategies._memo import memoized
+from shardlaw.strategies.tilings import assign_boxes, tilings
 
 MANY = 1 << 48
 
 
-def holders(of: int) -> list[Ranks]:
+def holder_sets(of: int) -> list[Ranks]:
     """Every set of ranks that may hold a box: each rank alone, then all, then the others."""
     every = [held for size in range(1, of + 1) for held in combinations(range(of), size)]
     return sorted(every, key=lambda held: (len(held) != 1, len(held) != of, held))
 
 
-@kept
+@memoized
 def sharded_leaves(of: int, dtypes: tuple[str, ...], *, max_boxes: int = 5) -> SearchStrategy[ShardedLeaf]:
     """A tensor of one of ``dtypes`` in boxes that tile it, on ``of`` ranks. Shrinks to one box on rank 0."""
 
@@ -32,7 +32,7 @@ def sharded_leaves(of: int, dtypes: tuple[str, ...], *, max_boxes: int = 5) -> S
     def leaf(draw: st.DrawFn) -> ShardedLeaf:
         shape, boxes = draw(tilings(max_boxes=max_boxes))
         dtype = draw(st.sampled_from(dtypes))
-        return ShardedLeaf("boxes", handed_out(shape, boxes, holders(of), draw(st.integers(0, MANY))), dtype)
+        return ShardedLeaf("boxes", assign_boxes(shape, boxes, holder_sets(of), draw(st.integers(0, MANY))), dtype)
 
     return leaf()
 

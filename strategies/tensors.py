@@ -13,7 +13,7 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Placements
 from shardlaw.reference.simulate import can_reduce
 from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from shardlaw.strategies._arguments import check_choices, refuse, shape_or_strategy
+from shardlaw.strategies._arguments import check_choices, format_arguments, shape_or_strategy
 from shardlaw.strategies.placements import KINDS, placements
 from shardlaw.strategies.shapes import shapes
 
@@ -56,9 +56,9 @@ def specs(
     lie = check_choices("memories", memories, MEMORIES)
     chosen = check_choices("kinds", kinds, KINDS)
     ops, factors = tuple(reduce_ops), tuple(split_factors)
-    by_dtype = {name: _by_dtype(name, chosen, ops) for name in names} if mesh is not None and placed is None else {}
+    by_dtype = {name: _reducible_kinds(name, chosen, ops) for name in names} if mesh is not None and placed is None else {}
     if mesh is not None and placed is not None:
-        raise InvalidArgument(f"{refuse(mesh=mesh, placed=placed)}: want one of them, the other follows or is not needed")
+        raise InvalidArgument(f"{format_arguments(mesh=mesh, placed=placed)}: want one of them, the other follows or is not needed")
     if mesh is not None:
         for kept, left in by_dtype.values():
             some_dims = len(shape) if isinstance(shape, tuple) else 1
@@ -81,12 +81,12 @@ def specs(
     return spec()
 
 
-def _by_dtype(dtype: str, kinds: tuple[str, ...], ops: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _reducible_kinds(dtype: str, kinds: tuple[str, ...], ops: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The kinds and reductions that are left for a dtype."""
     left = tuple(op for op in ops if can_reduce(DTYPES[dtype], op))
     kept = kinds if left else tuple(kind for kind in kinds if kind != "P")
     if not kept:
-        raise InvalidArgument(f"{refuse(kinds=kinds, reduce_ops=ops)}: {dtype} has none of these reductions")
+        raise InvalidArgument(f"{format_arguments(kinds=kinds, reduce_ops=ops)}: {dtype} has none of these reductions")
     return kept, left
 
 

@@ -12,8 +12,8 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.box import Box, intersect, tiling_errors
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.shards import Ranks, Shards
-from shardlaw.strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
-from shardlaw.strategies._kept import kept
+from shardlaw.strategies._arguments import check_choices, check_count, format_arguments, shape_or_strategy
+from shardlaw.strategies._memo import memoized
 from shardlaw.strategies.shapes import shapes
 
 WAYS = ("guillotine", "grid")
@@ -21,7 +21,7 @@ DAMAGES = ("gap", "overlap", "shifted", "grown", "duplicated", "outside", "empti
 MANY = 1 << 16
 
 
-@kept
+@memoized
 def tilings(
     shape: Shape | SearchStrategy[Shape] | None = None, *, max_boxes: int = 6, ways: Iterable[str] = WAYS, empties: bool = False
 ) -> SearchStrategy[tuple[Shape, tuple[Box, ...]]]:
@@ -46,11 +46,11 @@ def tilings(
         way = draw(st.sampled_from(chosen))
         for _ in range(draw(st.integers(0, most - 1))):
             if way == "grid":
-                boxes = _cut_through(boxes, draw(numbers))
+                boxes = _split_all(boxes, draw(numbers))
             elif len(boxes) < most:
-                boxes = _cut_one(boxes, draw(numbers))
+                boxes = _split_one(boxes, draw(numbers))
         if empties:
-            boxes += [_empty(cut, draw(numbers)) for _ in range(draw(st.integers(0, 2))) if cut]
+            boxes += [_empty_box(cut, draw(numbers)) for _ in range(draw(st.integers(0, 2))) if cut]
         order = draw(numbers)
         at = order % len(boxes)
         turned = boxes[at:] + boxes[:at]
@@ -59,7 +59,7 @@ def tilings(
     return tiling()
 
 
-def _cut_one(boxes: list[Box], number: int) -> list[Box]:
+def _split_one(boxes: list[Box], number: int) -> list[Box]:
     """One box, chosen by ``number``, in two; all as they were where none has room."""
     places = [(at, dim) for at, box in enumerate(boxes) if box.volume for dim, size in enumerate(box.size) if size > 1]
     if not places:
@@ -69,7 +69,7 @@ def _cut_one(boxes: list[Box], number: int) -> list[Box]:
     return [*boxes[:at], *_halves(boxes[at], dim, boxes[at].offset[dim] + 1 + number % (boxes[at].size[dim] - 1)), *boxes[at + 1 :]]
 
 
-def _cut_through(boxes: list[Box], number: int) -> list[Box]:
+def _split_all(boxes: list[Box], number: int) -> list[Box]:
     """All boxes along one index of one dim, chosen by ``number``."""
     ends = [max(ends) for ends in zip(*(box.end for box in boxes), strict=True)]
     places = [(dim, index) for dim, end in enumerate(ends) for index in range(1, end)]
@@ -86,15 +86,15 @@ def _halves(box: Box, dim: int, index: int) -> list[Box]:
     return [box.along(dim, size=first), box.along(dim, start=index, size=box.size[dim] - first)]
 
 
-def _empty(shape: Shape, number: int) -> Box:
+def _empty_box(shape: Shape, number: int) -> Box:
     """A box without elements somewhere in bounds: like a shard of which nothing was left, or anywhere else."""
     number, dim = divmod(number, len(shape))
     number, ends = divmod(number, 2)
     return Box.whole(shape).along(dim, start=shape[dim] if ends else number % (shape[dim] + 1), size=0)
 
 
-@kept
-def damaged(
+@memoized
+def damaged_tilings(
     shape: Shape | SearchStrategy[Shape] | None = None, *, kinds: Iterable[str] = DAMAGES, max_boxes: int = 5
 ) -> SearchStrategy[tuple[Shape, tuple[Box, ...], str]]:
     """A shape, boxes that tile it no more since they were damaged in one way, and the way.
@@ -106,7 +106,7 @@ def damaged(
     """
     chosen = check_choices("kinds", kinds, DAMAGES)
     if shape is not None and not isinstance(shape, SearchStrategy) and 0 in shape:
-        raise InvalidArgument(f"{refuse(shape=shape)}: a tensor without elements cannot be damaged")
+        raise InvalidArgument(f"{format_arguments(shape=shape)}: a tensor without elements cannot be damaged")
     # without dims there is nothing but being there once: only two of the ways leave another number
     few = 0 if {*chosen} <= {"duplicated"} else 1
     drawn = tilings(shape if shape is not None else shapes(min_dims=few, min_size=1), max_boxes=max_boxes)
@@ -150,8 +150,8 @@ def damage(shape: Shape, boxes: Sequence[Box], kind: str, number: int) -> tuple[
     return (*boxes[:at], box.along(dim, start=start + step), *boxes[at + 1 :])
 
 
-@kept
-def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
+@memoized
+def wanted_boxes(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
     """Boxes that ranks may want of a tensor: in bounds, apart from one another, seldom without elements; none is possible.
 
     Shrinks to the whole tensor as one box. Raises ``InvalidArgument`` where an option is wrong.
@@ -170,12 +170,12 @@ def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...
     return some()
 
 
-def alone(ranks: Iterable[int]) -> list[Ranks]:
+def single_ranks(ranks: Iterable[int]) -> list[Ranks]:
     """Each of these ranks by itself."""
     return [(rank,) for rank in ranks]
 
 
-def handed_out(shape: Shape, boxes: Iterable[Box], to: Sequence[Ranks], number: int) -> Shards:
+def assign_boxes(shape: Shape, boxes: Iterable[Box], to: Sequence[Ranks], number: int) -> Shards:
     """The tensor in these boxes, each held by one of the sets ``to``, chosen by ``number``."""
     parts = []
     for box in boxes:

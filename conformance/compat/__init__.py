@@ -262,7 +262,7 @@ def handled_by_hand() -> Any:
     return name("op_dispatcher")._custom_op_handlers
 
 
-def forget_kept_plans() -> None:
+def forget_plan_caches() -> None:
     """Empty what save planners keep between saves."""
     from torch.distributed.checkpoint.planner import SavePlanner
 

@@ -31,7 +31,7 @@ from shardlaw.reference import simulate
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placements
-from shardlaw.reference.tensors import APART, TensorSpec, lay_out
+from shardlaw.reference.tensors import LOST_BY_CLONE, TensorSpec, lay_out
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Kind
@@ -122,7 +122,7 @@ class Global(Due):
             kept[rank] = self._local(rank)
         local = kept[rank].clone()
         of_one_row = self.memory == "expanded" and not self.layout.has_partial()
-        return lay_out(local, self.memory) if self.laid and (of_one_row or self.memory in APART) else local
+        return lay_out(local, self.memory) if self.laid and (of_one_row or self.memory in LOST_BY_CLONE) else local
 
     def _local(self, rank: int) -> torch.Tensor:
         coord = self.mesh.coord(rank)

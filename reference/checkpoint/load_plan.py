@@ -44,11 +44,13 @@ def read_items(chunks: Sequence[Box], wanted: Sequence[Box]) -> list[ReadItem]:
         for number, chunk in enumerate(chunks):
             common = intersect(chunk, box)
             if common is not None:
-                found.append(ReadItem(number, at, _less(common.offset, chunk.offset), _less(common.offset, box.offset), common.size))
+                found.append(
+                    ReadItem(number, at, _relative(common.offset, chunk.offset), _relative(common.offset, box.offset), common.size)
+                )
     return found
 
 
-def _less(offset: Shape, origin: Shape) -> Shape:
+def _relative(offset: Shape, origin: Shape) -> Shape:
     return tuple(a - b for a, b in zip(offset, origin, strict=True))
 
 
@@ -61,7 +63,7 @@ def cover_errors(items: Sequence[ReadItem], wanted: Sequence[Box]) -> list[str]:
     return found
 
 
-def plan(metadata: Metadata, wanted: Mapping[str, TensorEntry | None], *, partial: bool = False) -> dict[str, list[ReadItem]]:
+def plan_reads(metadata: Metadata, wanted: Mapping[str, TensorEntry | None], *, partial: bool = False) -> dict[str, list[ReadItem]]:
     """The read items of every tensor of a destination, by name; ``wanted`` gives its shape and the boxes that a rank holds of it.
 
     With ``partial``, names that the checkpoint has not are left out. Raises :class:`LoadError`, which names the culprit.
@@ -88,7 +90,7 @@ def plan(metadata: Metadata, wanted: Mapping[str, TensorEntry | None], *, partia
     return found
 
 
-def fill(items: Sequence[ReadItem], chunks: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+def copy_items(items: Sequence[ReadItem], chunks: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
     """Carry the items out: copy, and convert to the dtype of the destination, in place."""
     for item in items:
         source = chunks[item.chunk][Box(item.chunk_offset, item.lengths).slices()]

@@ -19,29 +19,29 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.sharded_tensor import ChunkSpec
 
 
-def shares(part: Box, ranks: Sequence[int], rank: int) -> list[Box]:
+def part_chunks(part: Box, ranks: Sequence[int], rank: int) -> list[Box]:
     """The boxes that ``rank`` holds of a part that ``ranks`` share, counted from the beginning of the part: one with elements, or none."""
     if not part.size:
         return [Box((), ())]
-    return [*ChunkSpec(0, tuple(ranks)).shards(part.size).filled().of(rank)]
+    return [*ChunkSpec(0, tuple(ranks)).shards(part.size).without_empty().boxes_of(rank)]
 
 
-def shifted(box: Box, offset: Shape) -> Box:
+def shift_box(box: Box, offset: Shape) -> Box:
     """A box of a part, as a box of the tensor in which the part begins at ``offset``."""
     return Box(tuple(start + by for start, by in zip(box.offset, offset, strict=True)), box.size)
 
 
-def shifted_back(box: Box, offset: Shape) -> Box:
+def shift_box_back(box: Box, offset: Shape) -> Box:
     """The inverse of :func:`shifted`."""
     return Box(tuple(start - by for start, by in zip(box.offset, offset, strict=True)), box.size)
 
 
 def part_items(chunks: Sequence[Box], part: Box, wanted: Sequence[Box]) -> list[ReadItem]:
     """What must be read of saved chunks to fill boxes of a part; offsets in a box are the same in either way to name it."""
-    return read_items(chunks, [shifted(box, part.offset) for box in wanted])
+    return read_items(chunks, [shift_box(box, part.offset) for box in wanted])
 
 
-def around(part: Box, shape: Shape) -> list[Box]:
+def surrounding_boxes(part: Box, shape: Shape) -> list[Box]:
     """Boxes that tile a tensor of ``shape`` together with a part that spans all dims but one: what lies before it, and behind it."""
     found = []
     for dim, (start, end, extent) in enumerate(zip(part.offset, part.end, shape, strict=True)):

@@ -82,7 +82,7 @@ class Metadata:
         raise KeyError((name, offset))
 
 
-def sharded(name: str, layout: Layout, coord: Coord | None, dtype: str = "float32") -> Plan:
+def shard_items(name: str, layout: Layout, coord: Coord | None, dtype: str = "float32") -> Plan:
     """The items of a sharded tensor on the rank at ``coord``: one, or none for a rank outside the mesh.
 
     Raises ``ValueError`` where what the rank holds is no box, or holds contributions of a reduction that is pending.
@@ -95,17 +95,17 @@ def sharded(name: str, layout: Layout, coord: Coord | None, dtype: str = "float3
     return (WriteItem(name, box, layout.shape, dtype),)
 
 
-def pieces(name: str, shape: Shape, boxes: Iterable[Box], dtype: str = "float32") -> Plan:
+def box_items(name: str, shape: Shape, boxes: Iterable[Box], dtype: str = "float32") -> Plan:
     """The items of a rank that holds any boxes of a tensor."""
     return tuple(WriteItem(name, box, shape, dtype) for box in boxes)
 
 
-def plain(name: str, shape: Shape, dtype: str = "float32") -> Plan:
+def plain_items(name: str, shape: Shape, dtype: str = "float32") -> Plan:
     """The item of a tensor that every rank holds whole."""
     return (WriteItem(name, Box.whole(shape), shape, dtype, replica=True),)
 
 
-def value(name: str) -> Plan:
+def value_items(name: str) -> Plan:
     """The item of a leaf that is no tensor."""
     return (WriteItem(name, replica=True),)
 
@@ -149,7 +149,7 @@ def describe(plans: Sequence[Plan]) -> Metadata:
     return Metadata(entries)
 
 
-def errors(metadata: Metadata) -> list[str]:
+def metadata_errors(metadata: Metadata) -> list[str]:
     """What keeps the chunks of any tensor from tiling it; an empty list when every tensor is stored whole, each element once."""
     found = []
     for name, entry in metadata.entries.items():
@@ -158,7 +158,7 @@ def errors(metadata: Metadata) -> list[str]:
     return found
 
 
-def buckets(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
+def split_by_thread(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
     """How a rank shares its items among the files of its threads: other leaves in turn, tensors by size, the largest first, each to
     the file with the least in it."""
     if threads == 1:
@@ -167,12 +167,12 @@ def buckets(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
     load = [0] * threads
     for at, item in enumerate(item for item in items if item.box is None):
         shared[at % threads].append(item)
-    for item in sorted((item for item in items if item.box is not None), key=_bytes, reverse=True):
+    for item in sorted((item for item in items if item.box is not None), key=_tensor_bytes, reverse=True):
         least = load.index(min(load))
         shared[least].append(item)
-        load[least] += _bytes(item)
+        load[least] += _tensor_bytes(item)
     return shared
 
 
-def _bytes(item: WriteItem) -> int:
+def _tensor_bytes(item: WriteItem) -> int:
     return math.prod(item.shape) * DTYPES[item.dtype].itemsize

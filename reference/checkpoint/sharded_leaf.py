@@ -65,7 +65,7 @@ class ShardedLeaf:
 
     def items(self, name: str, rank: int) -> Plan:
         """What ``rank`` can write of it."""
-        return tuple(self._item(name, box) for box in self.shards.of(rank))
+        return tuple(self._item(name, box) for box in self.shards.boxes_of(rank))
 
     def _item(self, name: str, box: Box) -> WriteItem:
         if self.kind == "value":

@@ -60,33 +60,33 @@ def parse_state(text: str) -> State:
         raise NotationError(f"state {text!r}: {error.msg}; want a dict such as {{w:x,n:[1,None]}}") from None
     if not isinstance(node, ast.Dict):
         raise NotationError(f"state {text!r}: want a dict such as {{w:x,n:[1,None]}}")
-    return dict(_read(node))
+    return dict(_parse_value(node))
 
 
-def _read(node: ast.expr) -> Any:
+def _parse_value(node: ast.expr) -> Any:
     match node:
         case ast.Dict(keys=keys, values=values):
-            return {_key(key): _read(value) for key, value in zip(keys, values, strict=True)}
+            return {_parse_key(key): _parse_value(value) for key, value in zip(keys, values, strict=True)}
         case ast.List(elts=items):
-            return [_read(item) for item in items]
+            return [_parse_value(item) for item in items]
         case ast.Tuple(elts=items):
-            return tuple(_read(item) for item in items)
+            return tuple(_parse_value(item) for item in items)
         case ast.Name(id=name):
             return Slot(name)
         case ast.Call(func=ast.Name(id="stateful"), args=[ast.Dict() as state], keywords=[]):
-            return Stateful(_read(state))
+            return Stateful(_parse_value(state))
     try:
         return ast.literal_eval(node)
     except ValueError:
         raise NotationError(f"state: {ast.unparse(node)!r} is no number, text, tensor name, dict, list, tuple or set") from None
 
 
-def _key(node: ast.expr | None) -> Key:
+def _parse_key(node: ast.expr | None) -> Key:
     if isinstance(node, ast.Constant) and type(node.value) in (str, int, float, bool, type(None)):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.Tuple):
-        return tuple(map(_key, node.elts))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and type(number := _key(node.operand)) in (int, float):
+        return tuple(map(_parse_key, node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and type(number := _parse_key(node.operand)) in (int, float):
         return -number  # type: ignore[operator]
     if isinstance(node, ast.Name | ast.Attribute):
         return ast.unparse(node)
@@ -109,13 +109,13 @@ def format_state(state: object) -> str:
         case set():
             return "{" + ",".join(sorted(map(format_state, state))) + "}" if state else "set()"
         case str():
-            return '"' + "".join(map(_escaped, state)) + '"'
+            return '"' + "".join(map(_escape, state)) + '"'
         case bytes():
-            return 'b"' + "".join(map(_escaped, state.decode("latin-1"))) + '"'
+            return 'b"' + "".join(map(_escape, state.decode("latin-1"))) + '"'
     return repr(state).replace(" ", "")
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     if char.isascii() and char.isprintable() and char not in ' "\\':
         return char
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\U{ord(char):08x}"
@@ -127,34 +127,34 @@ def _format_key(key: Key) -> str:
     return str(key) if bare else format_state(key)
 
 
-def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
+def map_leaves(state: Any, leaf: Callable[[Any], Any]) -> Any:
     """The same tree with ``leaf`` applied to every slot and every other value; sets and what is in them stay as they are."""
     match state:
         case dict():
-            return {key: mapped(value, leaf) for key, value in state.items()}
+            return {key: map_leaves(value, leaf) for key, value in state.items()}
         case list():
-            return [mapped(value, leaf) for value in state]
+            return [map_leaves(value, leaf) for value in state]
         case tuple():
-            return tuple(mapped(value, leaf) for value in state)
+            return tuple(map_leaves(value, leaf) for value in state)
         case Stateful(inner):
-            return Stateful(mapped(inner, leaf))
+            return Stateful(map_leaves(inner, leaf))
     return leaf(state)
 
 
-def slots(state: Any) -> Iterator[str]:
+def slot_names(state: Any) -> Iterator[str]:
     """The names of the tensors of a state, each once, in the order in which they first stand there."""
     seen: dict[str, None] = {}
-    mapped(state, lambda leaf: seen.setdefault(leaf.name) if isinstance(leaf, Slot) else None)
+    map_leaves(state, lambda leaf: seen.setdefault(leaf.name) if isinstance(leaf, Slot) else None)
     yield from seen
 
 
-def opens(value: Any) -> bool:
+def is_branch(value: Any) -> bool:
     """Whether a value is a branch: its entries are stored apart. What is no branch is one leaf."""
     if isinstance(value, Mapping):
         return True
     if not isinstance(value, list):
         return False
-    return any(isinstance(entry, Slot) or (isinstance(entry, Mapping | list) and opens(entry)) for entry in value)
+    return any(isinstance(entry, Slot) or (isinstance(entry, Mapping | list) and is_branch(entry)) for entry in value)
 
 
 def flatten(state: State) -> dict[str, tuple[Path, Any]]:
@@ -165,7 +165,7 @@ def flatten(state: State) -> dict[str, tuple[Path, Any]]:
     flat: dict[str, tuple[Path, Any]] = {}
 
     def visit(path: Path, value: Any) -> None:
-        if not opens(value):
+        if not is_branch(value):
             name = ".".join(map(str, path))
             if name in flat:
                 raise FlattenError(f"two leaves are called {name!r}")
@@ -188,12 +188,12 @@ def unflatten(leaves: Mapping[str, tuple[Path, Any]]) -> State:
     for path, value in leaves.values():
         branch: Any = root
         for step, following in pairwise(path):
-            branch = _entry(branch, step, [] if isinstance(following, int) else {})
-        _entry(branch, path[-1], value)
+            branch = _get_or_insert(branch, step, [] if isinstance(following, int) else {})
+        _get_or_insert(branch, path[-1], value)
     return root
 
 
-def _entry(branch: Any, step: str | int, default: Any) -> Any:
+def _get_or_insert(branch: Any, step: str | int, default: Any) -> Any:
     if isinstance(branch, list):
         assert isinstance(step, int)
         branch.extend([None] * (step + 1 - len(branch)))
@@ -203,7 +203,7 @@ def _entry(branch: Any, step: str | int, default: Any) -> Any:
     return branch.setdefault(step, default)
 
 
-def spoiled(value: Any) -> Any:
+def spoil(value: Any) -> Any:
     """A state of the same structure and the same types whose every value is another: a destination, before a load.
 
     Slots stay; ``None``, which has no other value, and empty tuples, sets and lists become the text ``"unset"`` or hold it.
@@ -220,7 +220,7 @@ def spoiled(value: Any) -> Any:
         case None:
             return "unset"
         case set():
-            return {*map(spoiled, value)} if value else {"unset"}
+            return {*map(spoil, value)} if value else {"unset"}
         case list() if not value:
             return ["unset"]
         case tuple() if not value:
@@ -228,11 +228,11 @@ def spoiled(value: Any) -> Any:
         case Slot():
             return value
         case dict():
-            return {key: spoiled(entry) for key, entry in value.items()}
+            return {key: spoil(entry) for key, entry in value.items()}
         case list():
-            return [spoiled(entry) for entry in value]
+            return [spoil(entry) for entry in value]
         case tuple():
-            return tuple(spoiled(entry) for entry in value)
+            return tuple(spoil(entry) for entry in value)
         case Stateful(inner):
-            return Stateful(spoiled(inner))
+            return Stateful(spoil(inner))
     raise TypeError(f"no state holds a {type(value).__name__}")

@@ -78,7 +78,7 @@ class StateField(Field):
         tree = getattr(trip, self.tree).state
         if self.rebuilt:
             tree = unflatten(flatten(tree))
-        specs = {name: spec.placed(None) for name, spec in end.specs.items()} if self.plain else end.specs
+        specs = {name: spec.with_placements(None) for name, spec in end.specs.items()} if self.plain else end.specs
         values = {name: changed(full, self.newer) for name, full in trip.values.items()} if self.newer else trip.values
         return Contents(replace(trip, values=values), replace(end, state=tree, specs=specs))
 

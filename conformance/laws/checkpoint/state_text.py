@@ -14,7 +14,7 @@ from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.holders import elements, sharded, wrapped
-from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slots
+from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slot_names
 from shardlaw.reference.tensors import lay_out
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def printed(value: Contents, prefix: str, world: int, blank: str) -> Printed:
     end, lines = first.end, list[str]()
     on = "mesh" if end.mesh == value.trip.save.mesh else "mesh.load"
     used = set[Callable[..., Any]]()
-    for name in slots(end.state):
+    for name in slot_names(end.state):
         spec, layout, full = end.specs[name], end.layout(name), value.full(name)
         if layout is not None and end.held != "sharded" and mesh_line(end.mesh, on) not in lines:
             lines.append(mesh_line(end.mesh, on))

@@ -95,7 +95,7 @@ def messages(
 
 
 def due_of_messages(sends, group, rank: Rank):
-    arrived = collective.delivered(sends)
+    arrived = collective.deliver(sends)
     return {"message": [arrived[source, to, tag].pop(0) for source, to, tag, _ in sends if group[to] == rank]}
 
 

@@ -28,7 +28,7 @@ from shardlaw.conformance.laws.shared.draws import Listed, smaller
 from shardlaw.reference.layout import Layout, split
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape, format_shape
-from shardlaw.reference.orders import placed_in_order
+from shardlaw.reference.orders import order_placements
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard, StridedShard, shard_dim
 from shardlaw.reference.tensors import TensorSpec
 
@@ -326,7 +326,7 @@ def shard_orders(mesh: MeshTable, orders: AllOrders, asked: Strided, device: Dev
 
 @shard_orders.due
 def _(mesh, orders, asked):
-    written = {text: placed_in_order(mesh, order) for text, order in orders.items()}
+    written = {text: order_placements(mesh, order) for text, order in orders.items()}
     known: dict[Placements, list[Any]] = {}
     for text, placements in written.items():
         known.setdefault(placements, []).append(Of(orders[text], "wrong-layout"))

@@ -24,8 +24,8 @@ from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Placements as Placed
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import Mixture, built, eighths, incoming
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import Mixture, build_model, eighths, output_gradient
 
 MESHES = ("2", "2", "3", "4", "2x2", "2@1,0")
 SHOWN = (
@@ -43,7 +43,7 @@ def draw_experts(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(pool(MESHES, limits.world_size)))
+        mesh = draw(st.sampled_from(palette_meshes(MESHES, limits.world_size)))
         experts = [draw(st.sampled_from([S(0), S(0), R()])) for _ in mesh.shape]
         batch = [draw(st.sampled_from([R(), R(), S(0)])) for _ in mesh.shape]
         dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
@@ -72,7 +72,9 @@ def features(case: Case) -> set[str]:
     weight=0.2,
 )
 def experts(
-    model: Annotated[nn.Module, FromCase(lambda case: Call(built, (Mixture, case.shape("dims"), True, case.seed)))],
+    model: Annotated[
+        nn.Module, FromCase(lambda case: Call(build_model, (Mixture, case.shape("dims"), True, case.seed)))
+    ],
     mesh: DeviceMesh,
     experts: Placements,
     batch: Placements,
@@ -92,7 +94,7 @@ def experts(
     model = distribute_module(model, mesh, partition)
     x = distribute_tensor(eighths((rows, dims[1]), seed + 5).to(mesh.device_type), mesh, batch).requires_grad_()
     out = model(x).full_tensor()
-    out.backward(incoming(tuple(out.shape), seed).to(mesh.device_type))
+    out.backward(output_gradient(tuple(out.shape), seed).to(mesh.device_type))
     return {
         "parameters": dict(model.named_parameters()),
         "forward": out,
@@ -105,7 +107,7 @@ def experts(
 def _(model, mesh: Mesh, experts, batch, dims, rows: int, seed: int):
     x: Any = eighths((rows, dims[1]), seed + 5).requires_grad_()
     out = model(x)
-    out.backward(incoming(tuple(out.shape), seed))
+    out.backward(output_gradient(tuple(out.shape), seed))
     arrived: dict[str, Any] = gradients(model)
     places: dict[str, Placed] = {name: tuple(R() for _ in mesh.shape) for name, _ in model.named_parameters()}
     places["experts.w1"] = experts

@@ -24,8 +24,8 @@ from shardlaw.conformance.laws.module.plans import PLANS, Plan
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import ZOO, built, module_sizes
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import ZOO, build_model, module_sizes
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
@@ -79,7 +79,7 @@ def kind_of(case: Case) -> str:
 def model_of(case: Case) -> Call:
     """A model of the zoo by the fields ``model``, ``dims``, ``bias``, ``norm`` and ``seed``."""
     options = {"norm": case.get("norm")} if "norm" in case else {}
-    return Call(built, (ZOO[kind_of(case)].build, case.shape("dims"), "bias" not in case, case.seed), options)
+    return Call(build_model, (ZOO[kind_of(case)].build, case.shape("dims"), "bias" not in case, case.seed), options)
 
 
 def plan_of(case: Case) -> Plan:
@@ -135,8 +135,8 @@ def batches_of(case: Case, count: int = 1) -> ByRank:
     output: a rank's parts as the plan takes and leaves them."""
     kind, plan, sizes, pairs = ZOO[kind_of(case)], plan_of(case), case.shape("dims"), []
     for at in range(2 if "again" in case else count):
-        x = kind.entry(sizes, case.integer("rows"), case.integer("length", 1), case.seed + 3 * at)
-        pairs.append((x, kind.incoming(sizes, x, case.seed + at)))
+        x = kind.make_input(sizes, case.integer("rows"), case.integer("length", 1), case.seed + 3 * at)
+        pairs.append((x, kind.make_output_gradient(sizes, x, case.seed + at)))
 
     def parts(rank: int) -> Pairs:
         mesh = sharded_on(case).at(rank)
@@ -172,7 +172,7 @@ def features(case: Case) -> set[str]:
 def drawn(
     draw: st.DrawFn, limits: Limits, kind: str, only: Sequence[str], more: dict[str, SearchStrategy[Any]]
 ) -> Case:
-    on = pool(MESHES, limits.world_size)
+    on = palette_meshes(MESHES, limits.world_size)
     mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(only or PLANS[kind])))
     part = draw(st.sampled_from(NAMES[: mesh.ndim])) if mesh.ndim > 1 else None
     plan, ranks = PLANS[kind][name], mesh.shape[NAMES.index(part) if part else 0]

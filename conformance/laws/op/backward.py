@@ -30,14 +30,14 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import format_placements, shard_dim
 from shardlaw.reference.tensors import dense
 from shardlaw.strategies.op_corners import corner_gradients
-from shardlaw.strategies.op_gradient_programs import gradient_programs, gradients_enumerated
+from shardlaw.strategies.op_gradient_programs import enumerate_gradient_programs, gradient_programs
 from shardlaw.strategies.op_gradients import (
     DIFFERENTIABLE,
     Backward,
     GradientSweep,
     gradient_samples,
-    odd_gradient,
     plainest,
+    unusual_gradient,
 )
 from shardlaw.strategies.ops import Op
 
@@ -228,7 +228,7 @@ def plainer(case: Case) -> SearchStrategy[Case]:
         smaller: dict[str, object] = {}
         for name, spec in specs(case).items():
             options = [dict.fromkeys([reference.Replicate(), placement]) for placement in spec.placements or ()]
-            smaller[name] = spec.placed(tuple(draw(st.sampled_from(list(option))) for option in options))
+            smaller[name] = spec.with_placements(tuple(draw(st.sampled_from(list(option))) for option in options))
         if "arrives" in case and draw(st.booleans()):
             smaller["arrives"] = tuple(reference.Replicate() for _ in case.mesh().shape)
         return case.with_fields(**smaller)
@@ -253,7 +253,7 @@ def op_backward(op: Op) -> Law:
         draw=lambda limits: cases_of(gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
         sweep=lambda limits: Listed(
-            First(odd_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
+            First(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
         ),
         sweeps=1 + (LIGHT_SWEEPS if op.light else SWEEPS),
         seconds=SECONDS.get(op.name, 0.0),
@@ -262,7 +262,7 @@ def op_backward(op: Op) -> Law:
 
 def corners(limits: Limits) -> Listed[Backward]:
     """The programs of a table, and one on each of many grounds, those that have ranks enough."""
-    found = [*corner_gradients(), *gradients_enumerated(limits.most)]
+    found = [*corner_gradients(), *enumerate_gradient_programs(limits.most)]
     return Listed([drawn for drawn in found if max(drawn.sample.mesh.ranks) < limits.most], case_of)
 
 

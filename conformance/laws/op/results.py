@@ -23,7 +23,7 @@ from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
-from shardlaw.reference.tensors import APART, TensorSpec, lay_out
+from shardlaw.reference.tensors import LOST_BY_CLONE, TensorSpec, lay_out
 
 RULES_KNOWN_FROM = (2, 13)
 COMMON = frozenset(Limits().dtypes)
@@ -64,7 +64,7 @@ def plain_run(
 def plain_of(operands: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Tensors that a program may change, apart in memory as those on the ranks are: not every op takes any offset."""
     plain = {name: _full(x).clone(memory_format=torch.preserve_format) for name, x in operands.items()}
-    apart = {name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in APART}
+    apart = {name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in LOST_BY_CLONE}
     return plain | {name: lay_out(plain[name], memory) for name, memory in apart.items()}
 
 

@@ -50,7 +50,7 @@ class TensorsField(OperandsField):
         for at, tensor in enumerate(tensor_names(case)):
             spec, seed = case.tensor(tensor), case.seed + 31 * at
             if "to" in self.more:
-                spec = spec.placed(placements_at_load(case, tensor))
+                spec = spec.with_placements(placements_at_load(case, tensor))
             whole = self.dense or spec.placements is None
             found[tensor] = spec.build(seed) if whole else Global.of(spec, case.mesh(), seed)
         if not found:

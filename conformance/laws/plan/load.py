@@ -23,7 +23,7 @@ from shardlaw.reference.box import format_boxes, parse_boxes, tiling_errors
 from shardlaw.reference.checkpoint import load_plan
 from shardlaw.reference.notation import format_shape
 from shardlaw.strategies.shapes import shapes
-from shardlaw.strategies.tilings import damaged, tilings, wanted
+from shardlaw.strategies.tilings import damaged_tilings, tilings, wanted_boxes
 
 DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
@@ -38,7 +38,7 @@ def draw_reads(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         shape, chunks = draw(tiling)
-        boxes = draw(wanted(shape, max_boxes=5))
+        boxes = draw(wanted_boxes(shape, max_boxes=5))
         return fields(world=1, shape=format_shape(shape), chunks=format_boxes(chunks), boxes=format_boxes(boxes))
 
     return case()
@@ -87,7 +87,7 @@ def _(chunks, boxes):
 
 
 def draw_covered(limits: Limits) -> SearchStrategy[Case]:
-    drawn = st.one_of(tilings(max_boxes=5), damaged(kinds=("gap", "emptied", "shifted", "overlap")))
+    drawn = st.one_of(tilings(max_boxes=5), damaged_tilings(kinds=("gap", "emptied", "shifted", "overlap")))
     return drawn.map(lambda cut: fields(world=1, shape=format_shape(cut[0]), chunks=format_boxes(cut[1])))
 
 

@@ -35,7 +35,7 @@ from shardlaw.conformance.laws.plan.torch_plans import (
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.shards import Shards
 from shardlaw.strategies.sharded_leaves import MANY, empty_box
-from shardlaw.strategies.tilings import DAMAGES, alone, damaged, handed_out, tilings
+from shardlaw.strategies.tilings import DAMAGES, assign_boxes, damaged_tilings, single_ranks, tilings
 
 DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
@@ -197,14 +197,14 @@ def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     """One tensor of a state is damaged; the other, if there is one, is whole."""
 
     def drawing(limits: Limits) -> SearchStrategy[Case]:
-        broken = damaged(kinds=(kind,))
+        broken = damaged_tilings(kinds=(kind,))
 
         @st.composite
         def case(draw: st.DrawFn) -> Case:
             of = draw(st.sampled_from((2, 2, 3, 4, 3, 1, 2, 2, 4, 3, 2, 3)))
             shape, boxes, _ = draw(broken)
             # what is there twice is held by one rank
-            each = handed_out(shape, dict.fromkeys(boxes), alone(range(of)), draw(st.integers(0, MANY)))
+            each = assign_boxes(shape, dict.fromkeys(boxes), single_ranks(range(of)), draw(st.integers(0, MANY)))
             by = dict(each.parts)
             drawn: dict[str, Any] = {"a": ShardedLeaf("boxes", Shards(shape, tuple((box, by[box]) for box in boxes)))}
             if draw(st.integers(0, 2)) == 2:

@@ -70,7 +70,7 @@ class KindsField(Field):
         for kind in kinds_of(case):
             spec = case.tensor(kind)
             if self.end == "load" and f"to.{kind}" in case:
-                spec = spec.placed(case.placements(f"to.{kind}"))
+                spec = spec.with_placements(case.placements(f"to.{kind}"))
             assert spec.placements is not None, f"{kind}: want placements"
             found.append((kind, spec, Grid(spec.shape, mesh, spec.placements)))
         return found

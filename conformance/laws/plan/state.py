@@ -235,9 +235,9 @@ def kept_features(case: Case) -> set[str]:
 def kept(saves: Saves):
     """With plan caching, every save of a series is planned as if it were the first."""
     kinds = [type(f"Seat{rank}", (DefaultSavePlanner,), {}) for rank in range(len(saves[0]))]
-    compat.forget_kept_plans()
+    compat.forget_plan_caches()
     found = [(planned(kinds, states, True), planned(kinds, states, False)) for states in saves]
-    compat.forget_kept_plans()
+    compat.forget_plan_caches()
     return {
         "items": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[0], other[0])],
         "metadata": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[1], other[1])],

@@ -149,7 +149,7 @@ def draw_after(draw: st.DrawFn, limits: Limits) -> Case:
     elif how == "memory":
         other = TensorSpec(shape, at, memory="transposed")
     elif how == "source":
-        other = x.placed(draw(whole))
+        other = x.with_placements(draw(whole))
     elif how == "target":
         to = draw(whole)
     return case.with_fields(b=other, to__b=to)

@@ -195,10 +195,10 @@ def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item
     for sure. Further threads have none of the first ones."""
     leaves = [leaf for _, leaf in flatten(end.state).values()]
-    tensors = [end.shards(leaf.name, range(world)).filled() for leaf in leaves if isinstance(leaf, Slot)]
+    tensors = [end.shards(leaf.name, range(world)).without_empty() for leaf in leaves if isinstance(leaf, Slot)]
     at_least = threads if fault.in_thread else 1
     for rank in fault.on(world):
-        parts = sum(bool(shards.of(rank)) for shards in tensors)
+        parts = sum(bool(shards.boxes_of(rank)) for shards in tensors)
         # what no other one holds a rank must write
         written = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
         values = len(leaves) - len(tensors)

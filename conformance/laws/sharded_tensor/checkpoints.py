@@ -111,7 +111,7 @@ class EndField(Field):
         return held(case, name)
 
     def build(self, value: Held, here: RankContext) -> dict[str, Any]:
-        boxes = boxes_values(value.shards.of(here.rank))
+        boxes = boxes_values(value.shards.boxes_of(here.rank))
         if value.layout is None:
             return {} if value.spec is None else {"boxes": boxes}
         mesh, places = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
@@ -120,7 +120,7 @@ class EndField(Field):
     def printed(self, value: Held, name: str, world: int) -> Printed:
         if value.layout is None and value.spec is None:
             return Printed("{}")
-        by_rank = {rank: boxes_values(value.shards.of(rank)) for rank in range(world)}
+        by_rank = {rank: boxes_values(value.shards.boxes_of(rank)) for rank in range(world)}
         table = literal.by_rank(f"{name.upper()}_BOXES", by_rank)
         boxes = f'"boxes": {name.upper()}_BOXES[rank]'
         if value.layout is None:
@@ -314,7 +314,7 @@ def _(x: Whole, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Rea
 
 @trip.due
 def _(x, load, rank, save: Annotated[Held, EndField()]):
-    boxes = save.shards.filled().boxes
-    items = read_items(boxes, load.shards.filled().of(rank))
+    boxes = save.shards.without_empty().boxes
+    items = read_items(boxes, load.shards.without_empty().boxes_of(rank))
     reads = sorted((boxes[item.chunk].offset, item.chunk_offset, item.lengths) for item in items)
     return {"loaded": due_at(load, x, rank), "values": VALUES, "reads": Of(reads)}

@@ -84,7 +84,7 @@ class SpecField(Field):
     def read(self, case: Case, name: str) -> Spec:
         if not self.boxes:
             return spec_of(case, name)
-        return shards_of(spec_of(case), case.tensor("x").shape).filled()
+        return shards_of(spec_of(case), case.tensor("x").shape).without_empty()
 
     def build(self, value: Spec, here: RankContext) -> Any:
         if isinstance(value, ChunkSpec):
@@ -193,12 +193,12 @@ Group = Annotated[Any, GroupField()]
 def described(shards: Shards) -> list[tuple[Shape, Shape, int]]:
     """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
     out."""
-    return sorted((box.offset, box.size, rank) for box, rank in shards.filled().holdings())
+    return sorted((box.offset, box.size, rank) for box, rank in shards.without_empty().holdings())
 
 
 def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
     """What :func:`shardlaw.conformance.laws.sharded_tensor.shards.told` must say of a sharded tensor on a rank."""
-    own = sorted(shards.filled().of(rank), key=lambda box: box.offset)
+    own = sorted(shards.without_empty().boxes_of(rank), key=lambda box: box.offset)
     return {
         "size": Of([tuple(full.shape)] * 2),
         "dtype": Of([full.dtype] * 2),
@@ -213,14 +213,14 @@ def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
 
 def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
     """What the boxes of a tensor depart in."""
-    counts = [len(shards.filled().of(rank)) for rank in ranks]
-    sizes = {tuple(box.size for box in shards.of(rank)) for rank in ranks}
+    counts = [len(shards.without_empty().boxes_of(rank)) for rank in ranks]
+    sizes = {tuple(box.size for box in shards.boxes_of(rank)) for rank in ranks}
     found = {"uneven"} if len(sizes) > 1 else set()
     if 0 not in shards.shape and 0 in counts:
         found.add("empty-shard")
     if max(counts, default=0) > 1:
         found.add("several-shards")
-    if any(not shards.of(rank) for rank in ranks):
+    if any(not shards.boxes_of(rank) for rank in ranks):
         found.add("shardless")
     return found
 

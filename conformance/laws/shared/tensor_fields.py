@@ -125,10 +125,12 @@ class Boxed:
     @classmethod
     def of(cls, case: Case, name: str = "x") -> Boxed:
         spec = case.tensor("x")
-        return cls(spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes"), alone=True))
+        return cls(
+            spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes"), one_rank_each=True)
+        )
 
     def boxes(self, rank: int) -> tuple[Box, ...]:
-        return self.shards.of(rank)
+        return self.shards.boxes_of(rank)
 
     def parts(self, rank: int) -> list[torch.Tensor]:
         """The elements in the boxes of a rank."""

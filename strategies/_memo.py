@@ -12,7 +12,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def kept(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T]]:
+def memoized(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T]]:
     """Keep the last strategies that ``make`` gave, for arguments that can be hashed."""
     known = lru_cache(maxsize=512, typed=True)(make)
 

@@ -20,13 +20,13 @@ Paths = Mapping[str, Path]
 
 
 @dataclass
-class Kept:
+class PlanCache:
     """What a series of saves has said so far: for every rank its last plan, and the paths of its leaves."""
 
     plans: list[Plan] = field(default_factory=list)
     paths: list[Paths] = field(default_factory=list)
 
-    def said(self, plans: Sequence[Plan], paths: Sequence[Paths]) -> list[bool]:
+    def update(self, plans: Sequence[Plan], paths: Sequence[Paths]) -> list[bool]:
         """Which ranks have something to say, now that their plans are these; it is kept."""
         told = [at >= len(self.plans) or self.plans[at] != plan or dict(self.paths[at]) != dict(paths[at]) for at, plan in enumerate(plans)]
         self.plans, self.paths = list(plans), list(paths)
