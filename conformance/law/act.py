@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.fields import Field, ScriptArgument
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.law.schema import Parameter, check_fields, field_name, field_of, parameters_of
+from shardlaw.conformance.law.schema import Parameter, annotation_field, check_fields, field_name, read_parameters
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
@@ -48,12 +48,12 @@ class Act:
     due_parameters: dict[str, Parameter] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Act:
-        return cls(function, parameters_of(function))
+    def from_function(cls, function: Callable[..., Any]) -> Act:
+        return cls(function, read_parameters(function))
 
-    def is_due(self, function: Callable[..., Any]) -> None:
+    def set_due(self, function: Callable[..., Any]) -> None:
         """Say what the act must give: a function of the reference, whose parameters of the act's names are the act's fields."""
-        self.due, self.due_parameters = function, parameters_of(function, self.parameters)
+        self.due, self.due_parameters = function, read_parameters(function, self.parameters)
 
     def all_parameters(self) -> dict[str, Parameter]:
         return {**self.parameters, **self.due_parameters}
@@ -65,22 +65,22 @@ class Act:
             for name, parameter in self.parameters.items()
         }
 
-    def around(self, case: Case) -> ExitStack:
+    def surround(self, case: Case) -> ExitStack:
         """What surrounds the act on a rank."""
         stack = ExitStack()
         for parameter in self.parameters.values():
-            if type(parameter.type).around is not Field.around and parameter.is_given(case):
-                stack.enter_context(parameter.type.around(parameter.read(case)))
+            if type(parameter.type).surround is not Field.surround and parameter.is_given(case):
+                stack.enter_context(parameter.type.surround(parameter.read(case)))
         return stack
 
-    def printed(self, case: Case, world: int) -> dict[str, Printed]:
+    def script_arguments(self, case: Case, world: int) -> dict[str, ScriptArgument]:
         """The same as texts of a script."""
         from shardlaw.conformance.law.literal import literal
 
         return {
-            name: parameter.type.printed(parameter.read(case), parameter.field.replace(".", "_"), world)
+            name: parameter.type.to_script(parameter.read(case), parameter.field.replace(".", "_"), world)
             if parameter.is_given(case)
-            else Printed(literal(parameter.read(case)))
+            else ScriptArgument(literal(parameter.read(case)))
             for name, parameter in self.parameters.items()
         }
 
@@ -110,7 +110,7 @@ def law(
 
     def of(function: Callable[..., Any]) -> Law:
         text = clause or first_paragraph(function)
-        return Law(id=id, clause=text, source=source, control=f"{id} {control}", acts=[Act.of(function)], **record)
+        return Law(id=id, clause=text, source=source, control=f"{id} {control}", acts=[Act.from_function(function)], **record)
 
     return of
 
@@ -135,13 +135,13 @@ def texts(*lines: str) -> Callable[[Limits], list[Case]]:
     return sweep
 
 
-def parameters(law: Law) -> list[Parameter]:
+def law_parameters(law: Law) -> list[Parameter]:
     """What the cases of a law say: the parameters of its acts and of what is due, or the fields that it names."""
     found = [parameter for act in law.acts for parameter in act.all_parameters().values()]
-    return found + [Parameter(name, field_name(name), field_of(annotation), None) for name, annotation in law.fields.items()]
+    return found + [Parameter(name, field_name(name), annotation_field(annotation), None) for name, annotation in law.fields.items()]
 
 
-def validate(law: Law, case: Case) -> None:
+def check_case(law: Law, case: Case) -> None:
     """Refuse a case that says what its law does not take. Raises ``NotationError``, which names the field and what would be right."""
-    if taken := parameters(law):
+    if taken := law_parameters(law):
         check_fields(case, taken)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.fields import Field, ScriptArgument
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class ChoiceField(Field):
     def build(self, value: str, here: RankContext) -> Any:
         return self.table[value]
 
-    def printed(self, value: str, name: str, world: int) -> Printed:
+    def to_script(self, value: str, name: str, world: int) -> ScriptArgument:
         function = self.table[value]
         if function.__code__.co_name == "<lambda>":
             function.__name__ = name
-        return Printed(function.__name__, uses=(function,))
+        return ScriptArgument(function.__name__, uses=(function,))

@@ -54,7 +54,7 @@ def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:
 class Due:
     """A value that is compared in a way of its own."""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         """Record what of ``got`` is not as it must be. ``place`` names it in messages."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class Due:
         return ()
 
 
-DENSE = ("transposed", "channels-last")  # memories without gaps, which a global stride tells
+DENSE_MEMORIES = ("transposed", "channels-last")  # memories without gaps, which a global stride tells
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Global(Due):
     @property
     def stride(self) -> tuple[int, ...]:
         """The global stride that a DTensor of it claims."""
-        return self.full.stride() if self.laid or self.memory in DENSE else self.full.contiguous().stride()
+        return self.full.stride() if self.laid or self.memory in DENSE_MEMORIES else self.full.contiguous().stride()
 
     def under(self, placements: Placements, mesh: Mesh | None = None) -> Global:
         """The same tensor placed differently."""
@@ -132,13 +132,13 @@ class Global(Due):
             local = simulate.distribute(self.full, self.layout, self.seed)[coord]
         else:
             local = simulate.take(self.full, self.layout, coord)
-        return lay_out(local, self.memory) if self.memory in DENSE else local
+        return lay_out(local, self.memory) if self.memory in DENSE_MEMORIES else local
 
-    def part(self, rank: int) -> Any:
+    def due_local(self, rank: int) -> Any:
         """The local tensor as it is due: of a rank outside the mesh, nothing is."""
         return ... if self.mesh.coord(rank) is None else self.local(rank)
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         what = "" if place == check else place
         here.same_dtensor(
             got, self.full, check, exact=self.exact, mesh=self.mesh, placements=self.placements, rounding=self.rounding, what=what
@@ -164,7 +164,7 @@ class Claimed(Due):
     exact: bool = True
     rounding: torch.dtype | None = None
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         here.same_dtensor(here.settled(got), self.full, check, exact=self.exact, mesh=self.mesh, rounding=self.rounding)
 
     def for_script(self, rank: int) -> Any:
@@ -178,9 +178,9 @@ class Near(Due):
     value: Any
     rounding: torch.dtype | None = None
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if isinstance(self.value, torch.Tensor):
-            if _is_plain(here, got, check, place):
+            if _require_plain_tensor(here, got, check, place):
                 here.same(got, self.value, check, exact=False, what=place, rounding=self.rounding)
         else:
             near = here.near(got, self.value)
@@ -197,7 +197,7 @@ class Refused(Due):
     errors: tuple[type[BaseException], ...] = (Exception,)
     words: tuple[str, ...] = ()
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         names = " or ".join(error.__name__ for error in self.errors)
         if not isinstance(got, BaseException):
             here.require(False, "wrong-error", check, f"{place}: must be refused, was accepted", "an error", repr(got)[:200])
@@ -223,7 +223,7 @@ class AtMost(Due):
 
     most: int
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         here.require(got <= self.most, "wrong-value", check, f"{place} is {got}, must be at most {self.most}", f"at most {self.most}", got)
 
     def for_script(self, rank: int) -> Any:
@@ -236,7 +236,7 @@ class Alike(Due):
 
     mesh: Mesh
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None:
             here.alike(got, self.mesh, check)
 
@@ -252,9 +252,9 @@ class Of(Due):
     kind: Kind = "wrong-metadata"
     message: str = ""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         message = self.message or f"{place} is {got!r:.200}, must be {self.value!r:.200}"
-        here.require(equal(got, self.value), self.kind, check, message, self.value, got)
+        here.require(plain_equal(got, self.value), self.kind, check, message, self.value, got)
 
     def for_script(self, rank: int) -> Any:
         return self.value
@@ -266,20 +266,20 @@ class Either(Due):
 
     dues: tuple[Any, ...]
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        if not any(here.would_hold(partial(judge, here, check, got, due, place)) for due in self.dues):
-            judge(here, check, got, self.dues[0], place)
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if not any(here.would_hold(partial(compare, here, check, got, due, place)) for due in self.dues):
+            compare(here, check, got, self.dues[0], place)
 
     def for_script(self, rank: int) -> Any:
         return {"either": [for_script(due, rank) for due in self.dues]}
 
 
-def of_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
+def as_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values by key whose mismatch is ``wrong-metadata``."""
     return {key: Of(value) for key, value in values.items()}
 
 
-def judge(here: RankContext, check: str, got: Any, want: Any, place: str = "") -> None:
+def compare(here: RankContext, check: str, got: Any, want: Any, place: str = "") -> None:
     """Compare one value of an act with what is due, part by part."""
     place = place or check
     if want is ...:  # nothing is due
@@ -287,27 +287,27 @@ def judge(here: RankContext, check: str, got: Any, want: Any, place: str = "") -
     if isinstance(got, BaseException) and not isinstance(want, (Refused, Either)):
         here.require(False, "raised", check, f"{place}: raised {type(got).__name__}: {got}")
     elif isinstance(want, Due):
-        want.judge(here, check, got, place)
+        want.compare(here, check, got, place)
     elif isinstance(want, torch.Tensor):
-        if _is_plain(here, got, check, place):
+        if _require_plain_tensor(here, got, check, place):
             here.same(got, want, check, what=place)
     elif isinstance(want, Mapping):
         same = isinstance(got, Mapping) and got.keys() == want.keys()
         keys = [*got] if isinstance(got, Mapping) else type(got).__name__
         if here.require(same, "wrong-metadata", check, f"{place} has other keys than it must", [*want], keys):
             for key, value in want.items():
-                judge(here, check, got[key], value, f"{place}.{key}")
+                compare(here, check, got[key], value, f"{place}.{key}")
     elif isinstance(want, list | tuple) and not isinstance(want, torch.Size) and any(map(_has_parts, want)):
         count = len(got) if isinstance(got, list | tuple) else type(got).__name__
         message = f"{place} has {count} parts, must have {len(want)}"
         if here.require(count == len(want), "wrong-metadata", check, message, len(want), count):
             for at, value in enumerate(want):
-                judge(here, check, got[at], value, f"{place}[{at}]")
+                compare(here, check, got[at], value, f"{place}[{at}]")
     else:
-        here.require(equal(got, want), "wrong-value", check, f"{place} is {got!r:.200}, must be {want!r:.200}", want, got)
+        here.require(plain_equal(got, want), "wrong-value", check, f"{place} is {got!r:.200}, must be {want!r:.200}", want, got)
 
 
-def _is_plain(here: RankContext, got: Any, check: str, place: str) -> bool:
+def _require_plain_tensor(here: RankContext, got: Any, check: str, place: str) -> bool:
     plain = isinstance(got, torch.Tensor) and not isinstance(got, DTensor)
     return here.require(
         plain, "wrong-value" if got is None else "wrong-metadata", check, f"{place} is a {type(got).__name__}, must be a plain tensor"
@@ -322,10 +322,10 @@ def _has_parts(value: Any) -> bool:
     return value is ... or isinstance(value, (Due, torch.Tensor))
 
 
-def equal(got: Any, want: Any) -> bool:
+def plain_equal(got: Any, want: Any) -> bool:
     """Whether two plain values agree; NaN equals NaN, and a list is no tuple's equal unless their parts are."""
     if isinstance(want, list | tuple) and isinstance(got, list | tuple):
-        return len(got) == len(want) and all(map(equal, got, want))
+        return len(got) == len(want) and all(map(plain_equal, got, want))
     if want is None:
         return got is None
     return bool(got == want or (got != got and want != want))

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 # fields that every case may have, whatever its law
-EVERYWHERE = ("seed", "world", "sample")
+COMMON_FIELDS = ("seed", "world", "sample")
 DIM_NAMES = ("a", "b", "c")
 
 
 @dataclass(frozen=True)
-class Printed:
+class ScriptArgument:
     """An argument as a script has it: constants of the module, statements before the call, and the expression of the call.
 
     What these name: lines of ``imports``, and functions and classes of plain torch code, which the script ``uses`` by their source.
@@ -102,15 +102,15 @@ class Field:
         """The argument of the due function, for one rank of the case's world."""
         return value
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         """The argument of the act in a script of ``world`` ranks; in its statements ``rank`` is this rank."""
-        return Printed(texts.literal(self.build(value, None)))  # type: ignore[arg-type]
+        return ScriptArgument(texts.literal(self.build(value, None)))  # type: ignore[arg-type]
 
     def smaller(self, value: Any) -> Sequence[str]:
         """Texts of values that are no larger, plainest first; none where the field stays as it is."""
         return ()
 
-    def around(self, value: Any) -> AbstractContextManager[Any]:
+    def surround(self, value: Any) -> AbstractContextManager[Any]:
         """Surrounds the act on a rank."""
         return nullcontext()
 
@@ -132,30 +132,30 @@ class TensorField(Field):
 
     def build(self, value: Global, here: RankContext) -> Any:
         local = here.tensor(value.local(here.rank)).requires_grad_(self.grad)
-        return local if self.local else assembled(value, local, here)
+        return local if self.local else assemble_dtensor(value, local, here)
 
-    def printed(self, value: Global, name: str, world: int) -> Printed:
-        constants = texts.by_rank(name.upper(), {rank: value.local(rank) for rank in range(world)})
+    def to_script(self, value: Global, name: str, world: int) -> ScriptArgument:
+        constants = texts.rank_table(name.upper(), {rank: value.local(rank) for rank in range(world)})
         local = f"{name.upper()}[rank]" + (".requires_grad_()" if self.grad else "")
         if self.local:
-            return Printed(local, tuple(constants))
-        return Printed(
-            name, tuple(constants), (mesh_line(value.mesh, self.mesh), f"{name} = {assembly(value, local, mesh_name(self.mesh))}")
+            return ScriptArgument(local, tuple(constants))
+        return ScriptArgument(
+            name, tuple(constants), (mesh_line(value.mesh, self.mesh), f"{name} = {dtensor_expression(value, local, mesh_name(self.mesh))}")
         )
 
     def smaller(self, value: Global) -> Sequence[str]:
         return ()
 
 
-def assembled(value: Global, local: torch.Tensor, here: RankContext, mesh: DeviceMesh | None = None) -> DTensor:
+def assemble_dtensor(value: Global, local: torch.Tensor, here: RankContext, mesh: DeviceMesh | None = None) -> DTensor:
     """A DTensor put together from what this rank holds of it, without communication."""
     places = here.placements(value.placements)
     return DTensor.from_local(local, mesh or here.mesh(value.mesh), places, run_check=False, shape=value.full.shape, stride=value.stride)
 
 
-def assembly(value: Global, local: str, mesh: str = "mesh") -> str:
+def dtensor_expression(value: Global, local: str, mesh: str = "mesh") -> str:
     """The call of :func:`assembled` in a script."""
-    places, shape = texts.placements(value.placements), tuple(value.full.shape)
+    places, shape = texts.placements_literal(value.placements), tuple(value.full.shape)
     return f"DTensor.from_local({local}, {mesh}, {places}, run_check=False, shape=torch.Size({shape}), stride={value.stride})"
 
 
@@ -164,7 +164,7 @@ def mesh_name(field: str) -> str:
 
 
 def mesh_line(mesh: Mesh, field: str = "mesh", names: Sequence[str] | None = None) -> str:
-    return f"{mesh_name(field)} = {texts.mesh(mesh, names)}"
+    return f"{mesh_name(field)} = {texts.mesh_literal(mesh, names)}"
 
 
 class PlainTensorField(Field):
@@ -181,8 +181,8 @@ class PlainTensorField(Field):
     def build(self, value: torch.Tensor, here: RankContext) -> Any:
         return here.tensor(value.clone(memory_format=torch.preserve_format)) if self.on_device else value.clone()
 
-    def printed(self, value: torch.Tensor, name: str, world: int) -> Printed:
-        return Printed(texts.tensor(value))
+    def to_script(self, value: torch.Tensor, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(texts.tensor_literal(value))
 
 
 class SpecField(Field):
@@ -212,18 +212,18 @@ class MeshField(Field):
     def build(self, value: Mesh, here: RankContext) -> DeviceMesh:
         return here.mesh(value, fresh=self.fresh, names=self.names(value))
 
-    def printed(self, value: Mesh, name: str, world: int) -> Printed:
-        return Printed(mesh_name(name), (), (mesh_line(value, name, self.names(value)),))
+    def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(mesh_name(name), (), (mesh_line(value, name, self.names(value)),))
 
 
 class TableField(MeshField):
     """The ranks of a mesh, for acts that make it themselves."""
 
     def build(self, value: Mesh, here: RankContext) -> Any:
-        return texts.table(value)
+        return texts.nested_ranks(value)
 
-    def printed(self, value: Mesh, name: str, world: int) -> Printed:
-        return Printed(str(texts.table(value)))
+    def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(str(texts.nested_ranks(value)))
 
 
 class PlacementsField(Field):
@@ -235,8 +235,8 @@ class PlacementsField(Field):
     def build(self, value: Any, here: RankContext) -> Any:
         return here.placements(value)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(texts.placements(value))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(texts.placements_literal(value))
 
 
 class ShapeField(Field):
@@ -319,7 +319,7 @@ class IntsField(Field):
             raise NotationError(f"{text!r} has others") from None
 
 
-class SurroundingField(Field):
+class RankField(Field):
     """What a rank knows without being told: no field of the case. ``expression`` is how a script asks, ``at`` what a due function is
     told."""
 
@@ -343,8 +343,8 @@ class SurroundingField(Field):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return self.at(rank, world)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(self.expression)
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(self.expression)
 
 
 class SeedField(Field):
@@ -366,14 +366,14 @@ Shape = Annotated[torch.Size, ShapeField()]
 Ints = Annotated[list[int], IntsField()]
 Word = Annotated[str, WordField()]
 Spec = Annotated[TensorSpec, SpecField()]
-Rank = Annotated[int, SurroundingField(lambda here: here.rank, "rank", lambda rank, world: rank)]
-WorldSize = Annotated[int, SurroundingField(lambda here: here.world, "dist.get_world_size()", lambda rank, world: world)]
-Device = Annotated[torch.device, SurroundingField(lambda here: here.device, 'torch.device("cpu")')]
-Folder = Annotated[str, SurroundingField(lambda here: here.folder(), "folder")]
+Rank = Annotated[int, RankField(lambda here: here.rank, "rank", lambda rank, world: rank)]
+WorldSize = Annotated[int, RankField(lambda here: here.world, "dist.get_world_size()", lambda rank, world: world)]
+Device = Annotated[torch.device, RankField(lambda here: here.device, 'torch.device("cpu")')]
+Folder = Annotated[str, RankField(lambda here: here.folder(), "folder")]
 Seed = Annotated[int, SeedField()]
 
 #: the field types of annotations that say nothing more
-BARE: dict[Any, Field] = {
+FIELD_TYPES: dict[Any, Field] = {
     DTensor: TensorField(),
     torch.Tensor: PlainTensorField(),
     DeviceMesh: MeshField(),

@@ -29,7 +29,7 @@ Profile = Literal["smoke", "ci", "nightly"]
 
 
 # the chapters of which one drawn case in five may take the larger world that a run allows
-LARGER = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
+LARGER_WORLD_CHAPTERS = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Early:
+class EarlyRefusal:
     """The refusals of a law on a release that may be earlier than what it asks for: those that are allowed, and that of its control."""
 
     allowed: Refusal
@@ -114,26 +114,26 @@ class Law:
         """Whatever makes cases, the cases are this law's."""
         draw, sweep, narrow = self.draw, self.sweep, self.narrow
         if draw is not None:
-            object.__setattr__(self, "draw", lambda limits: draw(limits).map(self._own))
+            object.__setattr__(self, "draw", lambda limits: draw(limits).map(self._relabel))
         if sweep is not None:
-            object.__setattr__(self, "sweep", lambda limits: Renamed(sweep(limits), self._own))
+            object.__setattr__(self, "sweep", lambda limits: RelabeledCases(sweep(limits), self._relabel))
         if narrow is not None:
-            object.__setattr__(self, "narrow", lambda case: narrow(case).map(self._own))
+            object.__setattr__(self, "narrow", lambda case: narrow(case).map(self._relabel))
 
-    def _own(self, case: Case) -> Case:
+    def _relabel(self, case: Case) -> Case:
         return case if case.law == self.id else replace(case, law=self.id)
 
     def due(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorates what the last act must give: a function of the reference, with parameters of the same names."""
-        self.acts[-1].is_due(function)
+        self.acts[-1].set_due(function)
         return function
 
     def then(self, function: Callable[..., Any]) -> Law:
         """Decorates the act of the next world, of a law whose cases run in several (``stages``)."""
-        self.acts.append(type(self.acts[0]).of(function))
+        self.acts.append(type(self.acts[0]).from_function(function))
         return self
 
-    def members_of(self, case: Case, stage: int = 0) -> Collection[int] | None:
+    def member_ranks(self, case: Case, stage: int = 0) -> Collection[int] | None:
         """The ranks that act and are judged, where not all do."""
         if callable(self.members):
             return self.members(case, stage)
@@ -143,26 +143,26 @@ class Law:
         """The sizes of the worlds that a case runs in, one after the other."""
         return self.stages(case) if self.stages else (max(case.world, self.smallest),)
 
-    def drawn(self, limits: Limits) -> SearchStrategy[Case]:
+    def case_strategy(self, limits: Limits) -> SearchStrategy[Case]:
         """What :attr:`draw` gives, in larger worlds now and then."""
         from hypothesis import strategies as st
 
         assert self.draw is not None
         usual = self.draw(limits)
-        if limits.most == limits.world_size or self.chapter not in LARGER:
+        if limits.most == limits.world_size or self.chapter not in LARGER_WORLD_CHAPTERS:
             return usual
         larger = self.draw(replace(limits, world_size=limits.larger))
         return st.integers(1, 5).flatmap(lambda turn: larger if turn == 5 else usual)
 
-    def unrefused(self) -> Law:
+    def with_no_refusal_allowed(self) -> Law:
         """The same law on a torch that has to refuse no case of it."""
-        return self._refusing("lost")
+        return self._with_refusal("lost")
 
-    def early(self) -> Law:
+    def for_earlier_release(self) -> Law:
         """The same law on a torch of which nobody knows whether it supports what a later one does."""
-        return self._refusing(Early(self.refusal)) if self.refusal != "never" else self
+        return self._with_refusal(EarlyRefusal(self.refusal)) if self.refusal != "never" else self
 
-    def _refusing(self, refusal: Refusal) -> Law:
+    def _with_refusal(self, refusal: Refusal) -> Law:
         same = copy(self)  # what makes its cases is as it was, so that one seed gives the same
         object.__setattr__(same, "refusal", refusal)
         return same
@@ -181,7 +181,7 @@ class Law:
         return self.id.partition("[")[2].removesuffix("]")
 
 
-class Renamed(Sequence[Case]):
+class RelabeledCases(Sequence[Case]):
     """The cases of an enumerator as those of one law, each made when it is asked for."""
 
     def __init__(self, cases: Sequence[Case], named: Callable[[Case], Case]) -> None:

@@ -22,15 +22,15 @@ def literal(value: object) -> str:
         return str(value.literal())
     match value:
         case torch.Tensor():
-            return tensor(value)
+            return tensor_literal(value)
         case torch.Size():
             return f"torch.Size({[*value]})"
         case torch.dtype() | torch.device():
             return repr(value) if isinstance(value, torch.device) else str(value)
         case Mesh():
-            return mesh(value)
+            return mesh_literal(value)
         case Shard() | StridedShard() | Partial():
-            return placement(value)
+            return placement_literal(value)
         case float() if value != value or value in (float("inf"), -float("inf")):
             return f'float("{value}")'
         case type():
@@ -54,7 +54,7 @@ def literal(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} has no literal: {value!r:.80}")
 
 
-def tensor(value: torch.Tensor) -> str:
+def tensor_literal(value: torch.Tensor) -> str:
     """A tensor as the expression that makes it, its strides included."""
     value = value.detach().cpu()
     flat, shape = value.flatten().tolist(), tuple(value.shape)
@@ -63,24 +63,24 @@ def tensor(value: torch.Tensor) -> str:
     if len(shape) != 1:
         made += f".reshape({shape})"
     if not value.is_contiguous() and 0 in value.stride():
-        return f"{tensor(value[:1].clone())}.expand({shape})"
+        return f"{tensor_literal(value[:1].clone())}.expand({shape})"
     if not value.is_contiguous():
         return f"torch.empty_strided({shape}, {value.stride()}, dtype={value.dtype}).copy_({made})"
     return made
 
 
-def mesh(of: Mesh, names: Sequence[str] | None = None) -> str:
+def mesh_literal(of: Mesh, names: Sequence[str] | None = None) -> str:
     """The call that makes a mesh."""
     named = f", mesh_dim_names={tuple(names)}" if names else ""
-    return f'DeviceMesh("cpu", {table(of)}{named})'
+    return f'DeviceMesh("cpu", {nested_ranks(of)}{named})'
 
 
-def table(of: Mesh) -> Any:
+def nested_ranks(of: Mesh) -> Any:
     """The ranks of a mesh as nested lists, one level a mesh dim."""
     return torch.tensor(of.ranks).reshape(of.shape).tolist()
 
 
-def placement(of: Placement) -> str:
+def placement_literal(of: Placement) -> str:
     match of:
         case Shard(dim):
             return f"Shard({dim})"
@@ -91,11 +91,11 @@ def placement(of: Placement) -> str:
     return "Replicate()"
 
 
-def placements(of: Placements) -> str:
-    return f"[{', '.join(map(placement, of))}]"
+def placements_literal(of: Placements) -> str:
+    return f"[{', '.join(map(placement_literal, of))}]"
 
 
-def by_rank(name: str, values: Mapping[int, object]) -> list[str]:
+def rank_table(name: str, values: Mapping[int, object]) -> list[str]:
     """Lines of a table ``NAME = {rank: value}``, a line a rank; one line where all ranks have the same."""
     texts = {rank: literal(value) for rank, value in values.items()}
     if len({*texts.values()}) == 1 and len(texts) > 1:

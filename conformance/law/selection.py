@@ -45,7 +45,7 @@ def select_ids(ids: Sequence[str], patterns: Sequence[str], aliases: dict[str, s
     wanted: set[str] = set()
     dropped: set[str] = set()
     for pattern in patterns:
-        found = _ids(ids, pattern.removeprefix("!"), aliases or {})
+        found = _matching_ids(ids, pattern.removeprefix("!"), aliases or {})
         (dropped if pattern.startswith("!") else wanted).update(found)
     if all(pattern.startswith("!") for pattern in patterns):
         wanted = set(ids)
@@ -57,7 +57,7 @@ def select_ids(ids: Sequence[str], patterns: Sequence[str], aliases: dict[str, s
 
 
 @lru_cache(maxsize=4)
-def _named(ids: tuple[str, ...]) -> dict[str, list[str]]:
+def _ids_by_name(ids: tuple[str, ...]) -> dict[str, list[str]]:
     """The ids that a pattern without wildcards means: an id means itself, and one without its variant all variants."""
     found: dict[str, list[str]] = {}
     for law_id in ids:
@@ -66,11 +66,11 @@ def _named(ids: tuple[str, ...]) -> dict[str, list[str]]:
     return found
 
 
-def _ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]:
+def _matching_ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]:
     if "*" in pattern or "?" in pattern:
         found = [law_id for law_id in ids if matches(pattern, law_id)]
     else:
-        found = list(_named(tuple(ids)).get(pattern, ()))
+        found = list(_ids_by_name(tuple(ids)).get(pattern, ()))
     found += [new for old, new in aliases.items() if matches(pattern, old)]
     if found:
         return found
@@ -88,26 +88,26 @@ def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()
     kept = [law for law in laws if law.id in chosen]
     if not ops:
         return kept
-    takers = [law for law in kept if takes_op(law)]
+    takers = [law for law in kept if is_op_law(law)]
     for pattern in ops:
-        if not any(_takes(law, [pattern]) for law in takers):
+        if not any(_variant_matches(law, [pattern]) for law in takers):
             names = sorted({law.variant for law in takers} - {""})
             close = f" (nearest: {', '.join(nearest(pattern, names))})" if nearest(pattern, names) else ""
             raise UsageError(f"--op {pattern}: no selected law takes such an op{close}")
-    return [law for law in kept if (_takes(law, ops) if takes_op(law) else patterns)]
+    return [law for law in kept if (_variant_matches(law, ops) if is_op_law(law) else patterns)]
 
 
-def takes_op(law: Law) -> bool:
+def is_op_law(law: Law) -> bool:
     """Whether the law is about ops: on one that its variant names, or on any."""
     return law.chapter == "op" or (law.chapter == "gradient" and bool(law.variant))
 
 
-def _takes(law: Law, ops: Iterable[str]) -> bool:
-    return bool(law.variant) and any(matches_op(pattern, law.variant, overloads(law.variant)) for pattern in ops)
+def _variant_matches(law: Law, ops: Iterable[str]) -> bool:
+    return bool(law.variant) and any(matches_op(pattern, law.variant, aten_overloads(law.variant)) for pattern in ops)
 
 
 @cache
-def overloads(op: str) -> tuple[str, ...]:
+def aten_overloads(op: str) -> tuple[str, ...]:
     """The aten overloads that carry the name of an op, as ``aten.NAME.OVERLOAD``. A run may reach others: those only it can tell."""
     import torch
 

@@ -25,7 +25,7 @@ from typing import Any, cast
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.literal import literal
 
-OURS = "shardlaw"
+PACKAGE = "shardlaw"
 COMPAT = compat.__name__
 
 
@@ -50,15 +50,17 @@ class Sources:
         bound = {*inspect.signature(function).parameters, *function.__code__.co_freevars}
         name = name or function.__name__
         code = function.__code__
-        self._define(name, function.__module__, lambda: _of_function(function.__module__, code.co_firstlineno, code.co_name, name), bound)
+        self._define(
+            name, function.__module__, lambda: _function_definition(function.__module__, code.co_firstlineno, code.co_name, name), bound
+        )
         return name
 
-    def need(self, named: Any) -> None:
+    def include(self, named: Any) -> None:
         """Bring in a function or a class under its own name; a lambda under the name that it has been given."""
         if isinstance(named, types.LambdaType) and named.__code__.co_name == "<lambda>":
             self.add(named, named.__name__)
         else:
-            self._need(named.__name__, sys.modules[named.__module__])
+            self._include(named.__name__, sys.modules[named.__module__])
 
     def _free_variables(self, function: Callable[..., Any]) -> None:
         cells = getattr(function, "__closure__", None) or ()
@@ -82,37 +84,37 @@ class Sources:
         own = {name, *(bound or ())}
         for private in found.privates:
             if private in compat.NAMES:
-                own.add(self.private(private).partition(".")[0])
+                own.add(self.import_private(private).partition(".")[0])
             else:
                 own.add(private)
-                self._need(private, compat)
+                self._include(private, compat)
         for needed in found.needs:
             if needed not in own:
-                self._need(needed, sys.modules[module])
+                self._include(needed, sys.modules[module])
         self.definitions[name] = found.text
 
-    def _need(self, name: str, module: types.ModuleType) -> None:
+    def _include(self, name: str, module: types.ModuleType) -> None:
         found = _bindings(module).get(name)
         if found is None:
             if not hasattr(builtins, name) and module.__name__ == COMPAT and name in compat.NAMES:
-                self.private(name)
+                self.import_private(name)
             return
         if isinstance(found, ast.Import):
             alias = next(alias for alias in found.names if (alias.asname or alias.name.partition(".")[0]) == name)
             self._import(alias.name, module)
             self.imports[name] = ast.unparse(ast.Import([alias]))
         elif isinstance(found, ast.ImportFrom):
-            self._need_from(name, found, module)
+            self._include_import(name, found, module)
         else:
-            self._define(name, module.__name__, lambda: _of_binding(module.__name__, name))
+            self._define(name, module.__name__, lambda: _binding_definition(module.__name__, name))
 
-    def _need_from(self, name: str, found: ast.ImportFrom, module: types.ModuleType) -> None:
+    def _include_import(self, name: str, found: ast.ImportFrom, module: types.ModuleType) -> None:
         alias = next(alias for alias in found.names if (alias.asname or alias.name) == name)
         source = _absolute(found, module)
         if not _is_ours(source):
             self.imports[name] = ast.unparse(ast.ImportFrom(source, [alias], 0))
         elif source == COMPAT and alias.name in compat.NAMES:
-            self.private(alias.name)
+            self.import_private(alias.name)
         elif source == COMPAT.rpartition(".")[0] and alias.name == "compat":
             return  # its attributes have been replaced
         else:
@@ -121,21 +123,21 @@ class Sources:
                 raise SourceError(f"{module.__name__} names {source}.{alias.name}, which is of the harness: a script has torch alone")
             if alias.asname and alias.asname != alias.name:
                 raise SourceError(f"{module.__name__} imports {alias.name} of {source} as {alias.asname}: a script needs its own name")
-            self._need(alias.name, home)
+            self._include(alias.name, home)
 
     def _import(self, source: str, module: types.ModuleType) -> None:
         if _is_ours(source):
             raise SourceError(f"{module.__name__} imports {source}, which is of the harness: a script has torch alone")
 
-    def private(self, name: str) -> str:
+    def import_private(self, name: str) -> str:
         """Bring in a name of :mod:`compat`; returns what it is called in the script."""
-        path, statement = _in_torch(name)
+        path, statement = _torch_import(name)
         self.imports[path.partition(".")[0]] = statement
         return path
 
 
 @cache
-def _in_torch(name: str) -> tuple[str, str]:
+def _torch_import(name: str) -> tuple[str, str]:
     """What a name of :mod:`compat` is called in a script, and the import that brings it in."""
     source, _, path = compat.place_of(name).partition(":")
     first, _, rest = path.partition(".")
@@ -157,14 +159,14 @@ class Definition:
 
 
 @cache
-def _of_function(module: str, line: int, code: str, name: str) -> Definition:
+def _function_definition(module: str, line: int, code: str, name: str) -> Definition:
     """A function under the name that a script gives it."""
     node = _function_node(module, line, code)
     return _definition(name, ast.Assign([ast.Name(name, ast.Store())], node) if isinstance(node, ast.Lambda) else node, module)
 
 
 @cache
-def _of_binding(module: str, name: str) -> Definition:
+def _binding_definition(module: str, name: str) -> Definition:
     """What a module binds at its top."""
     return _definition(name, _bindings_of(module)[name], module)
 
@@ -179,7 +181,7 @@ def _definition(name: str, written: ast.stmt, module: str) -> Definition:
             head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
             text = head.removesuffix("    pass") + _lines(module, body)
     text = text or ast.unparse(cleaned)
-    return Definition(text, tuple(cleaner.privates), tuple(_names(text)))
+    return Definition(text, tuple(cleaner.privates), tuple(_free_names(text)))
 
 
 class _Cleaner(ast.NodeTransformer):
@@ -191,7 +193,7 @@ class _Cleaner(ast.NodeTransformer):
         self.privates = dict[str, None]()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.decorator_list = [one for one in node.decorator_list if _names_only(one) & KEPT_DECORATORS]
+        node.decorator_list = [one for one in node.decorator_list if _mentioned_names(one) & KEPT_DECORATORS]
         node.returns = None
         arguments = node.args
         for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
@@ -219,7 +221,7 @@ class _Cleaner(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in compat.NAMES:
             self.privates[node.attr] = None
-            return ast.copy_location(ast.parse(_in_torch(node.attr)[0], mode="eval").body, node)
+            return ast.copy_location(ast.parse(_torch_import(node.attr)[0], mode="eval").body, node)
         if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in _bindings(compat):
             self.privates[node.attr] = None
             return ast.copy_location(ast.Name(node.attr, ast.Load()), node)
@@ -247,13 +249,13 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     return body
 
 
-def _names_only(node: ast.AST) -> set[str]:
+def _mentioned_names(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
         one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
     }
 
 
-def _names(text: str) -> Iterator[str]:
+def _free_names(text: str) -> Iterator[str]:
     """The names that a definition reads and does not bind itself, each once."""
 
     def read(table: symtable.SymbolTable) -> Iterator[str]:
@@ -267,7 +269,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in (OURS, "tests")
+    return module.partition(".")[0] in (PACKAGE, "tests")
 
 
 def _absolute(node: ast.ImportFrom, module: types.ModuleType) -> str:

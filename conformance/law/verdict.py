@@ -107,10 +107,10 @@ class Verdict:
     @property
     def signature(self) -> str:
         """Law, kind, check, and the error with numbers and names struck out: what makes two deviations one."""
-        return " | ".join([self.case.law, self.word, self.check, struck(self.error)])
+        return " | ".join([self.case.law, self.word, self.check, error_pattern(self.error)])
 
 
-def struck(text: str) -> str:
+def error_pattern(text: str) -> str:
     """The first line of an error text without what changes from case to case: numbers, quoted names, addresses, lists."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     line = re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "_", line)
@@ -118,7 +118,7 @@ def struck(text: str) -> str:
     return re.sub(r"-?\d+(\.\d+)?", "#", line)[:200]
 
 
-def spots(where: str, calls: Iterable[str]) -> frozenset[str]:
+def place_names(where: str, calls: Iterable[str]) -> frozenset[str]:
     """Where an expectation may say that a deviation is: the function to look at first, by name, and the collectives that were called."""
     return frozenset({where.partition(",")[0], *calls} - {""})
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from shardlaw.conformance import compat
 from shardlaw.conformance.compat import trace as heard
 from shardlaw.conformance.compat.plans import called_alike, decider, lacking
-from shardlaw.conformance.law.evidence import Evidence, Piece, Step
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor
 from shardlaw.reference.placement import format_placements
 
 NOTHING = torch.empty(0)
@@ -139,7 +139,7 @@ class Tracer:
             elif event == "return":
                 self._move = before
                 if argument is not None:
-                    step.gave, step.ended = replace(_piece(argument, target), shape=step.given.shape), True
+                    step.results, step.completed = replace(_piece(argument, target), shape=step.arguments.shape), True
             return line
 
         return line
@@ -190,13 +190,13 @@ class Tracer:
             gave = op(*args, **kwargs)
         except NotImplementedError:
             without = lacking(op)
-            step.rule, step.alike = without or step.rule, "" if without else called_alike(op)
+            step.rule, step.similar_rule = without or step.rule, "" if without else called_alike(op)
             raise
         finally:
             self._op = None
-            step.asked = str(op) in self._asked
+            step.rule_asked = str(op) in self._asked
         with self._deafly():
-            step.gave, step.ended = (noted(gave), noted(written)), True
+            step.results, step.completed = (noted(gave), noted(written)), True
             step.severed = bool(getattr(op, "is_view", False)) and _severed(args, gave)
         return gave
 
@@ -230,7 +230,7 @@ def noted(value: Any) -> Any:
     return value if isinstance(value, plain) else repr(value)
 
 
-def _piece(local: Any, spec: Any) -> Piece:
+def _piece(local: Any, spec: Any) -> TracedTensor:
     from shardlaw.conformance.rank.context import mesh_once_read, read_placements
 
     try:
@@ -238,7 +238,7 @@ def _piece(local: Any, spec: Any) -> Piece:
     except NotImplementedError:
         placements = ""
     with torch.no_grad():
-        return Piece(tuple(map(int, spec.shape)), str(mesh_once_read(spec.mesh)), placements, _copied(local))
+        return TracedTensor(tuple(map(int, spec.shape)), str(mesh_once_read(spec.mesh)), placements, _copied(local))
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

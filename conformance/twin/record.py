@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.rank.context import mesh_once_read, read_placements
-from shardlaw.conformance.twin.build import mapped, tensors
+from shardlaw.conformance.twin.build import map_tensors, tensors_in
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import format_placements
 
@@ -51,7 +51,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalTensor:
     """What one rank holds of a tensor: of a DTensor with the mesh, the placements and the global shape that it claims."""
 
     local: torch.Tensor
@@ -65,7 +65,7 @@ class Recorder:
     ``ops`` is the path of which each op is noted too."""
 
     def __init__(self, model: torch.nn.Module, path: Callable[[str], str], ops: str | None = None) -> None:
-        self.events: dict[Key, Piece] = {}
+        self.events: dict[Key, LocalTensor] = {}
         self.trail: list[str] = []
         self.classes: dict[str, str] = {}
         self._path, self._ops = path, ops
@@ -73,36 +73,36 @@ class Recorder:
         self._step, self._phase = -1, START
         self._calls: Counter[tuple[str, str]] = Counter()
         self._stack: list[tuple[str, int]] = []
-        self._back = ""
-        self._deaf = False
+        self._backward_path = ""
+        self._paused = False
         for name, module in model.named_modules():
             self.classes[path(name)] = type(module).__name__
             if not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-                module.register_forward_pre_hook(self._before(path(name)), with_kwargs=True)
-                module.register_forward_hook(self._after(path(name)), with_kwargs=True)
+                module.register_forward_pre_hook(self._pre_hook(path(name)), with_kwargs=True)
+                module.register_forward_hook(self._post_hook(path(name)), with_kwargs=True)
 
     def begin(self, step: int, phase: str) -> None:
         """From now on tensors are of this step and phase."""
         if step != self._step or phase == FORWARD:
             self._calls.clear()
-        self._step, self._phase, self._stack, self._back = step, phase, [], ""
+        self._step, self._phase, self._stack, self._backward_path = step, phase, [], ""
 
-    def loss(self, value: torch.Tensor) -> None:
+    def record_loss(self, value: torch.Tensor) -> None:
         """The loss, which belongs to no submodule."""
-        self._note(Key(self._step, LOSS, "(loss)", "value"), value)
+        self._record(Key(self._step, LOSS, "(loss)", "value"), value)
 
-    def parameters(self, phase: str) -> None:
+    def record_parameters(self, phase: str) -> None:
         """Every parameter, or its gradient where it has one."""
         self.begin(self._step, phase)
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             owner, _, leaf = name.rpartition(".")
             value = parameter.grad if phase in (GRADIENTS, BEFORE_STEP) else parameter
             if value is not None:
-                self._note(Key(self._step, phase, self._path(owner), leaf), value)
+                self._record(Key(self._step, phase, self._path(owner), leaf), value)
 
     # Hooks
 
-    def _before(self, path: str) -> Callable[..., Any]:
+    def _pre_hook(self, path: str) -> Callable[..., Any]:
         def hook(module: Any, args: Any, kwargs: Any) -> Any:
             if self._phase != FORWARD:  # an activation that is computed again
                 return None
@@ -113,47 +113,47 @@ class Recorder:
 
             def enters(tensor: torch.Tensor) -> torch.Tensor:
                 what = f"input {next(count)}"
-                self._note(Key(self._step, FORWARD, path, what, call), tensor)
+                self._record(Key(self._step, FORWARD, path, what, call), tensor)
                 if not tensor.requires_grad:
                     return tensor
-                with self._deafly():
+                with self._not_recording():
                     tensor = tensor.view_as(tensor)
-                self._hear(tensor, Key(self._step, BACKWARD, path, what, call))
+                self._watch_gradient(tensor, Key(self._step, BACKWARD, path, what, call))
                 return tensor
 
-            return mapped(args, enters), mapped(kwargs, enters)
+            return map_tensors(args, enters), map_tensors(kwargs, enters)
 
         return hook
 
-    def _after(self, path: str) -> Callable[..., None]:
+    def _post_hook(self, path: str) -> Callable[..., None]:
         def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
             if self._phase != FORWARD:
                 return
             call = self._stack.pop()[1] if self._stack and self._stack[-1][0] == path else 0
-            for at, tensor in enumerate(tensors(output)):
-                self._note(Key(self._step, FORWARD, path, f"output {at}", call), tensor)
+            for at, tensor in enumerate(tensors_in(output)):
+                self._record(Key(self._step, FORWARD, path, f"output {at}", call), tensor)
                 if tensor.requires_grad:
-                    self._hear(tensor, Key(self._step, BACKWARD, path, f"output {at}", call))
+                    self._watch_gradient(tensor, Key(self._step, BACKWARD, path, f"output {at}", call))
 
         return hook
 
-    def _hear(self, tensor: torch.Tensor, key: Key) -> None:
+    def _watch_gradient(self, tensor: torch.Tensor, key: Key) -> None:
         def arrives(gradient: torch.Tensor) -> None:
             if key.what.startswith("output"):
-                self._back = key.path
-            self._note(key, gradient)
+                self._backward_path = key.path
+            self._record(key, gradient)
 
         tensor.register_hook(arrives)  # type: ignore[no-untyped-call]
 
-    def _note(self, key: Key, value: torch.Tensor) -> None:
+    def _record(self, key: Key, value: torch.Tensor) -> None:
         if key not in self.events:
-            with self._deafly():
-                self.events[key] = piece(value)
+            with self._not_recording():
+                self.events[key] = copy_local(value)
 
     # Ops
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def recording_ops(self) -> Iterator[None]:
         """Note each op of the submodule that is looked at, if there is one."""
         if self._ops is None:
             yield
@@ -163,53 +163,53 @@ class Recorder:
         class EachOp(compat.name("TorchDispatchMode")):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 gave = func(*args, **(kwargs or {}))
-                recorder._op(str(func), args, gave)
+                recorder._record_op(str(func), args, gave)
                 return gave
 
         with EachOp():
             yield
 
-    def _op(self, op: str, args: Any, gave: Any) -> None:
-        at = (self._stack[-1] if self._stack else ("", 0)) if self._phase == FORWARD else (self._back, 0)
-        if self._deaf or at[0] != self._ops or self._phase not in (FORWARD, BACKWARD):
+    def _record_op(self, op: str, args: Any, gave: Any) -> None:
+        at = (self._stack[-1] if self._stack else ("", 0)) if self._phase == FORWARD else (self._backward_path, 0)
+        if self._paused or at[0] != self._ops or self._phase not in (FORWARD, BACKWARD):
             return
-        given, came = tensors(tuple(args)), tensors((gave,) if isinstance(gave, torch.Tensor) else gave)
+        given, came = tensors_in(tuple(args)), tensors_in((gave,) if isinstance(gave, torch.Tensor) else gave)
         number = self._calls[f"{self._phase} {at}", op]
         self._calls[f"{self._phase} {at}", op] += 1
-        with self._deafly():
-            line = f"{op}({', '.join(map(told, given))}) gives {', '.join(map(told, came)) or 'nothing'}"
+        with self._not_recording():
+            line = f"{op}({', '.join(map(describe_tensor, given))}) gives {', '.join(map(describe_tensor, came)) or 'nothing'}"
         self.trail.append(f"step {self._step + 1} {self._phase}: {line}")
         for one, tensor in enumerate(came):
-            self._note(Key(self._step, self._phase, at[0], f"op {op}#{number}" + (f".{one}" if one else ""), at[1]), tensor)
+            self._record(Key(self._step, self._phase, at[0], f"op {op}#{number}" + (f".{one}" if one else ""), at[1]), tensor)
 
     @contextmanager
-    def _deafly(self) -> Iterator[None]:
-        before, self._deaf = self._deaf, True
+    def _not_recording(self) -> Iterator[None]:
+        before, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._deaf = before
+            self._paused = before
 
 
-def piece(value: torch.Tensor) -> Piece:
+def copy_local(value: torch.Tensor) -> LocalTensor:
     """A copy of what this rank holds."""
     with torch.no_grad():
         if not isinstance(value, DTensor):
-            return Piece(value.detach().cpu().clone())
+            return LocalTensor(value.detach().cpu().clone())
         try:
             placements = format_placements(read_placements(value.placements))
         except NotImplementedError:
             placements = "?"
-        return Piece(value.to_local().detach().cpu().clone(), str(mesh_once_read(value.device_mesh)), placements, tuple(value.shape))
+        return LocalTensor(value.to_local().detach().cpu().clone(), str(mesh_once_read(value.device_mesh)), placements, tuple(value.shape))
 
 
-def told(tensor: torch.Tensor) -> str:
+def describe_tensor(tensor: torch.Tensor) -> str:
     """A tensor by its shape and its placements."""
     shape = "x".join(map(str, tensor.shape)) or "()"
     return f"{shape}:{','.join(map(str, tensor.placements))}" if isinstance(tensor, DTensor) else shape
 
 
-def axes(mesh: str, names: Mesh, rank: int) -> tuple[int, ...] | None:
+def twin_mesh_dims(mesh: str, names: Mesh, rank: int) -> tuple[int, ...] | None:
     """Which dims of the twin's mesh a DTensor's mesh is, as this rank sees it; nothing where it is none of its slices."""
     coord, theirs = names.coord(rank), Mesh.parse(mesh)
     if coord is None:

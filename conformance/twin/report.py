@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from shardlaw.conformance.report.templates import rendered
-from shardlaw.conformance.twin.align import Judged
-from shardlaw.conformance.twin.judge import Compared, Departure
+from shardlaw.conformance.twin.align import TensorComparison
+from shardlaw.conformance.twin.comparison import Departure, RunComparison
 from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, LOSS, Key
 from shardlaw.conformance.twin.session import Result
 
@@ -36,7 +36,7 @@ class Cell:
     @property
     def shown(self) -> tuple[float, float]:
         """How long the bars of ``seen`` and ``bound`` are, in percent."""
-        return _percent(self.seen), _percent(self.bound)
+        return _bar_length(self.seen), _bar_length(self.bound)
 
 
 @dataclass
@@ -57,9 +57,9 @@ class Node:
         return any(cell.departs for cell in self.cells) or any(part.departs for part in self.parts)
 
 
-def tree(compared: Compared) -> Node:
+def submodule_tree(compared: RunComparison) -> Node:
     """The submodules of one run, each with the worst tensor of each kind."""
-    rows: dict[str, dict[str, list[Judged]]] = {}
+    rows: dict[str, dict[str, list[TensorComparison]]] = {}
     for one in compared.judged:
         rows.setdefault(one.key.path, {}).setdefault(_kind(one.key), []).append(one)
     nodes: dict[str, Node] = {}
@@ -77,12 +77,12 @@ def _kind(key: Key) -> str:
     return KIND_OF.get(key.phase, "parameters")
 
 
-def _cell(kind: str, judged: Sequence[Judged]) -> Cell:
+def _cell(kind: str, judged: Sequence[TensorComparison]) -> Cell:
     worst = max(judged, key=lambda one: (one.departs, one.ratio))
     return Cell(kind, len(judged), worst.seen, worst.bound, worst.ratio, str(worst.key), worst.departs)
 
 
-def _percent(value: float) -> float:
+def _bar_length(value: float) -> float:
     if value <= 0:
         return 0.0
     power = HIGHEST if math.isinf(value) else math.log10(value)
@@ -98,7 +98,7 @@ def headline(result: Result) -> str:
     return f"the sharded model is the whole one: {sum(len(one.judged) for one in result.compared)} tensors"
 
 
-def text(result: Result) -> Iterator[str]:
+def terminal_lines(result: Result) -> Iterator[str]:
     """For a terminal, line by line."""
     plan = result.compared[0].plan
     yield f"{result.name}: {str(plan).replace(f'; {plan.values}', '')}"
@@ -126,7 +126,7 @@ def text(result: Result) -> Iterator[str]:
         yield from (f"    {line}" for line in result.smallest.lines())
 
 
-def data(result: Result) -> dict[str, Any]:
+def to_json(result: Result) -> dict[str, Any]:
     """As JSON; infinite numbers are texts."""
     return {
         "schema": SCHEMA,
@@ -137,34 +137,41 @@ def data(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 1),
         "runs": [
             {
-                "plan": _planned(one),
+                "plan": _plan_json(one),
                 "failed": one.failed,
-                "departure": _departed(one.departure),
+                "departure": _departure_json(one.departure),
                 "silent": list(one.silent),
-                "tensors": [_judged(judged) for judged in one.judged],
+                "tensors": [_comparison_json(judged) for judged in one.judged],
             }
             for one in result.compared
         ],
-        "smallest": None if result.smallest is None else {"plan": _planned(result.smallest), **(_departed(result.smallest) or {})},
+        "smallest": None if result.smallest is None else {"plan": _plan_json(result.smallest), **(_departure_json(result.smallest) or {})},
     }
 
 
-def _planned(one: Compared | Departure) -> dict[str, Any]:
+def _plan_json(one: RunComparison | Departure) -> dict[str, Any]:
     plan = one.plan
     sizes = {"mesh": dict(plan.mesh), "sizes": dict(plan.sizes), "options": dict(plan.options)}
     return {**sizes, "values": plan.values, "steps": plan.steps, "seed": plan.seed, "resumed": plan.load}
 
 
-def _departed(departure: Departure | None) -> dict[str, Any] | None:
+def _departure_json(departure: Departure | None) -> dict[str, Any] | None:
     if departure is None:
         return None
     one = departure.judged
     elements = [{"index": list(index), "is": _number(got), "must": _number(want)} for index, got, want in one.elements]
-    op = _judged(departure.op) if departure.op else None
-    return {"path": departure.path, **_judged(one), "elements": elements, "via": departure.via, "op": op, "trail": list(departure.trail)}
+    op = _comparison_json(departure.op) if departure.op else None
+    return {
+        "path": departure.path,
+        **_comparison_json(one),
+        "elements": elements,
+        "via": departure.via,
+        "op": op,
+        "trail": list(departure.trail),
+    }
 
 
-def _judged(one: Judged) -> dict[str, Any]:
+def _comparison_json(one: TensorComparison) -> dict[str, Any]:
     numbers = {"bound": _number(one.bound), "seen": _number(one.seen), "ratio": _number(one.ratio)}
     key = {"step": one.key.step, "phase": one.key.phase, "submodule": one.key.path, "what": one.key.what, "call": one.key.call}
     return {**key, **numbers, "departs": one.departs, "layout": one.layout, "rank": one.rank, "wrong": one.wrong, "word": one.word}
@@ -200,13 +207,13 @@ sys.exit(found.departs)
 """
 
 
-def page(result: Result) -> str:
+def html_page(result: Result) -> str:
     """One file of HTML that fetches nothing."""
     return rendered(
         "twin.html.j2",
         title=f"shardlaw twin: {headline(result)}",
         result=result,
-        runs=[(one, tree(one)) for one in result.compared],
+        runs=[(one, submodule_tree(one)) for one in result.compared],
         lines=[one.lines() if one is not None else [] for one in (result.departure, result.smallest)],
         torch=str(torch.__version__),
         script=script(result),

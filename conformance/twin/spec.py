@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 VALUES = ("exact", "float32", "bfloat16")
 
 
@@ -69,8 +69,8 @@ class Twin:
         for what, size in (*self.mesh.items(), *self.sizes.items()):
             if not all(isinstance(one, int) and one >= 1 for one in (size if isinstance(size, tuple) else (size,))):
                 raise UsageError(f"{what}={size!r}: want a size of 1 or more, or (size, smallest)")
-        if math.prod(self.mesh.values()) > MOST_RANKS:
-            raise UsageError(f"mesh {dict(self.mesh)}: want at most {MOST_RANKS} ranks")
+        if math.prod(self.mesh.values()) > MAX_RANKS:
+            raise UsageError(f"mesh {dict(self.mesh)}: want at most {MAX_RANKS} ranks")
 
     def largest(self) -> dict[str, int]:
         """The sizes as they stand, by name."""
@@ -105,14 +105,14 @@ class Plan:
 
     def twin(self) -> Twin:
         """What ``make`` returns, in this process."""
-        return made(self.make.load(), self.options)
+        return call_make(self.make.load(), self.options)
 
     @property
     def ranks(self) -> int:
         """How many ranks the sharded run has."""
         return math.prod(self.mesh.values())
 
-    def table(self) -> Mesh:
+    def reference_mesh(self) -> Mesh:
         """The mesh, in the words of the reference."""
         return Mesh.of(*self.mesh.values())
 
@@ -124,7 +124,7 @@ class Plan:
         return f"mesh {said(self.mesh)}; sizes {said(self.sizes) or 'none'}; {self.values}; {self.steps} steps{loaded}; seed {self.seed}"
 
 
-def made(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
+def call_make(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
     """What ``make`` returns, checked. Raises :class:`UsageError`."""
     try:
         twin = make(**options)
@@ -136,7 +136,7 @@ def made(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
     return twin
 
 
-def found(text: str) -> Function:
+def find_make(text: str) -> Function:
     """Where ``package.module:make`` or ``file.py:make`` stands; its folder, or the current one, is put on the path. Raises
     :class:`UsageError`."""
     module, colon, name = text.rpartition(":")

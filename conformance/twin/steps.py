@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.twin import build
-from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, START, STEP, Key, Piece, Recorder
+from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, START, STEP, Key, LocalTensor, Recorder
 from shardlaw.conformance.twin.spec import Plan, Twin
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 SAFETY = 4.0
-Shake = Callable[[torch.nn.Module, int, str], None]
+ChangeGradients = Callable[[torch.nn.Module, int, str], None]
 EXACT = "exact"
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeRun:
     """What the whole model does: each tensor in order, by how much another order of its sums may change it, and its submodules by path."""
 
     tensors: dict[Key, torch.Tensor]
@@ -46,47 +46,47 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankRun:
     """What one rank saw of the sharded model; ``trail`` are the ops of the submodule that was looked at; ``chances`` by path, how much
     each dropout drops."""
 
-    pieces: dict[Key, Piece]
+    pieces: dict[Key, LocalTensor]
     trail: tuple[str, ...]
     chances: dict[str, float]
 
 
-def whole(here: RankContext, plan: Plan, path: list[str]) -> Whole:
+def run_whole(here: RankContext, plan: Plan, path: list[str]) -> WholeRun:
     """The whole model with its bounds, on a rank of its own. Raises :class:`UsageError` for one that draws random numbers."""
     sys.path[:] = path
-    first = _alone(plan, build.kept)
+    first = _train_whole(plan, build.unchanged)
     known = {key: piece.local for key, piece in first.events.items()}
-    other = _alone(plan, build.kept, noise=True)
+    other = _train_whole(plan, build.unchanged, noise=True)
     for key, value in known.items():
-        if key not in other.events or not same(value, other.events[key].local):
+        if key not in other.events or not bitwise_equal(value, other.events[key].local):
             raise UsageError(f"the whole model gives another value when it runs again, first at {key}: dropout or noise must be off")
-    double = _alone(plan, build.doubled)
-    noise = {key: _rounded(value, double.events[key].local) for key, value in known.items() if key in double.events}
-    moved = [_moved(plan, noise, torch.Generator().manual_seed(draw)) for draw in range(plan.draws)]
-    return Whole(known, {key: _bound(key, value, plan, double, moved) for key, value in known.items()}, first.classes)
+    double = _train_whole(plan, build.to_float64)
+    noise = {key: _rounding_error(value, double.events[key].local) for key, value in known.items() if key in double.events}
+    moved = [_perturbed_run(plan, noise, torch.Generator().manual_seed(draw)) for draw in range(plan.draws)]
+    return WholeRun(known, {key: _bound(key, value, plan, double, moved) for key, value in known.items()}, first.classes)
 
 
-def sharded(here: RankContext, plan: Plan, path: list[str]) -> Part:
+def run_sharded(here: RankContext, plan: Plan, path: list[str]) -> RankRun:
     """What this rank sees of the sharded model."""
     sys.path[:] = path
     twin = plan.twin()
-    mesh = here.mesh(plan.table(), names=tuple(plan.mesh))
+    mesh = here.mesh(plan.reference_mesh(), names=tuple(plan.mesh))
     junk = replace(plan, seed=plan.seed + 1) if plan.load else plan  # all that matters must come from the checkpoint
-    model = build.model(twin, junk, build.kept)
+    model = build.build_model(twin, junk, build.unchanged)
     model = twin.shard(model, mesh) or model
     rename = twin.name
     recorder = Recorder(model, (lambda path: rename(path, mesh)) if rename else lambda path: path, plan.ops)
-    _steps(twin, plan, model, mesh, recorder, build.kept)
+    _train(twin, plan, model, mesh, recorder, build.unchanged)
     drops = ((path, part) for path, part in model.named_modules() if isinstance(part, torch.nn.Dropout) and part.training)
     chances = {rename(path, mesh) if rename else path: part.p for path, part in drops if 0 < part.p < 1}
-    return Part(recorder.events, tuple(recorder.trail), chances)
+    return RankRun(recorder.events, tuple(recorder.trail), chances)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are alike bit by bit, NaN and NaN among them."""
     return one.shape == other.shape and one.dtype == other.dtype and bool(((one == other) | ((one != one) & (other != other))).all())
 
@@ -105,14 +105,14 @@ def largest(value: torch.Tensor) -> float:
     return float(value.max()) if value.numel() else 0.0
 
 
-def _rounded(value: torch.Tensor, double: torch.Tensor) -> float:
+def _rounding_error(value: torch.Tensor, double: torch.Tensor) -> float:
     """How far a tensor is from the one in float64, and at least one unit in the last place of its largest element."""
     if value.shape != double.shape or not value.is_floating_point():
         return 0.0
     return max(largest(distance(value, double)), torch.finfo(value.dtype).eps * largest(value.abs()))
 
 
-def _moved(plan: Plan, noise: Mapping[Key, float], generator: torch.Generator) -> Recorder:
+def _perturbed_run(plan: Plan, noise: Mapping[Key, float], generator: torch.Generator) -> Recorder:
     """A run with everything moved, also what the optimizer is given: gradients by as much as those of two models may differ. Of one
     that is nearly zero it may make quite another step."""
 
@@ -124,14 +124,14 @@ def _moved(plan: Plan, noise: Mapping[Key, float], generator: torch.Generator) -
                 sign = 2 * torch.randint(0, 2, parameter.grad.shape, generator=generator) - 1
                 parameter.grad += torch.where(parameter.grad == 0, 0.0, far * sign).to(parameter.grad.dtype)
 
-    return _alone(plan, build.moved(generator), shake=shake)
+    return _train_whole(plan, build.move_by_ulp(generator), shake=shake)
 
 
-def _alone(plan: Plan, change: build.Move, noise: bool = False, shake: Shake | None = None) -> Recorder:
+def _train_whole(plan: Plan, change: build.Change, noise: bool = False, shake: ChangeGradients | None = None) -> Recorder:
     twin = plan.twin()
-    model = build.model(twin, plan, change)
+    model = build.build_model(twin, plan, change)
     recorder = Recorder(model, lambda path: path, plan.ops)
-    _steps(twin, plan, model, None, recorder, change, noise, shake)
+    _train(twin, plan, model, None, recorder, change, noise, shake)
     return recorder
 
 
@@ -146,24 +146,24 @@ def _bound(key: Key, value: torch.Tensor, plan: Plan, double: Recorder, moved: l
     return SAFETY * max(noise, last)
 
 
-def _steps(
+def _train(
     twin: Twin,
     plan: Plan,
     model: Any,
     mesh: DeviceMesh | None,
     recorder: Recorder,
-    change: build.Move,
+    change: build.Change,
     noise: bool = False,
-    shake: Shake | None = None,
+    shake: ChangeGradients | None = None,
 ) -> None:
     """Train for as many steps as the plan says, and note everything."""
     optimizer = twin.optimizer(model) if twin.optimizer else torch.optim.SGD(model.parameters(), lr=0.125)
     if plan.load:
         (twin.load or load)(model, optimizer, plan.folder)
     else:
-        recorder.parameters(START)
+        recorder.record_parameters(START)
     for step in range(plan.load, plan.save or plan.steps):
-        batch = build.batch(twin, plan, step, change)
+        batch = build.build_batch(twin, plan, step, change)
         if noise:
             torch.manual_seed(step)
         if plan.dropout and mesh is not None:
@@ -171,21 +171,21 @@ def _steps(
         if mesh is not None and twin.part:
             batch = twin.part(batch, mesh)
         recorder.begin(step, FORWARD)
-        with recorder.listening(), build.widely(change):
-            output = forward(twin, model, batch)
-            loss = total(twin, output, batch)
-            recorder.loss(loss)
+        with recorder.recording_ops(), build.float64_casts(change):
+            output = run_forward(twin, model, batch)
+            loss = compute_loss(twin, output, batch)
+            recorder.record_loss(loss)
             recorder.begin(step, BACKWARD)
             loss.backward()  # type: ignore[no-untyped-call]
-        recorder.parameters(GRADIENTS)
+        recorder.record_parameters(GRADIENTS)
         if twin.before_step:
             twin.before_step(model, mesh)
-            recorder.parameters(BEFORE_STEP)
+            recorder.record_parameters(BEFORE_STEP)
         if shake is not None:
             shake(model, step, BEFORE_STEP if twin.before_step else GRADIENTS)
         optimizer.step()
         optimizer.zero_grad()
-        recorder.parameters(STEP)
+        recorder.record_parameters(STEP)
     if plan.save and mesh is not None:
         (twin.save or save)(model, optimizer, plan.folder)
 
@@ -204,7 +204,7 @@ def load(model: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
-def forward(twin: Twin, model: Callable[..., Any], batch: Any) -> Any:
+def run_forward(twin: Twin, model: Callable[..., Any], batch: Any) -> Any:
     """The output of a model for a batch, as the twin says or as is usual."""
     if twin.forward:
         return twin.forward(model, batch)
@@ -213,14 +213,14 @@ def forward(twin: Twin, model: Callable[..., Any], batch: Any) -> Any:
     return model(batch[0]) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def total(twin: Twin, output: Any, batch: Any) -> torch.Tensor:
+def compute_loss(twin: Twin, output: Any, batch: Any) -> torch.Tensor:
     """The loss, as the twin says, or the output if it is a scalar, or the mean of its squares."""
     if twin.loss:
         found = twin.loss(output, batch)
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
             raise UsageError(f"loss returned {found!r}: want a tensor of one element")
         return found
-    value = build.tensors(output if isinstance(output, (torch.Tensor, tuple, list, dict)) else vars(output))[0]
+    value = build.tensors_in(output if isinstance(output, (torch.Tensor, tuple, list, dict)) else vars(output))[0]
     if value.dim() == 0:
         return value
     value = value.full_tensor() if isinstance(value, DTensor) else value

@@ -262,17 +262,17 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, ran: dict[s
 
 
 def _pack_evidence(answer: Answer) -> bytes:
-    from shardlaw.conformance.law.evidence import packed
+    from shardlaw.conformance.law.evidence import pack
 
-    return packed(answer.evidence) if answer.evidence is not None else b""
+    return pack(answer.evidence) if answer.evidence is not None else b""
 
 
 def unpack_answer(rank: int, said: Said) -> Answer:
     """The answer that the rank gave."""
-    from shardlaw.conformance.law.evidence import unpacked
+    from shardlaw.conformance.law.evidence import unpack
     from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 
-    evidence = unpacked(said.evidence) if said.evidence else None
+    evidence = unpack(said.evidence) if said.evidence else None
     if said.outcome == "held" and not said.deposits:
         return Answer(rank, "held", features=said.features, trace=said.trace, evidence=evidence)
     return Answer(

@@ -85,9 +85,7 @@ def test_an_entry_matches_law_kind_and_all_its_features(tmp_path: Path) -> None:
     assert known.entries[0].where == f"{tmp_path}/op.toml:1"
 
 
-@pytest.mark.parametrize(
-    ("signature", "same"), [("index # is out of bounds", True), ("index out of range", True), ("Boolean value", False)]
-)
+@pytest.mark.parametrize(("signature", "same"), [("index # is out of bounds", True), ("index out of range", True), ("Boolean value", False)])
 def test_an_assertion_of_a_gpu_is_an_index_out_of_range(signature: str, same: bool, tmp_path: Path) -> None:
     known = loaded(f'{MEAN}signature = "{signature}"\n', tmp_path)
     asserted = "AcceleratorError: CUDA error: device-side assert triggered"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from shardlaw.conformance.law.program.parse import Program
-from shardlaw.conformance.law.program.python import CONSTANTS, function_name, walk
+from shardlaw.conformance.law.program.python import CONSTANTS, function_name, walk_expression
 from shardlaw.reference.tensors import RARE_DTYPES
 
 
@@ -60,11 +60,11 @@ NORMS = words("norm linalg.norm linalg.vector_norm linalg.matrix_norm _foreach_n
 
 
 @lru_cache(8192)
-def of_steps(text: str) -> frozenset[str]:
+def program_features(text: str) -> frozenset[str]:
     """What a program of steps departs in."""
     steps = Program.parse(text).tree.body
     found: set[str] = set()
-    nodes = [node for step in steps for node in walk(step.value)]  # type: ignore[attr-defined]
+    nodes = [node for step in steps for node in walk_expression(step.value)]  # type: ignore[attr-defined]
     calls = [name for node in nodes if isinstance(node, ast.Call) and (name := _plain_name(node)) not in ("slice", "tensor")]
     used = [node.id for node in nodes if isinstance(node, ast.Name) and node.id not in CONSTANTS]
     if len(calls) > 1:
@@ -80,11 +80,11 @@ def of_steps(text: str) -> frozenset[str]:
         elif isinstance(node, ast.Attribute) and _is_view(node):
             found.add("view")
         elif isinstance(node, ast.Call):
-            found.update(_of_call(node, views))
+            found.update(_call_features(node, views))
     return frozenset(found)
 
 
-def _of_call(call: ast.Call, views: set[str]) -> Iterator[str]:
+def _call_features(call: ast.Call, views: set[str]) -> Iterator[str]:
     plain, function = _plain_name(call), function_name(call)
     args = call.args if function else [call.func.value, *call.args]  # type: ignore[attr-defined]
     changed, operands = args[0] if args else None, args[1:]
@@ -118,13 +118,13 @@ def _of_call(call: ast.Call, views: set[str]) -> Iterator[str]:
     if plain in SCALAR_OPERANDS:
         yield from (f"scalar:{type(_value(arg)).__name__}" for arg in call.args if type(_value(arg)) in (int, float, bool))
     elif plain in DIM_FIRST and operands:
-        yield from _of_dim(operands[0], plain)
+        yield from _dim_features(operands[0], plain)
     elif plain not in NOT_DIMS:
         for arg in (*operands, *(keywords[name] for name in ("dim", "dims") if name in keywords)):
-            yield from _of_dim(arg, plain)
+            yield from _dim_features(arg, plain)
 
 
-def _of_dim(arg: ast.expr, function: str) -> Iterator[str]:
+def _dim_features(arg: ast.expr, function: str) -> Iterator[str]:
     items = arg.elts if isinstance(arg, (ast.Tuple, ast.List)) else [arg]
     values = [_value(item) for item in items]
     if any(type(value) is int and value < 0 for value in values):

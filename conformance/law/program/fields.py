@@ -13,7 +13,7 @@ import torch
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal as texts
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, Printed, TensorField, assembled
+from shardlaw.conformance.law.fields import Field, ScriptArgument, TensorField, assemble_dtensor
 from shardlaw.conformance.law.program.parse import Program as Steps
 from shardlaw.reference.notation import NotationError
 
@@ -36,14 +36,14 @@ class ProgramField(Field):
     def parse(self, text: str) -> Steps:
         return Steps.parse(text)
 
-    def around(self, value: Steps) -> AbstractContextManager[Any]:
+    def surround(self, value: Steps) -> AbstractContextManager[Any]:
         return compat.fresh_plans() if self.fresh or "tensor(" in value.text or "out=" in value.text else nullcontext()
 
     def build(self, value: Steps, here: RankContext) -> Any:
         return value.run
 
-    def printed(self, value: Steps, name: str, world: int) -> Printed:
-        return Printed("steps", tuple(value.function.lines))
+    def to_script(self, value: Steps, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("steps", tuple(value.function.lines))
 
 
 @lru_cache(4)
@@ -76,21 +76,21 @@ class OperandsField(Field):
 
     def build(self, value: Mapping[str, Global | torch.Tensor], here: RankContext) -> dict[str, Any]:
         return {
-            name: assembled(x, here.tensor(x.local(here.rank)), here) if isinstance(x, Global) else here.tensor(x.clone())
+            name: assemble_dtensor(x, here.tensor(x.local(here.rank)), here) if isinstance(x, Global) else here.tensor(x.clone())
             for name, x in value.items()
         }
 
-    def printed(self, value: Mapping[str, Global | torch.Tensor], name: str, world: int) -> Printed:
+    def to_script(self, value: Mapping[str, Global | torch.Tensor], name: str, world: int) -> ScriptArgument:
         constants, statements, parts = list[str](), list[str](), []
         for operand, x in value.items():
             if isinstance(x, torch.Tensor):
-                parts.append(f"{operand!r}: {texts.tensor(x)}")
+                parts.append(f"{operand!r}: {texts.tensor_literal(x)}")
                 continue
-            one = TensorField().printed(x, operand, world)
+            one = TensorField().to_script(x, operand, world)
             constants += one.constants
             statements += [line for line in one.statements if line not in statements]
             parts.append(f"{operand!r}: {one.expression}")
-        return Printed(f"{{{', '.join(parts)}}}", tuple(constants), tuple(statements))
+        return ScriptArgument(f"{{{', '.join(parts)}}}", tuple(constants), tuple(statements))
 
 
 Program = Annotated[Callable[[Mapping[str, Any]], list[Any]], ProgramField()]

@@ -50,11 +50,11 @@ def place_of(name: str) -> str | None:
         raise NoFunctionError(f"torch.{space} has no function {last!r}")
     if name in _functions() and not name.startswith("__") and not (name.endswith("_") and hasattr(torch.Tensor, name)):
         return f"torch.{name}"
-    want_method(name)
+    check_method(name)
     return None
 
 
-def want_method(name: str) -> None:
+def check_method(name: str) -> None:
     """Raises :class:`NotationError` where no op is the tensor method of this name."""
     if name.startswith("_") or name in FORBIDDEN_METHODS or not callable(getattr(torch.Tensor, name, None)):
         raise NotationError(f"no op is called {name!r}, neither a function of torch nor a tensor method")

@@ -36,18 +36,18 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from shardlaw.conformance.law.program.python import Function
+from shardlaw.conformance.law.program.python import StepsFunction
 from shardlaw.reference.notation import NotationError
 
 
-class Watcher:
+class PlainRunObserver:
     """What is told of the run of a program on plain tensors: see :func:`watched_by`."""
 
-    def watching(self) -> AbstractContextManager[Any]:
+    def plain_run_context(self) -> AbstractContextManager[Any]:
         """Surrounds what the plain run does, the way back included."""
         return nullcontext()
 
-    def redistributed(self, tensor: Any, placements: str) -> None:
+    def on_redistribute(self, tensor: Any, placements: str) -> None:
         """A step asks for these placements of a tensor."""
 
 
@@ -76,9 +76,9 @@ class Program:
         return ";".join(map(canonical, self.tree.body))
 
     @cached_property
-    def function(self) -> Function:
+    def function(self) -> StepsFunction:
         """The program as the function ``steps(operands)``, which returns the value of every step."""
-        return Function(self.tree)
+        return StepsFunction(self.tree)
 
     def names(self) -> frozenset[str]:
         """The tensors that the program wants from its case."""
@@ -90,7 +90,7 @@ class Program:
 
     def run_plain(self, operands: Mapping[str, Any]) -> list[Any]:
         """The value of every step, on plain tensors, which nobody can place otherwise; seen by whoever watches."""
-        with watching():
+        with plain_run_context():
             return self._plain(operands)  # type: ignore[no-any-return]
 
     @cached_property
@@ -99,29 +99,33 @@ class Program:
 
     @cached_property
     def _plain(self) -> Callable[..., Any]:
-        return Function(self.tree, plain=True).compiled(redistribute=_stay) if "redistribute(" in self.text else self._sharded
+        return (
+            StepsFunction(self.tree, plain=True).compiled(redistribute=_report_redistribute)
+            if "redistribute(" in self.text
+            else self._sharded
+        )
 
 
-WATCHERS = [Watcher()]
+OBSERVERS = [PlainRunObserver()]
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
+def observe_plain_runs(watcher: PlainRunObserver) -> Iterator[None]:
     """Programs that run on plain tensors within tell ``watcher``."""
-    WATCHERS.append(watcher)
+    OBSERVERS.append(watcher)
     try:
         yield
     finally:
-        WATCHERS.pop()
+        OBSERVERS.pop()
 
 
-def watching() -> AbstractContextManager[Any]:
+def plain_run_context() -> AbstractContextManager[Any]:
     """What belongs to the run of a program on plain tensors: the way back."""
-    return WATCHERS[-1].watching()
+    return OBSERVERS[-1].plain_run_context()
 
 
-def _stay(tensor: Any, placements: str) -> Any:
-    WATCHERS[-1].redistributed(tensor, placements)
+def _report_redistribute(tensor: Any, placements: str) -> Any:
+    OBSERVERS[-1].on_redistribute(tensor, placements)
     return tensor
 
 

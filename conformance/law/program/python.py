@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
-from shardlaw.conformance.law.program.names import NAMESPACES, place_of, want_method
+from shardlaw.conformance.law.program.names import NAMESPACES, check_method, place_of
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import MaskPartial, parse_placements
 from shardlaw.reference.tensors import DTYPES, RARE_DTYPES
@@ -23,7 +23,7 @@ CONSTANTS = ("inf", "nan")
 GLOBALS = ("torch", "slice", "Partial", "Replicate", "Shard", compat.STRIDED_SHARD, "redistribute", "operands")
 
 
-class Function:
+class StepsFunction:
     """``steps(operands)``, which returns the value of every step; with ``plain`` the call ``redistribute`` stays as
     it is.
 
@@ -36,7 +36,7 @@ class Function:
         self._plain = plain
         self._bound: set[str] = set()
         self.names: set[str] = set()
-        targets = [_target(step) for step in program.body]
+        targets = [_step_target(step) for step in program.body]
         body, results = list[str](), list[str]()
         for at, (step, target) in enumerate(zip(program.body, targets, strict=True)):
             kept = target if target and target not in targets[at + 1 :] else f"step{at + 1}"
@@ -108,7 +108,7 @@ class Function:
         if not called:
             if not isinstance(node.func, ast.Attribute):
                 raise NotationError(f"{ast.unparse(node)!r} is no name, literal, list or call")
-            want_method(node.func.attr)
+            check_method(node.func.attr)
             return f"{self._text(node.func.value)}.{node.func.attr}({given})"
         match called, node.args:
             case "getitem", [base, index]:
@@ -143,7 +143,7 @@ class Function:
         return self._text(node)
 
 
-def _target(step: ast.stmt) -> str:
+def _step_target(step: ast.stmt) -> str:
     match step:
         case ast.Expr():
             return ""
@@ -175,7 +175,7 @@ def _path(node: ast.expr) -> str:
     return ""
 
 
-def walk(node: ast.expr) -> Iterator[ast.expr]:
+def walk_expression(node: ast.expr) -> Iterator[ast.expr]:
     """An expression of the notation and all below it, without the names of functions, methods and dtypes."""
     yield node
     below: list[ast.expr] = []
@@ -188,11 +188,11 @@ def walk(node: ast.expr) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
         below = [node.value]
     for child in below:
-        yield from walk(child)
+        yield from walk_expression(child)
 
 
 def _placements(text: str) -> str:
     placements = parse_placements(text)
     if any(isinstance(placement, MaskPartial) for placement in placements):
         raise NotationError(f"{text!r}: a masked reduction is made by operators only")
-    return literal.placements(placements)
+    return literal.placements_literal(placements)

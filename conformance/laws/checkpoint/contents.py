@@ -28,7 +28,7 @@ class Exactly(Due):
 
     value: Any
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         want = self.value
         message = f"{place} is a {type(got).__name__}, must be a {type(want).__name__}"
         if not here.require(type(got) is type(want), "wrong-metadata", check, message, repr(want), repr(got)):
@@ -47,9 +47,9 @@ class Exactly(Due):
 class MeshTensor(Global):
     """A DTensor. On a rank outside of its mesh nothing more is due."""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None or type(got) is not DTensor:
-            super().judge(here, check, got, place)
+            super().compare(here, check, got, place)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class InShards(Due):
     full: torch.Tensor
     shards: Shards
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         want = DTensor if self.kind == "wrapper" else compat.name("ShardedTensor")
         message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
         if not here.require(isinstance(got, want), "wrong-metadata", check, message):
@@ -94,10 +94,10 @@ class Inside(Due):
 
     state: Any
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         message = f"{place} is a {type(got).__name__}, must still be the stateful object"
         if here.require(isinstance(got, App), "wrong-metadata", check, message):
-            due.judge(here, check, got.state, self.state, place)
+            due.compare(here, check, got.state, self.state, place)
 
     def for_script(self, rank: int) -> Any:
         return {"stateful": due.for_script(self.state, rank)}
@@ -109,12 +109,12 @@ class Row(Due):
 
     parts: list[Any] | tuple[Any, ...]
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         alike = type(got) is type(self.parts) and len(got) == len(self.parts)
         message = f"{place} is a {type(got).__name__}, must be a {type(self.parts).__name__} of {len(self.parts)} parts"
         if here.require(alike, "wrong-metadata", check, message):
             for at, (part, want) in enumerate(zip(got, self.parts, strict=True)):
-                due.judge(here, check, part, want, f"{place}[{at}]")
+                due.compare(here, check, part, want, f"{place}[{at}]")
 
     def for_script(self, rank: int) -> Any:
         return due.for_script(self.parts, rank)
@@ -175,8 +175,8 @@ class Contents(Due):
             return Exactly(value)
         return InShards(self.end.held, value.full, self.end.shards(name, ())) if self.end.held else value
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        due.judge(here, check, got, self.parts(self.tree), place)
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        due.compare(here, check, got, self.parts(self.tree), place)
 
     def for_script(self, rank: int) -> Any:
         return due.for_script(self.parts(self.tree), rank)

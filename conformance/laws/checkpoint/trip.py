@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import assembled
+from shardlaw.conformance.law.fields import assemble_dtensor
 from shardlaw.conformance.laws.checkpoint.calls import App
 from shardlaw.conformance.laws.checkpoint.holders import elements, hold, shards_of_cut
 from shardlaw.conformance.rank.context import RankContext
@@ -76,7 +76,7 @@ class End:
 
     def boxes(self, name: str, rank: int) -> tuple[Box, ...]:
         """The boxes of the tensor that a rank holds."""
-        return self.shards(name, (rank,)).of(rank)
+        return self.shards(name, (rank,)).boxes_of(rank)
 
 
 @dataclass(frozen=True)
@@ -193,4 +193,4 @@ def placed(
         return hold(here, end.held, layout, own)
     held = lay_out(put(part(end, name, full, here.rank)), end.specs[name].memory)
     held = held if held.is_meta else here.tensor(held)
-    return held if layout is None else assembled(Global(full, layout), held, here)
+    return held if layout is None else assemble_dtensor(Global(full, layout), held, here)

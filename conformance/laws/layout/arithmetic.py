@@ -21,7 +21,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
-from shardlaw.conformance.law.fields import Device, Field, MeshTable, Printed
+from shardlaw.conformance.law.fields import Device, Field, MeshTable, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import literal
 from shardlaw.conformance.laws.shared.draws import Listed, smaller
@@ -130,8 +130,8 @@ class AskedField(Field):
             return torch.Size(value)
         return {text: here.placements(some) if isinstance(some, tuple) else some for text, some in value.items()}
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(literal(value if isinstance(value, dict) else torch.Size(value)))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(literal(value if isinstance(value, dict) else torch.Size(value)))
 
 
 AskedShape = Annotated[torch.Size, AskedField(shape_of)]

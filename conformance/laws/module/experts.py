@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
-from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import Placements, Seed, Shape
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import Call, FromCase, on
@@ -55,7 +55,9 @@ def draw_experts(limits: Limits) -> SearchStrategy[Case]:
 
 def features(case: Case) -> set[str]:
     shape = case.shape("dims")
-    layout = of_layout(shape, "x".join(map(str, case.mesh().shape)), ",".join(map(str, case.placements("experts"))))
+    layout = placement_features(
+        shape, "x".join(map(str, case.mesh().shape)), ",".join(map(str, case.placements("experts")))
+    )
     return {"module", "backward", "way:experts"} | layout & {"uneven", "empty-shard"}
 
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import DIM_NAMES as NAMES
-from shardlaw.conformance.law.fields import MeshField, Printed, mesh_line
+from shardlaw.conformance.law.fields import MeshField, ScriptArgument, mesh_line
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase, on
 from shardlaw.conformance.laws.module.plans import PLANS, Plan
@@ -124,9 +124,11 @@ class ModelMeshField(MeshField):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value.at(rank)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         names = NAMES[: value.mesh.ndim] if value.part else None
-        return Printed(f"{name}[{value.part!r}]" if value.part else name, (), (mesh_line(value.mesh, name, names),))
+        return ScriptArgument(
+            f"{name}[{value.part!r}]" if value.part else name, (), (mesh_line(value.mesh, name, names),)
+        )
 
 
 def batches_of(case: Case, count: int = 1) -> ByRank:
@@ -164,7 +166,7 @@ def features(case: Case) -> set[str]:
     for name, parameter in model_of(case)().named_parameters():
         at = plan.placement(name)
         if at is not None:
-            found |= of_layout(tuple(parameter.shape), str(ranks), str(at)) & {"uneven", "empty-shard"}
+            found |= placement_features(tuple(parameter.shape), str(ranks), str(at)) & {"uneven", "empty-shard"}
     return found
 
 

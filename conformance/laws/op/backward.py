@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Meaningless, Of
-from shardlaw.conformance.law.features.layout_features import of_layout
-from shardlaw.conformance.law.fields import Field, Placements, Printed, TensorField, Word, assembled
+from shardlaw.conformance.law.features.layout_features import placement_features
+from shardlaw.conformance.law.fields import Field, Placements, ScriptArgument, TensorField, Word, assemble_dtensor
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.program.fields import Operands, Program, operands_of
 from shardlaw.conformance.law.program.parse import Program as Steps
-from shardlaw.conformance.law.program.parse import watching
+from shardlaw.conformance.law.program.parse import plain_run_context
 from shardlaw.conformance.laws.op.forward import text_of
 from shardlaw.conformance.laws.op.results import Result, plain_of, replicated, specs, unless
 from shardlaw.conformance.laws.shared.draws import First, Listed
@@ -93,7 +93,7 @@ def plain_run(case: Case) -> PlainRun:
                 arriving[at] = Global(
                     grad, Layout(shape, mesh, arrives(case, len(shape))), case.seed + GRAD_SEED + seed
                 )
-        with watching():
+        with plain_run_context():
             torch.autograd.backward([parts[at] for at in arriving], [grad.full for grad in arriving.values()])
     except Exception as error:
         return PlainRun({}, {}, f"the plain run fails: {type(error).__name__}: {error}")
@@ -130,13 +130,15 @@ class IncomingField(Field):
 
     def build(self, value: PlainRun, here: RankContext) -> dict[int, DTensor]:
         for grad in value.arriving.values():
-            for feature in of_layout(grad.layout.shape, str(grad.mesh), format_placements(grad.placements)):
+            for feature in placement_features(grad.layout.shape, str(grad.mesh), format_placements(grad.placements)):
                 here.reached(feature)
-        return {at: assembled(grad, here.tensor(grad.local(here.rank)), here) for at, grad in value.arriving.items()}
+        return {
+            at: assemble_dtensor(grad, here.tensor(grad.local(here.rank)), here) for at, grad in value.arriving.items()
+        }
 
-    def printed(self, value: PlainRun, name: str, world: int) -> Printed:
-        parts = {at: TensorField().printed(grad, f"gradient{at}", world) for at, grad in value.arriving.items()}
-        return Printed(
+    def to_script(self, value: PlainRun, name: str, world: int) -> ScriptArgument:
+        parts = {at: TensorField().to_script(grad, f"gradient{at}", world) for at, grad in value.arriving.items()}
+        return ScriptArgument(
             f"{{{', '.join(f'{at}: {one.expression}' for at, one in parts.items())}}}",
             tuple(line for one in parts.values() for line in one.constants),
             tuple(dict.fromkeys(line for one in parts.values() for line in one.statements)),

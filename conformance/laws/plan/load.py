@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Shape, Word
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.plan import cases
@@ -83,7 +83,7 @@ def _(chunks, boxes):
     reads = sorted(
         (chunks[i.chunk].offset, boxes[i.box].offset, i.chunk_offset, i.box_offset, i.lengths) for i in found
     )
-    return of_metadata({"names": [], "pointless": [], "reads": reads})
+    return as_metadata({"names": [], "pointless": [], "reads": reads})
 
 
 def draw_covered(limits: Limits) -> SearchStrategy[Case]:
@@ -221,7 +221,7 @@ def partial(saved: SavedLeaves, into: Destination):
 @partial.due
 def _(saved, into):
     full = {name for name, shape in into.items() if shape is None or 0 not in shape}
-    return of_metadata({"names": sorted(full & {*saved.entries}), "unread": {}})
+    return as_metadata({"names": sorted(full & {*saved.entries}), "unread": {}})
 
 
 LAWS = [

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
-from shardlaw.conformance.law.fields import Field, Folder, Printed, Word, WorldSize
+from shardlaw.conformance.law.fields import Field, Folder, ScriptArgument, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, failure, finish, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
@@ -164,9 +164,9 @@ class SpyField(Field):
         fails = value.at if here.rank in value.on(here.world) else ""
         return Spy(fails, value.error, value.in_thread)
 
-    def printed(self, value: Fault, name: str, world: int) -> Printed:
+    def to_script(self, value: Fault, name: str, world: int) -> ScriptArgument:
         fails = f'{value.at!r} if rank in {value.on(world)} else ""'
-        return Printed(f"Spy({fails}, {value.error!r}, {value.in_thread})", uses=(Spy,))
+        return ScriptArgument(f"Spy({fails}, {value.error!r}, {value.in_thread})", uses=(Spy,))
 
 
 Failing = Annotated[Spy, SpyField()]

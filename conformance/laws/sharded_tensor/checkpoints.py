@@ -24,7 +24,7 @@ from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
-from shardlaw.conformance.law.fields import Field, Folder, Printed, Rank
+from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import told_plainly
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
@@ -117,19 +117,19 @@ class EndField(Field):
         mesh, places = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
         return {"mesh": mesh, "placements": places, "boxes": boxes}
 
-    def printed(self, value: Held, name: str, world: int) -> Printed:
+    def to_script(self, value: Held, name: str, world: int) -> ScriptArgument:
         if value.layout is None and value.spec is None:
-            return Printed("{}")
+            return ScriptArgument("{}")
         by_rank = {rank: boxes_values(value.shards.boxes_of(rank)) for rank in range(world)}
-        table = literal.by_rank(f"{name.upper()}_BOXES", by_rank)
+        table = literal.rank_table(f"{name.upper()}_BOXES", by_rank)
         boxes = f'"boxes": {name.upper()}_BOXES[rank]'
         if value.layout is None:
-            return Printed(f"{{{boxes}}}", tuple(table))
-        places = literal.placements(value.layout.placements)
-        return Printed(
+            return ScriptArgument(f"{{{boxes}}}", tuple(table))
+        places = literal.placements_literal(value.layout.placements)
+        return ScriptArgument(
             f'{{"mesh": mesh, "placements": {places}, {boxes}}}',
             tuple(table),
-            (f"mesh = {literal.mesh(value.layout.mesh)}",),
+            (f"mesh = {literal.mesh_literal(value.layout.mesh)}",),
         )
 
 

@@ -16,7 +16,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
-from shardlaw.conformance.law.fields import Field, IntsField, PlainTensorField, Printed
+from shardlaw.conformance.law.fields import Field, IntsField, PlainTensorField, ScriptArgument
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
@@ -91,16 +91,16 @@ class SpecField(Field):
             return compat.ChunkShardingSpec(value.dim, [place_of(here, rank) for rank in value.ranks])
         return compat.EnumerableShardingSpec([compat.ShardMetadata(*placed) for placed in placed_boxes(value, here)])
 
-    def printed(self, value: Spec, name: str, world: int) -> Printed:
+    def to_script(self, value: Spec, name: str, world: int) -> ScriptArgument:
         def place(rank: int) -> str:
             return f'"rank:{rank}/cpu"'
 
         if isinstance(value, ChunkSpec):
             made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
-            return Printed(made, imports=(compat.import_of("ChunkShardingSpec"),))
+            return ScriptArgument(made, imports=(compat.import_of("ChunkShardingSpec"),))
         shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.holdings()]
         made = f"EnumerableShardingSpec([{', '.join(shards)}])"
-        return Printed(made, imports=tuple(map(compat.import_of, ("EnumerableShardingSpec", "ShardMetadata"))))
+        return ScriptArgument(made, imports=tuple(map(compat.import_of, ("EnumerableShardingSpec", "ShardMetadata"))))
 
 
 def place_of(here: RankContext, rank: int) -> str:
@@ -134,11 +134,11 @@ class OwnBoxesField(Field):
         return spec if isinstance(spec, Shards) else spec.shards(case.tensor("x").shape)
 
     def build(self, value: Shards, here: RankContext) -> Any:
-        return boxes_values(value.of(here.rank))
+        return boxes_values(value.boxes_of(here.rank))
 
-    def printed(self, value: Shards, name: str, world: int) -> Printed:
-        table = literal.by_rank("BOXES", {rank: boxes_values(value.of(rank)) for rank in range(world)})
-        return Printed("BOXES[rank]", tuple(table))
+    def to_script(self, value: Shards, name: str, world: int) -> ScriptArgument:
+        table = literal.rank_table("BOXES", {rank: boxes_values(value.boxes_of(rank)) for rank in range(world)})
+        return ScriptArgument("BOXES[rank]", tuple(table))
 
 
 class PlacedBoxesField(OwnBoxesField):
@@ -147,9 +147,9 @@ class PlacedBoxesField(OwnBoxesField):
     def build(self, value: Shards, here: RankContext) -> Any:
         return placed_boxes(value, here)
 
-    def printed(self, value: Shards, name: str, world: int) -> Printed:
+    def to_script(self, value: Shards, name: str, world: int) -> ScriptArgument:
         placed = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
-        return Printed(literal.literal(placed))
+        return ScriptArgument(literal.literal(placed))
 
 
 class SaysField(Field):
@@ -174,8 +174,8 @@ class GroupField(IntsField):
         mesh = here.mesh(Mesh((len(value),), tuple(value)))
         return mesh.get_group() if here.rank in value else None
 
-    def printed(self, value: Sequence[int], name: str, world: int) -> Printed:
-        return Printed("group", (), (f"group = dist.new_group({[*value]})",))
+    def to_script(self, value: Sequence[int], name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("group", (), (f"group = dist.new_group({[*value]})",))
 
 
 Whole = Annotated[torch.Tensor, WideTensorField()]

@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, PlacedBoxes, ShardingSpec, Size, described, spec_of
@@ -75,7 +75,7 @@ def chunks(x: Size, spec: ShardingSpec):
 @chunks.due
 def _(x, spec):
     shards = [(box.offset if box.volume else None, box.size, rank) for box, rank in spec.shards(x).holdings()]
-    return of_metadata({"shards": shards, "size": x})
+    return as_metadata({"shards": shards, "size": x})
 
 
 def draw_validated(limits: Limits) -> SearchStrategy[Case]:

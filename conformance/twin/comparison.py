@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from shardlaw.conformance.twin.align import Aligner, Judged
-from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, PHASES, START, STEP, Key, Piece
+from shardlaw.conformance.twin.align import Aligner, TensorComparison
+from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, PHASES, START, STEP, Key, LocalTensor
 from shardlaw.conformance.twin.spec import Plan
-from shardlaw.conformance.twin.steps import Part, Whole
+from shardlaw.conformance.twin.steps import RankRun, WholeRun
 
-MOST_TRIES = 8  # ops of one name that are tried for one of the whole model
-LOST = "there is no gradient on rank"
+MAX_TRIES = 8  # ops of one name that are tried for one of the whole model
+NO_GRADIENT = "there is no gradient on rank"
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Departure:
 
     plan: Plan
     path: str
-    judged: Judged
+    judged: TensorComparison
     via: str = ""
-    op: Judged | None = None
+    op: TensorComparison | None = None
     trail: tuple[str, ...] = ()
 
     @property
@@ -56,11 +56,11 @@ class Departure:
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """All that one run said. ``silent`` are submodules of the whole model of which the sharded one gave nothing."""
 
     plan: Plan
-    judged: tuple[Judged, ...] = ()
+    judged: tuple[TensorComparison, ...] = ()
     departure: Departure | None = None
     classes: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
@@ -72,47 +72,47 @@ class Compared:
         return self.departure is not None or bool(self.failed)
 
 
-def compared(plan: Plan, whole: Whole, parts: Sequence[Part]) -> Compared:
+def compare_run(plan: Plan, whole: WholeRun, parts: Sequence[RankRun]) -> RunComparison:
     """Hold what the ranks saw against the whole model, tensor by tensor."""
-    aligner = Aligner(plan.table(), tuple(plan.mesh), any(key.phase == BEFORE_STEP for key in whole.tensors))
-    judged: list[Judged] = []
+    aligner = Aligner(plan.reference_mesh(), tuple(plan.mesh), any(key.phase == BEFORE_STEP for key in whole.tensors))
+    judged: list[TensorComparison] = []
     for key, want in whole.tensors.items():
         if key.is_op:
             continue
         pieces = {rank: part.pieces[key] for rank, part in enumerate(parts) if key in part.pieces}
-        one = aligner.judge(key, want, whole.bounds[key], pieces) if pieces else None
-        lost = _lost(key, want, whole.bounds[key], parts) if key.phase not in (START, FORWARD) else None
+        one = aligner.compare(key, want, whole.bounds[key], pieces) if pieces else None
+        lost = _missing_gradient(key, want, whole.bounds[key], parts) if key.phase not in (START, FORWARD) else None
         if lost is not None or one is not None:
             judged.append(lost or one)  # type: ignore[arg-type]
-    for key, rank, piece in _gained(whole, parts):
+    for key, rank, piece in _unexpected_gradients(whole, parts):
         word = f"there is a gradient on rank {rank}, of which the whole model has none"
-        judged.append(Judged(key, float(piece.local.abs().max()), 0.0, "none", word=word, rank=rank))
+        judged.append(TensorComparison(key, float(piece.local.abs().max()), 0.0, "none", word=word, rank=rank))
     judged.sort(key=lambda one: (one.key.step, PHASES.index(one.key.phase)))
     met = {one.key.path for one in judged}
     silent = tuple(path for path in dict.fromkeys(key.path for key in whole.tensors) if path not in met)
     found = next((at for at, one in enumerate(judged) if one.departs), None)
     if found is None:
-        return Compared(plan, tuple(judged), None, whole.classes, silent)
+        return RunComparison(plan, tuple(judged), None, whole.classes, silent)
     op = _first_op(whole, parts, aligner, judged[found].key) if plan.ops is not None else None
-    return Compared(plan, tuple(judged), replace(_departure(plan, judged, found), op=op), whole.classes, silent)
+    return RunComparison(plan, tuple(judged), replace(_attribute_departure(plan, judged, found), op=op), whole.classes, silent)
 
 
-def _first_op(whole: Whole, parts: Sequence[Part], aligner: Aligner, within: Key) -> Judged | None:
+def _first_op(whole: WholeRun, parts: Sequence[RankRun], aligner: Aligner, within: Key) -> TensorComparison | None:
     """The first op of the whole model in this step and phase to which the sharded one has none of this name, behind those met so far, that
     gives the same: it may run others in between, but must come to the same results."""
-    given: dict[Key, dict[int, Piece]] = {}
+    given: dict[Key, dict[int, LocalTensor]] = {}
     for rank, part in enumerate(parts):
         for key in filter(lambda key: key.is_op, part.pieces):
             given.setdefault(key, {})[rank] = part.pieces[key]
     rows: dict[Key, list[Key]] = {}
     for key in given:
-        rows.setdefault(_op(key), []).append(key)
+        rows.setdefault(_without_number(key), []).append(key)
     met = dict.fromkeys(rows, 0)
     for key, want in whole.tensors.items():
-        row = _op(key)
+        row = _without_number(key)
         if not key.is_op or row not in rows or (key.step, key.phase) != (within.step, within.phase):
             continue
-        tries = [aligner.judge(key, want, whole.bounds[key], given[other]) for other in rows[row][met[row] : met[row] + MOST_TRIES]]
+        tries = [aligner.compare(key, want, whole.bounds[key], given[other]) for other in rows[row][met[row] : met[row] + MAX_TRIES]]
         same = next((at for at, one in enumerate(tries) if not one.departs), None)
         if same is not None:
             met[row] += same + 1
@@ -121,12 +121,12 @@ def _first_op(whole: Whole, parts: Sequence[Part], aligner: Aligner, within: Key
     return None
 
 
-def _op(key: Key) -> Key:
+def _without_number(key: Key) -> Key:
     """Which op, whatever its number."""
     return replace(key, what=key.what.partition("#")[0])
 
 
-def _lost(key: Key, want: torch.Tensor, bound: float, parts: Sequence[Part]) -> Judged | None:
+def _missing_gradient(key: Key, want: torch.Tensor, bound: float, parts: Sequence[RankRun]) -> TensorComparison | None:
     """A gradient that a rank does not have, although it has the tensor."""
     if key.phase not in (BACKWARD, GRADIENTS, BEFORE_STEP) or not bool(want.count_nonzero()):
         return None
@@ -135,11 +135,11 @@ def _lost(key: Key, want: torch.Tensor, bound: float, parts: Sequence[Part]) -> 
         return None  # a rank that only waits for the result of others has no gradient of it
     for rank, part in enumerate(parts):
         if key not in part.pieces and owner in part.pieces and part.pieces[owner].local.numel():
-            return Judged(key, torch.inf, bound, "none", word=f"{LOST} {rank}", rank=rank)
+            return TensorComparison(key, torch.inf, bound, "none", word=f"{NO_GRADIENT} {rank}", rank=rank)
     return None
 
 
-def _gained(whole: Whole, parts: Sequence[Part]) -> list[tuple[Key, int, Piece]]:
+def _unexpected_gradients(whole: WholeRun, parts: Sequence[RankRun]) -> list[tuple[Key, int, LocalTensor]]:
     """Gradients of parameters that the whole model has none of."""
     known = {key for key in whole.tensors if key.phase == START}
     return [
@@ -151,7 +151,7 @@ def _gained(whole: Whole, parts: Sequence[Part]) -> list[tuple[Key, int, Piece]]
     ][:1]
 
 
-def _departure(plan: Plan, judged: Sequence[Judged], at: int) -> Departure:
+def _attribute_departure(plan: Plan, judged: Sequence[TensorComparison], at: int) -> Departure:
     """Whose the first departure is: an output is its submodule's, an input that of the code that hands it over; in backward the other way
     round."""
     first = judged[at]
