@@ -1,4 +1,4 @@
-"""The literal part of a reproducer, derived from a law's acts: their source, the arguments of a case, what is due of what deviated."""
+"""Writes the script of a case from the law's acts: their source, literal arguments, and the literal due value that was not met."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.fields import ScriptArgument
     from shardlaw.conformance.law.law import Law
 
-RESULT = "result"
-# what literals name, and where it is
+# names that occur in literals, by the module that has them
 LITERAL_IMPORTS = {
     "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
     "torch.distributed.tensor": ("DTensor", "Partial", "Replicate", "Shard"),
@@ -32,8 +31,7 @@ EPSILON = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7, 
 
 
 def act_script(law: Law, case: Case, key: str = "") -> Script:
-    """The script of a case; ``key`` is what deviated (of the last stage that has it), else everything is compared. Raises
-    :class:`ScriptError`."""
+    """The script of a case. It compares ``key`` alone where a stage has that key, else the whole result. Raises :class:`ScriptError`."""
     worlds = law.worlds(case)
     sources, stages, constants = Sources(), list[Stage](), list[str]()
     compares, scale, used = set[str](), 0.0, list[str]()
@@ -45,9 +43,9 @@ def act_script(law: Law, case: Case, key: str = "") -> Script:
         printed = act.script_arguments(case, world)
         stage, more, wanted = _stage_script(law, act, case, printed, name, world, key, at)
         stages.append(stage)
-        used += [line for one in printed.values() for line in one.imports]
-        for needed in dict.fromkeys(thing for one in printed.values() for thing in one.uses):
-            sources.include(needed)
+        used += [line for argument in printed.values() for line in argument.imports]
+        for function in dict.fromkeys(function for argument in printed.values() for function in argument.uses):
+            sources.include(function)
         constants += [line for line in more if line not in constants]
         for value in wanted.values():
             compares |= set(_comparisons(value))
@@ -59,7 +57,7 @@ def act_script(law: Law, case: Case, key: str = "") -> Script:
 
 
 def _prune_tables(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
-    """The definitions, a table of functions with those entries alone whose keys the rest of the script names."""
+    """The definitions; a table of functions keeps only the entries whose keys occur elsewhere in the script."""
     found = list(definitions)
     for at, text in enumerate(found):
         if _is_table(text):
@@ -75,32 +73,34 @@ def _prune_tables(definitions: Iterable[str], lines: Sequence[str]) -> list[str]
 
 @lru_cache(1024)
 def _is_table(text: str) -> bool:
-    """Whether a definition is a table of functions."""
+    """Whether a definition is a dict of lambdas."""
     (node,) = ast.parse(text).body
     table = node.value if isinstance(node, ast.Assign) else None
     return isinstance(table, ast.Dict) and any(isinstance(one, ast.Lambda) for one in table.values)
 
 
 def identifier(law_id: str) -> str:
-    """A law's id as the name of its act in a script."""
+    """A law's id, without its variant, as a Python name."""
     return re.sub(r"\W", "_", law_id.partition("[")[0])
 
 
 def _stage_script(
     law: Law, act: Act, case: Case, printed: Mapping[str, ScriptArgument], name: str, world: int, key: str, at: int
 ) -> tuple[Stage, list[str], dict[int, Any]]:
-    constants = ["\n".join(one.constants) for one in printed.values() if one.constants]
-    body = list(dict.fromkeys(line for one in printed.values() for line in one.statements))
+    constants = ["\n".join(argument.constants) for argument in printed.values() if argument.constants]
+    body = list(dict.fromkeys(line for argument in printed.values() for line in argument.statements))
     members = law.member_ranks(case, at)
-    wanted = {rank: ... if members is not None and rank not in members else _due_by_key(act, case, rank, world) for rank in range(world)}
+    acting = range(world) if members is None else members
+    wanted = {rank: due.by_key(act.due_on(case, rank, world)) if rank in acting else ... for rank in range(world)}
     if members is not None and len(members) < world:
         body += [f"if rank not in {sorted(members)}:", "    return ..., None"]
-    body.append(f"got = {name}({', '.join(f'{parameter}={one.expression}' for parameter, one in printed.items())})")
+    body.append(f"got = {name}({', '.join(f'{parameter}={argument.expression}' for parameter, argument in printed.items())})")
     keys = {key for value in wanted.values() if isinstance(value, Mapping) for key in value}
-    if keys <= {RESULT}:
-        wanted = {rank: value.get(RESULT, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
-    elif key in keys:
-        wanted = {rank: value.get(key, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
+    is_dict = not keys <= {due.RESULT}
+    if not is_dict or key in keys:
+        compared = key if is_dict else due.RESULT
+        wanted = {rank: value.get(compared, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
+    if is_dict and key in keys:
         body.append(f"got = got.get({key!r})")
     table = f"WANT_{at + 1}" if len(law.acts) > 1 else "WANT"
     try:
@@ -108,11 +108,6 @@ def _stage_script(
     except TypeError as error:
         raise ScriptError(f"{law.id}: what is due: {error}") from None
     return Stage(world, (*body, f"return {table}[rank], got")), constants, wanted
-
-
-def _due_by_key(act: Act, case: Case, rank: int, world: int) -> Any:
-    value = act.due_on(case, rank, world)
-    return value if isinstance(value, Mapping) else {RESULT: value}
 
 
 def _literal_imports(text: str) -> Iterator[str]:
@@ -127,7 +122,7 @@ def _literal_imports(text: str) -> Iterator[str]:
 
 
 def _comparisons(want: Any) -> Iterator[str]:
-    """Which parts of a script's ``agrees`` a due value needs."""
+    """The parts of the script template's ``agrees`` that comparing with a due value needs."""
     match want:
         case due.Global() | due.Claimed():
             yield from ("dtensor", "tensor", "list")
@@ -161,7 +156,7 @@ def _comparisons(want: Any) -> Iterator[str]:
 
 
 def _tolerance(want: Any) -> float:
-    """The largest difference that rounding allows for, over all parts that allow for any."""
+    """The largest absolute difference that rounding may cause, over all values in ``want`` that are not exact."""
     if isinstance(want, Mapping):
         return max(map(_tolerance, want.values()), default=0.0)
     if isinstance(want, list | tuple):

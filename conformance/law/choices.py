@@ -1,4 +1,4 @@
-"""A field that names one of some functions."""
+"""A field that selects one of several functions by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ChoiceField(Field):
-    """One of a table of functions of plain torch code, by its name; the due function gets the name. A script calls it as the parameter."""
+    """One of the functions of a table, which are plain torch code, by name. The act gets the function, the due function its name."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]]) -> None:
         self.table = dict(table)

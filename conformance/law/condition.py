@@ -1,9 +1,11 @@
 """Conditions on the fields of a case, as an expectation writes them: ``where = { attempt = "rank-twice", steps = '/cumsum\\(/' }``.
 
-A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x`` (its shape, placements, dtype, fill or memory, with
-those that the text leaves out; how many different shards it has, and how many elements the largest), ``*.dtype`` that of any tensor.
-What it must hold is a text, one of several texts, a regular expression between slashes which must be found in it, or true or false:
-whether the case gives the field at all.
+A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x``, ``*.dtype`` that of any tensor. Parts are ``shape``,
+``placements``, ``dtype``, ``fill``, ``memory`` (with defaults filled in), ``shards`` (how many different shards there are) and ``largest``
+(how many elements the largest shard has).
+
+The value is a text, a list of texts of which one must match, a regular expression between slashes that must be found in the field, or a
+bool: whether the case has the field.
 """
 
 from __future__ import annotations
@@ -25,21 +27,21 @@ if TYPE_CHECKING:
 
 PARTS = ("shape", "placements", "dtype", "fill", "memory", "shards", "largest")
 DEFAULTS = ("float32", "distinct", "plain")
-HAS_ELEMENTS = "*.largest=/^[1-9]/"  # as a fact: what has no elements mostly holds, whatever is wrong
+HAS_ELEMENTS = "*.largest=/^[1-9]/"  # a fact worth knowing, since most faults do not show on tensors without elements
 PLACEMENT_FIELDS = ("*.placements", "to")
 EXPECTED = "a text, a list of texts, '/a regular expression/', or true or false"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What one field of a case must hold, as :meth:`from_value` reads it."""
+    """A condition on one field of a case."""
 
     field: str
     wanted: tuple[str, ...] | re.Pattern[str] | bool
 
     @classmethod
     def from_value(cls, field: str, value: object) -> Condition:
-        """Raises :class:`ValueError` for a value that means nothing."""
+        """A condition from a TOML value. Raises :class:`ValueError`."""
         if isinstance(value, str) and len(value) > 2 and value[0] == value[-1] == "/":
             try:
                 return cls(field, re.compile(value[1:-1]))
@@ -54,7 +56,7 @@ class Condition:
         return cls(field, texts)
 
     def matches(self, case: Case) -> bool:
-        """Whether a case is one of those meant; of a field that it does not give nothing is true but that it does not."""
+        """Whether a case meets the condition. Without the field it meets only ``false``."""
         texts = list(_field_texts(self.field, case))
         if isinstance(self.wanted, bool):
             return bool(texts) is self.wanted
@@ -69,8 +71,8 @@ class Condition:
 
 
 def case_facts(case: Case) -> frozenset[str]:
-    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, the dtype, fill and memory of its tensors where
-    these are not the plainest, whether a tensor of it has elements, and of what kinds the placements are that its tensors have or go to."""
+    """Conditions of the form ``NAME=WORD`` that a case meets: fields whose value is a word, every dtype, fill and memory of its tensors
+    other than the default, whether a tensor has elements, and the kinds of placements that tensors have or are redistributed to."""
     found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
     parts = [f"{name}.{part}" for name, _ in case.fields for part in ("dtype", "fill", "memory")]
     found |= {f"{field}={text}" for field in parts for text in _field_texts(field, case) if text not in DEFAULTS}

@@ -1,18 +1,18 @@
-"""What is due: the values that a law's act must give, as its ``due`` function says them in terms of the reference.
+"""Due values: what a law's act must return, as its ``due`` function computes it from the reference.
 
-A due function returns a dict with the keys of the act's dict (or one value for one value). A value is
+A due function returns a dict with the keys of the act's dict, or a single value where the act returns one. A value is
 
 =========================  =====================================================================================
-:class:`Global`            a DTensor on this mesh under these placements, every rank with its part
-:class:`Claimed`           a DTensor of these elements under whatever placements it claims, true on every rank
+:class:`Global`            a DTensor with this mesh and these placements, and the right local tensor on every rank
+:class:`Claimed`           a DTensor of these elements; its own placements say which local tensor each rank must have
 a ``torch.Tensor``         a plain tensor of the same shape, dtype and elements
 :class:`Near`              the same, within the target's tolerance for rounding
-:class:`Refused`           an exception: what the act caught (see :func:`caught`)
+:class:`Refused`           an exception, which the act returns (see :func:`caught`)
 :class:`AtMost`            a number that is no larger
-:class:`Alike`             whatever it is, the same bits on all ranks of a mesh
+:class:`Alike`             any value, the same bits on all ranks of a mesh
 :class:`Of`                another value, whose mismatch counts as another kind (``wrong-layout``, ``wrong-metadata``)
 lists, tuples, dicts       of these, part by part
-``...``                    nothing is due: it is not compared
+``...``                    anything: it is not compared
 anything else              an equal value
 =========================  =====================================================================================
 """
@@ -39,12 +39,19 @@ if TYPE_CHECKING:
 
 
 class Meaningless(Exception):
-    """The case asks for nothing that is defined. A due function or an act raises it on every rank alike: the case is rejected, a script
-    ends with 2."""
+    """The case has no defined result. A due function or an act raises it on every rank: the case is rejected; a script exits with 2."""
+
+
+RESULT = "result"  # the key of a single value
+
+
+def by_key(value: Any) -> Mapping[str, Any]:
+    """What an act or a due function returns, by key; a single value under :data:`RESULT`."""
+    return value if isinstance(value, Mapping) else {RESULT: value}
 
 
 def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``attempt`` returns, or the exception that it raises: for acts in which something must be refused."""
+    """What ``attempt(*arguments)`` returns, or the exception that it raises. For acts in which torch must refuse something."""
     try:
         return attempt(*arguments)
     except Exception as error:
@@ -52,27 +59,27 @@ def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Due:
-    """A value that is compared in a way of its own."""
+    """A due value with a comparison of its own."""
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        """Record what of ``got`` is not as it must be. ``place`` names it in messages."""
+        """Record on ``here`` each deviation of ``got``, under the name ``check``; messages call the value ``place``."""
         raise NotImplementedError
 
     def for_script(self, rank: int) -> Any:
-        """What a script compares with on this rank: see ``agrees`` in the script."""
+        """The value that the script's ``agrees`` compares with on this rank."""
         raise NotImplementedError
 
     def compares(self) -> Iterable[str]:
-        """The parts of a script's ``agrees`` that what :meth:`for_script` gives needs."""
+        """The parts of the script template's ``agrees`` that comparing with :meth:`for_script` needs."""
         return ()
 
 
-DENSE_MEMORIES = ("transposed", "channels-last")  # memories without gaps, which a global stride tells
+DENSE_MEMORIES = ("transposed", "channels-last")  # memory layouts without gaps, which the global stride describes
 
 
 @dataclass(frozen=True)
 class Global(Due):
-    """A dense tensor ``full`` and how it lies: on each rank of ``layout.mesh`` its part. The argument of a due function for a DTensor."""
+    """A dense tensor ``full`` and the layout in which ranks hold it. What a due function gets for a DTensor field."""
 
     full: torch.Tensor
     layout: Layout
@@ -80,11 +87,11 @@ class Global(Due):
     memory: str = "plain"
     exact: bool = True
     rounding: torch.dtype | None = None
-    laid: bool = False  # whether each local tensor lies in memory as the full one does, even where that is not dense
+    laid: bool = False  # local tensors have the memory layout of the full one, also one that is not dense
 
     @classmethod
     def of(cls, spec: TensorSpec, mesh: Mesh, seed: int) -> Global:
-        """The tensor that a spec names; one without placements is replicated."""
+        """The tensor of a spec on a mesh; a spec without placements is replicated."""
         from shardlaw.reference.placement import Replicate
 
         placements = (Replicate(),) * mesh.ndim if spec.placements is None else spec.placements
@@ -100,29 +107,29 @@ class Global(Due):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """The global stride that a DTensor of it claims."""
+        """The global stride of the DTensor."""
         return self.full.stride() if self.laid or self.memory in DENSE_MEMORIES else self.full.contiguous().stride()
 
     def under(self, placements: Placements, mesh: Mesh | None = None) -> Global:
-        """The same tensor placed differently."""
+        """The same tensor with other placements, on ``mesh`` where one is given."""
         return replace(self, layout=Layout(self.layout.shape, mesh or self.mesh, tuple(placements)))
 
     def holding(self, full: torch.Tensor) -> Global:
-        """Another tensor, placed alike."""
+        """The tensor ``full`` on the same mesh with the same placements."""
         return replace(self, full=full, layout=Layout(tuple(full.shape), self.mesh, self.placements))
 
     def near(self, rounding: torch.dtype | None = None) -> Global:
-        """The same, to be compared within the tolerance of the target for its dtype, or for that in which it was computed."""
+        """The same, compared within the target's tolerance for ``rounding``, the dtype of the computation, or for its own dtype."""
         return replace(self, exact=False, rounding=rounding)
 
     def local(self, rank: int) -> torch.Tensor:
-        """The local tensor of a rank (with unequal contributions where a reduction is pending); of one outside the mesh, an empty one."""
-        kept: dict[int, torch.Tensor] = self.__dict__.setdefault("_locals", {})  # what the act is given, and what is left of it later
-        if rank not in kept:
-            kept[rank] = self._local(rank)
-        local = kept[rank].clone()
-        of_one_row = self.memory == "expanded" and not self.layout.has_partial()
-        return lay_out(local, self.memory) if self.laid and (of_one_row or self.memory in LOST_BY_CLONE) else local
+        """The local tensor of a rank: an unequal contribution where a reduction is pending, an empty tensor outside the mesh."""
+        known: dict[int, torch.Tensor] = self.__dict__.setdefault("_locals", {})  # the act may change its argument: hand out clones
+        if rank not in known:
+            known[rank] = self._local(rank)
+        local = known[rank].clone()
+        one_row = self.memory == "expanded" and not self.layout.has_partial()
+        return lay_out(local, self.memory) if self.laid and (one_row or self.memory in LOST_BY_CLONE) else local
 
     def _local(self, rank: int) -> torch.Tensor:
         coord = self.mesh.coord(rank)
@@ -135,7 +142,7 @@ class Global(Due):
         return lay_out(local, self.memory) if self.memory in DENSE_MEMORIES else local
 
     def due_local(self, rank: int) -> Any:
-        """The local tensor as it is due: of a rank outside the mesh, nothing is."""
+        """The local tensor as a due value: ``...`` on a rank outside the mesh."""
         return ... if self.mesh.coord(rank) is None else self.local(rank)
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
@@ -156,8 +163,8 @@ class Global(Due):
 
 @dataclass(frozen=True)
 class Claimed(Due):
-    """A DTensor on ``mesh`` that denotes ``full``, under the placements that it claims itself; where it is not ``exact``, within the
-    tolerance of the target for its dtype, or for that in which it was computed."""
+    """A DTensor on ``mesh`` that denotes ``full`` under its own placements. Where it is not ``exact``, elements are compared within the
+    target's tolerance for ``rounding``, the dtype of the computation, or for the tensor's own dtype."""
 
     full: torch.Tensor
     mesh: Mesh
@@ -173,7 +180,7 @@ class Claimed(Due):
 
 @dataclass(frozen=True)
 class Near(Due):
-    """A plain tensor, or a number, within the tolerance of the target for its dtype, or for that in which it was computed."""
+    """A plain tensor or a number, within the target's tolerance for ``rounding``, the dtype of the computation, or for its own dtype."""
 
     value: Any
     rounding: torch.dtype | None = None
@@ -192,7 +199,7 @@ class Near(Due):
 
 @dataclass(frozen=True)
 class Refused(Due):
-    """An exception with a text: of one of ``errors``, and with one of ``words`` in it where there are any."""
+    """An exception of one of ``errors`` with a message; where ``words`` are given, one of them occurs in it."""
 
     errors: tuple[type[BaseException], ...] = (Exception,)
     words: tuple[str, ...] = ()
@@ -219,7 +226,7 @@ class Refused(Due):
 
 @dataclass(frozen=True)
 class AtMost(Due):
-    """A number that is no larger than ``most``."""
+    """A number of at most ``most``."""
 
     most: int
 
@@ -232,7 +239,7 @@ class AtMost(Due):
 
 @dataclass(frozen=True)
 class Alike(Due):
-    """A plain tensor that all ranks of ``mesh`` hold alike, bit by bit, whatever it is."""
+    """A plain tensor that is bitwise equal on all ranks of ``mesh``."""
 
     mesh: Mesh
 
@@ -246,7 +253,7 @@ class Alike(Due):
 
 @dataclass(frozen=True)
 class Of(Due):
-    """A plain value whose mismatch is of another ``kind`` than ``wrong-value``, or told in words of its own."""
+    """A plain value whose mismatch counts as ``kind`` instead of ``wrong-value``, with ``message`` where one is given."""
 
     value: Any
     kind: Kind = "wrong-metadata"
@@ -262,7 +269,7 @@ class Of(Due):
 
 @dataclass(frozen=True)
 class Either(Due):
-    """Any one of several dues. The judgement is that of the first where none fits."""
+    """Any of several due values. Where none fits, the deviations from the first are recorded."""
 
     dues: tuple[Any, ...]
 
@@ -275,14 +282,14 @@ class Either(Due):
 
 
 def as_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values by key whose mismatch is ``wrong-metadata``."""
+    """The values by key, each as one whose mismatch is ``wrong-metadata``."""
     return {key: Of(value) for key, value in values.items()}
 
 
 def compare(here: RankContext, check: str, got: Any, want: Any, place: str = "") -> None:
-    """Compare one value of an act with what is due, part by part."""
+    """Compare a value that an act returned with what is due, recursively; record each deviation on ``here``."""
     place = place or check
-    if want is ...:  # nothing is due
+    if want is ...:
         return
     if isinstance(got, BaseException) and not isinstance(want, (Refused, Either)):
         here.require(False, "raised", check, f"{place}: raised {type(got).__name__}: {got}")
@@ -323,7 +330,7 @@ def _has_parts(value: Any) -> bool:
 
 
 def plain_equal(got: Any, want: Any) -> bool:
-    """Whether two plain values agree; NaN equals NaN, and a list is no tuple's equal unless their parts are."""
+    """Whether two plain values are equal. NaN equals NaN, and a list equals a tuple of equal items."""
     if isinstance(want, list | tuple) and isinstance(got, list | tuple):
         return len(got) == len(want) and all(map(plain_equal, got, want))
     if want is None:
@@ -332,7 +339,7 @@ def plain_equal(got: Any, want: Any) -> bool:
 
 
 def for_script(want: Any, rank: int) -> Any:
-    """What is due on a rank as a value that has a literal."""
+    """A due value as one that has a literal, for this rank."""
     if isinstance(want, Due):
         return want.for_script(rank)
     if isinstance(want, Mapping):
@@ -343,7 +350,7 @@ def for_script(want: Any, rank: int) -> Any:
 
 
 def is_exact(want: Any) -> bool:
-    """Whether nothing in ``want`` allows for rounding."""
+    """Whether every value in ``want`` must be met exactly, without tolerance."""
     if isinstance(want, Mapping):
         return all(map(is_exact, want.values()))
     if isinstance(want, list | tuple):

@@ -1,4 +1,4 @@
-"""What a traced rank noted of its act, as plain data: the tensors of each step, the rule that decided it, and which lines ran."""
+"""The trace of an act on one rank, as plain data: the tensors of each step, the rule that decided it, and the lines that ran."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardlaw.reference.notation import Shape
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """What a rank holds of a DTensor of a global ``shape``. ``mesh`` and ``placements`` are the reference's texts; ``placements`` is empty
-    where the reference has no words for them."""
+    """A DTensor on one rank: its global ``shape``, its local tensor, its mesh and placements in the reference's notation. ``placements``
+    is empty where the notation cannot express them."""
 
     shape: Shape
     mesh: str
@@ -53,9 +53,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one rank noted: its steps, and of each function of ``torch.distributed`` that was called the lines that ran (``visited``), who
-    called it (``callers``), and whether it returned yes or no (``answered``). ``raised`` has the functions through which the error came
-    that ended the act, that which raised it last; of several errors, each the cause of the next, those of the first.
+    """What one rank recorded.
+
+    - ``steps``: the ops and redistributions, in order.
+    - ``visited``: for each function of ``torch.distributed`` that was called, the lines that ran; ``callers``: its callers.
+    - ``answered``: the functions that returned a bool.
+    - ``raised``: the functions on the stack of the error that ended the act, outermost first. Of chained errors, the first one's.
     """
 
     steps: tuple[Step, ...] = ()
@@ -66,7 +69,7 @@ class Evidence:
 
 
 def pack(evidence: Evidence) -> bytes:
-    """It as bytes that hold plain values and tensors alone."""
+    """Evidence as bytes that ``torch.load(weights_only=True)`` can read."""
     steps = [[_to_plain(getattr(step, name)) for name in _FIELDS] for step in evidence.steps]
     visited = {place: sorted(lines) for place, lines in evidence.visited.items()}
     callers = {place: sorted(by) for place, by in evidence.callers.items()}
@@ -102,8 +105,8 @@ def _to_plain(value: Any) -> Any:
 
 def _from_plain(value: Any) -> Any:
     if isinstance(value, dict) and "" in value:
-        told = value[""]
-        return TracedTensor(*told) if len(told) > 1 else getattr(torch, told[0].removeprefix("torch."))
+        parts = value[""]
+        return TracedTensor(*parts) if len(parts) > 1 else getattr(torch, parts[0].removeprefix("torch."))
     if isinstance(value, (list, tuple)):
         return type(value)(map(_from_plain, value))
     return {key: _from_plain(part) for key, part in value.items()} if isinstance(value, dict) else value

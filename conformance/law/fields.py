@@ -1,32 +1,32 @@
-"""The schema of cases: how a field's text is read, built on a rank, made smaller and printed into a script. One table holds all types.
+"""Types of fields: how a field's text is parsed, built into an argument on a rank, and printed into a script.
 
 The parameters of a law's act and due functions are the fields of its cases: ``to: Placements`` is the field ``to``, ``from_`` the
-field ``from``, ``mesh__b`` the field ``mesh.b``; a default value is what a missing field means. The annotation names a :class:`Field`:
+field ``from``, ``mesh__b`` the field ``mesh.b``; a default value stands for a missing field. The annotation selects a :class:`Field`:
 
 =====================  ==========================  =====================================  ==========================
 annotation             text                        the act gets                           the due function gets
 =====================  ==========================  =====================================  ==========================
-``DTensor``            ``5x6:S(0),R:int64``        it, made without communication         :class:`~.due.Global`
-``torch.Tensor``       ``5x6``                     it, whole, on the device               a dense tensor
+``DTensor``            ``5x6:S(0),R:int64``        a DTensor, built without communication :class:`~.due.Global`
+``torch.Tensor``       ``5x6``                     the full tensor, on the device         a dense tensor
 ``LocalTensor``        ``5x6:S(0),R``              this rank's part as a plain tensor     :class:`~.due.Global`
 ``DeviceMesh``         ``2x2@0,2,1,3``             the live mesh                          the reference's mesh
-``NamedMesh``          the same                    one of its own, dims ``a``, ``b``, ..  the reference's mesh
-``KeptNamedMesh``      the same                    the world's, dims ``a``, ``b``, ..     the reference's mesh
+``NamedMesh``          the same                    a new mesh, dims ``a``, ``b``, ..      the reference's mesh
+``KeptNamedMesh``      the same                    a cached one, dims ``a``, ``b``, ..    the reference's mesh
 ``MeshTable``          the same                    the nested list of its ranks           the reference's mesh
 ``Placements``         ``R,S(1)``                  torch's placements, a list             the reference's
 ``Shape``              ``5x6``                     ``torch.Size``                         a tuple
-``torch.dtype``        ``int64``                   it                                     it
+``torch.dtype``        ``int64``                   the dtype                              the dtype
 ``Literal["a", "b"]``  one of the words            a text                                 a text
 ``bool``               ``yes`` or ``no``           a bool                                 a bool
 ``int``, ``float``     a number                    a number                               a number
 ``Ints``               ``2,0,1``                   a list of ints                         a list of ints
 ``Word``               any text                    a text                                 a text
-``Program``            ``b=sum(a,0);relu(b)``      a function of the operands             it, with ``run_plain``
+``Program``            ``b=sum(a,0);relu(b)``      a function of the operands             a program, with ``run_plain``
 ``Operands``           the tensors of ``steps``    a dict: DTensors and plain ones        a dict of :class:`~.due.Global`
 =====================  ==========================  =====================================  ==========================
 
-Of no field are ``Rank``, ``WorldSize``, ``Device``, ``Folder`` and ``Seed``: they say where the act runs. Bounds of a number:
-``Annotated[int, Between(0, 3)]``. A further type is a subclass of :class:`Field` in an ``Annotated``.
+``Rank``, ``WorldSize``, ``Device``, ``Folder`` and ``Seed`` belong to no field: they describe the rank on which the act runs. Bounds of
+a number: ``Annotated[int, Between(0, 3)]``. For another type put an instance of a :class:`Field` subclass into an ``Annotated``.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.rank.context import RankContext
 
-# fields that every case may have, whatever its law
+# fields that the cases of every law may have
 COMMON_FIELDS = ("seed", "world", "sample")
 DIM_NAMES = ("a", "b", "c")
 
 
 @dataclass(frozen=True)
 class ScriptArgument:
-    """An argument as a script has it: constants of the module, statements before the call, and the expression of the call.
+    """An argument of the act in a script: constants of the module, statements before the call, and the expression in the call.
 
-    What these name: lines of ``imports``, and functions and classes of plain torch code, which the script ``uses`` by their source.
+    They may need lines of ``imports``, and functions or classes of plain torch code (``uses``), which are copied into the script.
     """
 
     expression: str
@@ -71,31 +71,34 @@ class ScriptArgument:
 
 
 class Field:
-    """How one parameter is read, built and printed. ``takes`` says in a refusal what would be right; ``field`` names the field of the
-    case where the parameter is called something else; ``always``: a case that names none of its fields says something too."""
+    """The type of a parameter.
+
+    ``takes``: what a text must be, for error messages. ``field``: the case's field, where its name is not the parameter's. ``always``: the
+    parameter has a value also in a case that has none of its fields.
+    """
 
     takes = "a text"
     field = ""
     always = False
 
     def fields(self, name: str) -> tuple[str, ...]:
-        """The fields of a case that it reads; ``to.?`` are several, ``*`` is every field that has the name of a tensor."""
+        """The fields of a case that it reads. ``to.?`` is a pattern, ``*`` stands for every field with the name of a tensor."""
         return (name,)
 
     def is_given(self, case: Case, name: str) -> bool:
-        """Whether the case says it: has the first of the fields that it reads, if it reads any."""
+        """Whether the case has a value for it: the first of the fields that it reads, if it reads any."""
         read = self.fields(name)
         return self.always or not read or read[0] == "*" or read[0] in case
 
     def read(self, case: Case, name: str) -> Any:
-        """The value of the reference. Raises :class:`NotationError`."""
+        """The value in terms of the reference. Raises :class:`NotationError`."""
         return self.parse(case.get(name))
 
     def parse(self, text: str) -> Any:
         return text
 
     def build(self, value: Any, here: RankContext) -> Any:
-        """The argument of the act, on a rank; all ranks build, without communication."""
+        """The argument of the act on a rank. All ranks call it; it must not communicate."""
         return value
 
     def due(self, value: Any, rank: int, world: int) -> Any:
@@ -106,17 +109,13 @@ class Field:
         """The argument of the act in a script of ``world`` ranks; in its statements ``rank`` is this rank."""
         return ScriptArgument(texts.literal(self.build(value, None)))  # type: ignore[arg-type]
 
-    def smaller(self, value: Any) -> Sequence[str]:
-        """Texts of values that are no larger, plainest first; none where the field stays as it is."""
-        return ()
-
     def surround(self, value: Any) -> AbstractContextManager[Any]:
-        """Surrounds the act on a rank."""
+        """The context in which a rank calls the act."""
         return nullcontext()
 
 
 class TensorField(Field):
-    """A tensor of a case; ``mesh`` names the field of the mesh that it lies on, ``local`` takes the rank's part as a plain tensor."""
+    """A DTensor; with ``local`` its local tensor as a plain tensor. ``mesh`` names the field of its mesh."""
 
     takes = "a tensor SHAPE:PLACEMENTS:DTYPE:FILL:MEMORY such as 5x6:S(0),R:int64"
 
@@ -143,18 +142,15 @@ class TensorField(Field):
             name, tuple(constants), (mesh_line(value.mesh, self.mesh), f"{name} = {dtensor_expression(value, local, mesh_name(self.mesh))}")
         )
 
-    def smaller(self, value: Global) -> Sequence[str]:
-        return ()
-
 
 def assemble_dtensor(value: Global, local: torch.Tensor, here: RankContext, mesh: DeviceMesh | None = None) -> DTensor:
-    """A DTensor put together from what this rank holds of it, without communication."""
+    """A DTensor from this rank's local tensor, without communication."""
     places = here.placements(value.placements)
     return DTensor.from_local(local, mesh or here.mesh(value.mesh), places, run_check=False, shape=value.full.shape, stride=value.stride)
 
 
 def dtensor_expression(value: Global, local: str, mesh: str = "mesh") -> str:
-    """The call of :func:`assembled` in a script."""
+    """The expression with which a script does the same."""
     places, shape = texts.placements_literal(value.placements), tuple(value.full.shape)
     return f"DTensor.from_local({local}, {mesh}, {places}, run_check=False, shape=torch.Size({shape}), stride={value.stride})"
 
@@ -168,7 +164,7 @@ def mesh_line(mesh: Mesh, field: str = "mesh", names: Sequence[str] | None = Non
 
 
 class PlainTensorField(Field):
-    """A tensor that every rank holds whole."""
+    """A plain tensor, which every rank holds in full."""
 
     takes = "a tensor SHAPE:-:DTYPE:FILL:MEMORY such as 5x6 or 4:-:int64"
 
@@ -186,7 +182,7 @@ class PlainTensorField(Field):
 
 
 class SpecField(Field):
-    """What a tensor field says, not built: for due functions."""
+    """The spec of a tensor, for due functions."""
 
     takes = TensorField.takes
 
@@ -195,8 +191,8 @@ class SpecField(Field):
 
 
 class MeshField(Field):
-    """A mesh: one that the world keeps, for acts that leave it as it is; with ``fresh`` one of the case's own. The dims of a ``named`` one
-    are called a, b, c."""
+    """A mesh, which the world caches: acts must not change it. With ``fresh`` a new mesh for each case. The dims of a ``named`` one are
+    called a, b, c."""
 
     takes = "a mesh such as 2x3 or 2x2@0,2,1,3"
 
@@ -217,7 +213,7 @@ class MeshField(Field):
 
 
 class TableField(MeshField):
-    """The ranks of a mesh, for acts that make it themselves."""
+    """The ranks of a mesh as nested lists, for acts that build the mesh themselves."""
 
     def build(self, value: Mesh, here: RankContext) -> Any:
         return texts.nested_ranks(value)
@@ -259,7 +255,7 @@ class DtypeField(Field):
 
 
 class WordField(Field):
-    """One of some words; any text where there are none."""
+    """One of ``words``; without them any text."""
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.words = tuple(words)
@@ -305,7 +301,7 @@ class NumberField(Field):
 
 
 class IntsField(Field):
-    """Whole numbers, joined by ``between``."""
+    """Whole numbers, separated by ``between``."""
 
     takes = "whole numbers such as 2,0,1"
 
@@ -320,8 +316,8 @@ class IntsField(Field):
 
 
 class RankField(Field):
-    """What a rank knows without being told: no field of the case. ``expression`` is how a script asks, ``at`` what a due function is
-    told."""
+    """A property of the rank, not a field of the case. ``of_rank`` reads it on a rank, ``expression`` in a script; ``at(rank, world)`` is
+    what a due function gets."""
 
     def __init__(
         self, of_rank: Callable[[RankContext], Any], expression: str, at: Callable[[int, int], Any] = lambda rank, world: None
@@ -348,7 +344,7 @@ class RankField(Field):
 
 
 class SeedField(Field):
-    """The seed of the case's values."""
+    """The case's seed."""
 
     always = True
 
@@ -359,7 +355,6 @@ class SeedField(Field):
 LocalTensor = Annotated[torch.Tensor, TensorField(local=True)]
 NamedMesh = Annotated[Any, MeshField(named=True, fresh=True)]
 KeptNamedMesh = Annotated[Any, MeshField(named=True)]
-FreshMesh = Annotated[DeviceMesh, MeshField(fresh=True)]
 MeshTable = Annotated[list[Any], TableField()]
 Placements = Annotated[list[Any], PlacementsField()]
 Shape = Annotated[torch.Size, ShapeField()]
@@ -372,7 +367,7 @@ Device = Annotated[torch.device, RankField(lambda here: here.device, 'torch.devi
 Folder = Annotated[str, RankField(lambda here: here.folder(), "folder")]
 Seed = Annotated[int, SeedField()]
 
-#: the field types of annotations that say nothing more
+#: the field types of bare annotations
 FIELD_TYPES: dict[Any, Field] = {
     DTensor: TensorField(),
     torch.Tensor: PlainTensorField(),

@@ -1,4 +1,4 @@
-"""The schema of a law's cases: its parameters, read from the annotations of its functions, and the refusal of everything else."""
+"""The schema of a law's cases: the parameters of its functions, read from annotations, and the validation of cases against them."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Parameter:
         return self.default is inspect.Parameter.empty
 
     def is_given(self, case: Case) -> bool:
-        """Whether the case has what it reads."""
+        """Whether the case has a value for it."""
         return self.type.is_given(case, self.field)
 
     def read(self, case: Case) -> Any:
-        """The reference's value; the default as it is, where the case says nothing. Raises :class:`NotationError` with the field's name."""
+        """The value in terms of the reference; the default where the case has none. Raises :class:`NotationError` with the field's name."""
         if not self.is_given(case):
             if self.required:
                 raise NotationError(f"case {case.text!r}: no field {self.field!r}: want {self.type.takes}")
@@ -76,7 +76,7 @@ class Parameter:
 
 
 def read_parameters(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:
-    """The parameters of a function, by name; those that ``known`` has keep its types. Raises ``TypeError`` for one without a type."""
+    """The parameters of a function by name, those in ``known`` as they are there. Raises ``TypeError`` for a missing or unknown type."""
     hints, signature = _hints_and_signature(function)
     found = {}
     for name, parameter in signature.parameters.items():
@@ -93,13 +93,13 @@ def read_parameters(function: Callable[..., Any], known: Mapping[str, Parameter]
     return found
 
 
-@cache  # hundreds of laws of ops share one act
+@cache  # hundreds of laws of ops have the same act
 def _hints_and_signature(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signature]:
     return get_type_hints(function, include_extras=True), inspect.signature(function)
 
 
 def check_fields(case: Case, parameters: Iterable[Parameter]) -> None:
-    """Refuse a case with a field that is unknown, missing or ill-typed. Raises :class:`NotationError`, which names it."""
+    """Raise :class:`NotationError` for a case with an unknown, missing or unreadable field."""
     parameters = list(parameters)
     allowed = {*COMMON_FIELDS, *(field for parameter in parameters for field in parameter.type.fields(parameter.field))}
     operands = "*" in allowed
@@ -111,5 +111,4 @@ def check_fields(case: Case, parameters: Iterable[Parameter]) -> None:
             raise NotationError(f"case {case.text!r}: unknown field {name!r}: {case.law} has {', '.join(known)}")
     for parameter in parameters:
         parameter.read(case)
-    for mesh in case.meshes:
-        del mesh  # reading them is the check
+    _ = case.meshes  # reading them is the check

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.rank.context import RankContext
 
-RESULT = "result"
-
 
 def try_case(law: Law, case: Case, here: RankContext) -> None:
     """Try a law on this rank, and record in ``here`` what deviates. What the act raises comes out of it."""
@@ -37,7 +35,7 @@ def try_case(law: Law, case: Case, here: RankContext) -> None:
         return
     try:
         with observe_plain_runs(RankWatcher(case, here)) if watched else nullcontext():
-            wanted = by_key(act.due_on(case, here.rank, here.world))
+            wanted = due.by_key(act.due_on(case, here.rank, here.world))
     except due.Meaningless as error:
         raise Rejected(str(error)) from None
     except Exception as error:
@@ -45,7 +43,7 @@ def try_case(law: Law, case: Case, here: RankContext) -> None:
     try:
         arguments = act.arguments(case, here)
         with act.surround(case), _traced(here):
-            got = by_key(act.function(**arguments))
+            got = due.by_key(act.function(**arguments))
     except (due.Meaningless, compat.TorchMovedError) as none:  # on all ranks alike: there is nothing here that the law is about
         raise Rejected(str(none)) from None
     compare(here, got, wanted)
@@ -69,11 +67,6 @@ class RankWatcher(PlainRunObserver):
     def on_redistribute(self, tensor: Any, placements: str) -> None:
         for feature in placement_features(tuple(tensor.shape), self._case.get("mesh"), placements):
             self._here.reached(feature)
-
-
-def by_key(value: Any) -> Mapping[str, Any]:
-    """What an act or a due function returns, by key."""
-    return value if isinstance(value, Mapping) else {RESULT: value}
 
 
 def compare(here: RankContext, got: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
