@@ -1,4 +1,4 @@
-"""One run of a twin judged: every tensor in order, and of the first that departs whose it is."""
+"""Compares one sharded run with the whole model, tensor by tensor, and attributes the first departure to a submodule."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRA
 from shardlaw.conformance.twin.spec import Plan
 from shardlaw.conformance.twin.steps import RankRun, WholeRun
 
-MAX_TRIES = 8  # ops of one name that are tried for one of the whole model
+MAX_TRIES = 8  # ops of one name that are tried as the counterpart of an op of the whole model
 NO_GRADIENT = "there is no gradient on rank"
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The first tensor that is not the whole model's. ``path``: the submodule whose code made it, or ``(loss)``, ``(before_step)``,
-    ``(optimizer)``; ``via``: tensors just before it that are whole only as a sum, which somebody may have forgotten; ``op``: the first op
-    inside the submodule that departs; ``trail``: its ops, as rank 0 ran them."""
+    """The first tensor that departs.
+
+    - ``path``: the submodule that computed it, or ``(loss)``, ``(before_step)``, ``(optimizer)``.
+    - ``via``: the tensor before it that is right only as a sum over ranks; the reduction may be missing.
+    - ``op``: the first op in the submodule that departs; ``trail``: the submodule's ops on rank 0.
+    """
 
     plan: Plan
     path: str
@@ -31,12 +34,12 @@ class Departure:
 
     @property
     def signature(self) -> tuple[str, str, str]:
-        """What stays the same when it shrinks: the submodule without its numbers, the phase, and what of it."""
+        """What stays the same while a plan shrinks: the path without numbers, the phase, and which tensor."""
         letters = "".join("#" if letter.isdigit() else letter for letter in self.path)
         return letters, self.judged.key.phase, self.judged.key.what
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report, line by line."""
         one = self.judged
         lines = [f"departs first: {self.path or '(the model)'}"]
         lines += [f"  {one.key}"]
@@ -57,7 +60,8 @@ class Departure:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All that one run said. ``silent`` are submodules of the whole model of which the sharded one gave nothing."""
+    """The comparison of one run. ``silent``: submodules of the whole model without any tensor in the sharded one. ``failed``: why the
+    sharded model did not run."""
 
     plan: Plan
     judged: tuple[TensorComparison, ...] = ()
@@ -68,12 +72,12 @@ class RunComparison:
 
     @property
     def departs(self) -> bool:
-        """Whether the sharded model is another one."""
+        """Whether the sharded model differs from the whole one, or does not run."""
         return self.departure is not None or bool(self.failed)
 
 
 def compare_run(plan: Plan, whole: WholeRun, parts: Sequence[RankRun]) -> RunComparison:
-    """Hold what the ranks saw against the whole model, tensor by tensor."""
+    """Compare what the ranks recorded with the whole model."""
     aligner = Aligner(plan.reference_mesh(), tuple(plan.mesh), any(key.phase == BEFORE_STEP for key in whole.tensors))
     judged: list[TensorComparison] = []
     for key, want in whole.tensors.items():
@@ -98,8 +102,10 @@ def compare_run(plan: Plan, whole: WholeRun, parts: Sequence[RankRun]) -> RunCom
 
 
 def _first_op(whole: WholeRun, parts: Sequence[RankRun], aligner: Aligner, within: Key) -> TensorComparison | None:
-    """The first op of the whole model in this step and phase to which the sharded one has none of this name, behind those met so far, that
-    gives the same: it may run others in between, but must come to the same results."""
+    """The first op of the whole model, in the step and phase of ``within``, whose result the sharded model does not have.
+
+    Its counterpart is looked for among the next :data:`MAX_TRIES` ops of the same name: the sharded model may run others in between.
+    """
     given: dict[Key, dict[int, LocalTensor]] = {}
     for rank, part in enumerate(parts):
         for key in filter(lambda key: key.is_op, part.pieces):
@@ -122,17 +128,17 @@ def _first_op(whole: WholeRun, parts: Sequence[RankRun], aligner: Aligner, withi
 
 
 def _without_number(key: Key) -> Key:
-    """Which op, whatever its number."""
+    """The key without the op's number."""
     return replace(key, what=key.what.partition("#")[0])
 
 
 def _missing_gradient(key: Key, want: torch.Tensor, bound: float, parts: Sequence[RankRun]) -> TensorComparison | None:
-    """A gradient that a rank does not have, although it has the tensor."""
+    """A departure where a rank has a tensor but not its gradient."""
     if key.phase not in (BACKWARD, GRADIENTS, BEFORE_STEP) or not bool(want.count_nonzero()):
         return None
     owner = replace(key, phase=FORWARD) if key.phase == BACKWARD else replace(key, step=-1, phase=START)
     if key.phase == BACKWARD and any(key in part.pieces for part in parts):
-        return None  # a rank that only waits for the result of others has no gradient of it
+        return None  # a rank may have a tensor only as the result of others, without a gradient
     for rank, part in enumerate(parts):
         if key not in part.pieces and owner in part.pieces and part.pieces[owner].local.numel():
             return TensorComparison(key, torch.inf, bound, "none", word=f"{NO_GRADIENT} {rank}", rank=rank)
@@ -140,7 +146,7 @@ def _missing_gradient(key: Key, want: torch.Tensor, bound: float, parts: Sequenc
 
 
 def _unexpected_gradients(whole: WholeRun, parts: Sequence[RankRun]) -> list[tuple[Key, int, LocalTensor]]:
-    """Gradients of parameters that the whole model has none of."""
+    """The first gradient of a parameter for which the whole model has none."""
     known = {key for key in whole.tensors if key.phase == START}
     return [
         (key, rank, piece)
@@ -152,8 +158,8 @@ def _unexpected_gradients(whole: WholeRun, parts: Sequence[RankRun]) -> list[tup
 
 
 def _attribute_departure(plan: Plan, judged: Sequence[TensorComparison], at: int) -> Departure:
-    """Whose the first departure is: an output is its submodule's, an input that of the code that hands it over; in backward the other way
-    round."""
+    """The first departure with its submodule: an output belongs to its own submodule, an input to the parent that passed it; in backward
+    the other way round."""
     first = judged[at]
     path, what, phase = first.key.path, first.key.what, first.key.phase
     if (phase == FORWARD and what.startswith("input")) or (phase == BACKWARD and what.startswith("output")):

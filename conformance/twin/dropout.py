@@ -1,8 +1,8 @@
-"""Dropout by its documents: no value can be compared with the whole model's, but what is dropped follows rules.
+"""Checks dropout against its documentation, since its values cannot be compared with the whole model's.
 
-``torch.nn.Dropout``: an element is zero or ``1 / (1 - p)`` times what it was, each chosen by itself with probability ``p``. ``manual_seed``
-of ``torch.distributed.tensor``: ranks of one mesh keep one state of random numbers, so that replicas agree. Shards of a DTensor differ
-where its device has random DTensors; elsewhere torch warns and promises nothing, and nothing is judged of them.
+``torch.nn.Dropout``: each element becomes zero with probability ``p``, independently, and otherwise ``1 / (1 - p)`` times its value.
+``torch.distributed.tensor``: the ranks of a mesh share a random state, so that replicas drop the same elements. Shards of a DTensor drop
+different ones on devices that support random DTensors. On others torch warns and promises nothing, so this is not checked.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shardlaw.conformance.twin.steps import RankRun
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import shard_dim
 
-FALSE_ALARM = 1e-9  # that what is right is called wrong
+FALSE_ALARM = 1e-9  # the probability of reporting dropout that is right
 
 
 def compare_dropout(plan: Plan, calm: RunComparison, parts: Sequence[RankRun]) -> RunComparison:
-    """What the ranks of a run with dropout dropped; ``calm`` is the run without, which says who holds which part."""
+    """Check what the ranks dropped. ``calm`` is the run without dropout, whose comparisons give the layouts."""
     lies = {one.key: one for one in calm.judged}
     chances = {path: chance for part in parts for path, chance in part.chances.items()}
     found = []
@@ -39,7 +39,7 @@ def compare_dropout(plan: Plan, calm: RunComparison, parts: Sequence[RankRun]) -
 
 
 def _dropout_fault(key: Key, chance: float, mesh: Mesh, lies: TensorComparison, parts: Sequence[RankRun]) -> str:
-    """What is wrong with the elements that one call of one module dropped on all ranks; empty where nothing is."""
+    """What is wrong with the elements that ranks dropped in one call of a module; empty where nothing is."""
     given = replace(key, what="input 0")
     pairs = {rank: (part.pieces[given], part.pieces[key]) for rank, part in enumerate(parts) if key in part.pieces}
     dropped = {}
@@ -70,13 +70,13 @@ def _dropout_fault(key: Key, chance: float, mesh: Mesh, lies: TensorComparison, 
 
 
 def _is_scaled(x: torch.Tensor, y: torch.Tensor, dropped: torch.Tensor, chance: float) -> bool:
-    """Whether an element is zero where it is dropped, and elsewhere ``x / (1 - chance)``: two roundings."""
+    """Whether every element is zero where ``dropped``, else ``x / (1 - chance)`` up to two roundings."""
     due = torch.where(dropped, 0.0, x.double() / (1 - chance))
     return bool(((y.double() - due).abs() <= 2 * torch.finfo(y.dtype).eps * due.abs()).all())
 
 
 def _ranks_by_part(mesh: Mesh, lies: TensorComparison, pairs: Mapping[int, object]) -> list[list[int]]:
-    """Ranks that hold the same part; contributions to one sum count as the same: their sum is dropped as a whole."""
+    """The ranks by the shard that they hold. Contributions to one pending sum count as one shard: their sum is dropped as a whole."""
     held: dict[tuple[int, ...], list[int]] = {}
     for coord in mesh.coords():
         rank = mesh.rank_at(coord)
@@ -87,5 +87,5 @@ def _ranks_by_part(mesh: Mesh, lies: TensorComparison, pairs: Mapping[int, objec
 
 
 def _must_differ(piece: LocalTensor) -> bool:
-    """Whether shards of it must differ."""
+    """Whether different shards of it must drop different elements: so for plain tensors."""
     return not piece.placements

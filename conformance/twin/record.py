@@ -1,7 +1,7 @@
-"""What a model does, as a list of tensors: each submodule's inputs, outputs and their gradients, every parameter and its gradient.
+"""Records the tensors of a model's training step: each submodule's inputs and outputs, their gradients, all parameters and theirs.
 
-The whole model and the sharded one are recorded by the same hooks, so that what has one :class:`Key` is the same tensor. Inputs pass
-through a view, so that their gradient is the one that this submodule gives, whatever else the tensor is used for.
+The same hooks record the whole and the sharded model, so tensors with the same :class:`Key` correspond. Each input passes through a view:
+its gradient is then the contribution of this submodule alone, also where the tensor has other uses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OF_PARAMETERS = (START, GRADIENTS, BEFORE_STEP, STEP)
 
 @dataclass(frozen=True)
 class Key:
-    """Which tensor: of which step and phase, of which submodule, what of it, in which of its calls."""
+    """Identifies a tensor by step, phase, path of the submodule, role (such as ``input 0``), and call of the submodule in the step."""
 
     step: int
     phase: str
@@ -39,7 +39,7 @@ class Key:
 
     @property
     def is_op(self) -> bool:
-        """Whether it is the result of one op inside a submodule."""
+        """Whether it is the result of an op inside a submodule."""
         return self.what.startswith("op ")
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Key:
 
 @dataclass(frozen=True)
 class LocalTensor:
-    """What one rank holds of a tensor: of a DTensor with the mesh, the placements and the global shape that it claims."""
+    """A tensor on one rank; for a DTensor, its local tensor with its mesh, placements and global shape."""
 
     local: torch.Tensor
     mesh: str = ""
@@ -61,8 +61,8 @@ class LocalTensor:
 
 
 class Recorder:
-    """Notes tensors in the order in which the model gives them. ``path`` turns the path of a submodule into that of the whole model;
-    ``ops`` is the path of which each op is noted too."""
+    """Records tensors in the order in which the model computes them. ``path`` maps the path of a submodule to that in the whole model. For
+    the submodule ``ops`` every op is recorded too."""
 
     def __init__(self, model: torch.nn.Module, path: Callable[[str], str], ops: str | None = None) -> None:
         self.events: dict[Key, LocalTensor] = {}
@@ -82,17 +82,17 @@ class Recorder:
                 module.register_forward_hook(self._post_hook(path(name)), with_kwargs=True)
 
     def begin(self, step: int, phase: str) -> None:
-        """From now on tensors are of this step and phase."""
+        """Start a phase of a step."""
         if step != self._step or phase == FORWARD:
             self._calls.clear()
         self._step, self._phase, self._stack, self._backward_path = step, phase, [], ""
 
     def record_loss(self, value: torch.Tensor) -> None:
-        """The loss, which belongs to no submodule."""
+        """Record the loss, which belongs to no submodule."""
         self._record(Key(self._step, LOSS, "(loss)", "value"), value)
 
     def record_parameters(self, phase: str) -> None:
-        """Every parameter, or its gradient where it has one."""
+        """Record every parameter, or in phases of gradients each gradient."""
         self.begin(self._step, phase)
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             owner, _, leaf = name.rpartition(".")
@@ -104,14 +104,14 @@ class Recorder:
 
     def _pre_hook(self, path: str) -> Callable[..., Any]:
         def hook(module: Any, args: Any, kwargs: Any) -> Any:
-            if self._phase != FORWARD:  # an activation that is computed again
+            if self._phase != FORWARD:  # activation checkpointing calls it again in backward
                 return None
             call = self._calls[path, "in"]
             self._calls[path, "in"] += 1
             self._stack.append((path, call))
             count = iter(range(10_000))
 
-            def enters(tensor: torch.Tensor) -> torch.Tensor:
+            def record_input(tensor: torch.Tensor) -> torch.Tensor:
                 what = f"input {next(count)}"
                 self._record(Key(self._step, FORWARD, path, what, call), tensor)
                 if not tensor.requires_grad:
@@ -121,7 +121,7 @@ class Recorder:
                 self._watch_gradient(tensor, Key(self._step, BACKWARD, path, what, call))
                 return tensor
 
-            return map_tensors(args, enters), map_tensors(kwargs, enters)
+            return map_tensors(args, record_input), map_tensors(kwargs, record_input)
 
         return hook
 
@@ -138,12 +138,12 @@ class Recorder:
         return hook
 
     def _watch_gradient(self, tensor: torch.Tensor, key: Key) -> None:
-        def arrives(gradient: torch.Tensor) -> None:
+        def on_gradient(gradient: torch.Tensor) -> None:
             if key.what.startswith("output"):
                 self._backward_path = key.path
             self._record(key, gradient)
 
-        tensor.register_hook(arrives)  # type: ignore[no-untyped-call]
+        tensor.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
     def _record(self, key: Key, value: torch.Tensor) -> None:
         if key not in self.events:
@@ -154,7 +154,7 @@ class Recorder:
 
     @contextmanager
     def recording_ops(self) -> Iterator[None]:
-        """Note each op of the submodule that is looked at, if there is one."""
+        """Record each op of the submodule ``ops``, if there is one."""
         if self._ops is None:
             yield
             return
@@ -162,25 +162,25 @@ class Recorder:
 
         class EachOp(compat.name("TorchDispatchMode")):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                gave = func(*args, **(kwargs or {}))
-                recorder._record_op(str(func), args, gave)
-                return gave
+                result = func(*args, **(kwargs or {}))
+                recorder._record_op(str(func), args, result)
+                return result
 
         with EachOp():
             yield
 
-    def _record_op(self, op: str, args: Any, gave: Any) -> None:
+    def _record_op(self, op: str, args: Any, result: Any) -> None:
         at = (self._stack[-1] if self._stack else ("", 0)) if self._phase == FORWARD else (self._backward_path, 0)
         if self._paused or at[0] != self._ops or self._phase not in (FORWARD, BACKWARD):
             return
-        given, came = tensors_in(tuple(args)), tensors_in((gave,) if isinstance(gave, torch.Tensor) else gave)
+        operands, results = tensors_in(tuple(args)), tensors_in((result,) if isinstance(result, torch.Tensor) else result)
         number = self._calls[f"{self._phase} {at}", op]
         self._calls[f"{self._phase} {at}", op] += 1
         with self._not_recording():
-            line = f"{op}({', '.join(map(describe_tensor, given))}) gives {', '.join(map(describe_tensor, came)) or 'nothing'}"
+            line = f"{op}({', '.join(map(describe_tensor, operands))}) gives {', '.join(map(describe_tensor, results)) or 'nothing'}"
         self.trail.append(f"step {self._step + 1} {self._phase}: {line}")
-        for one, tensor in enumerate(came):
-            self._record(Key(self._step, self._phase, at[0], f"op {op}#{number}" + (f".{one}" if one else ""), at[1]), tensor)
+        for index, tensor in enumerate(results):
+            self._record(Key(self._step, self._phase, at[0], f"op {op}#{number}" + (f".{index}" if index else ""), at[1]), tensor)
 
     @contextmanager
     def _not_recording(self) -> Iterator[None]:
@@ -192,7 +192,7 @@ class Recorder:
 
 
 def copy_local(value: torch.Tensor) -> LocalTensor:
-    """A copy of what this rank holds."""
+    """A copy of this rank's tensor on the CPU."""
     with torch.no_grad():
         if not isinstance(value, DTensor):
             return LocalTensor(value.detach().cpu().clone())
@@ -204,13 +204,13 @@ def copy_local(value: torch.Tensor) -> LocalTensor:
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """A tensor by its shape and its placements."""
+    """The shape of a tensor, and the placements of a DTensor."""
     shape = "x".join(map(str, tensor.shape)) or "()"
     return f"{shape}:{','.join(map(str, tensor.placements))}" if isinstance(tensor, DTensor) else shape
 
 
 def twin_mesh_dims(mesh: str, names: Mesh, rank: int) -> tuple[int, ...] | None:
-    """Which dims of the twin's mesh a DTensor's mesh is, as this rank sees it; nothing where it is none of its slices."""
+    """The dims of the twin's mesh that make up a DTensor's mesh, on this rank; None where it is no slice of the twin's mesh."""
     coord, theirs = names.coord(rank), Mesh.parse(mesh)
     if coord is None:
         return None

@@ -1,4 +1,4 @@
-"""What a twin's run says: as text, as JSON, and as one page."""
+"""The result of a twin as text, JSON, a script and an HTML page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardlaw.conformance.twin.session import Result
 SCHEMA = 1
 KINDS = ("forward", "backward", "gradients", "parameters")
 KIND_OF = {FORWARD: "forward", LOSS: "forward", BACKWARD: "backward", GRADIENTS: "gradients", BEFORE_STEP: "gradients"}
-LOWEST, HIGHEST = -12.0, 2.0  # powers of ten that a bar reaches from and to
+LOWEST, HIGHEST = -12.0, 2.0  # the powers of ten at the ends of a bar
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The worst of the tensors of one kind of a submodule: how far off, how far it may be."""
+    """The worst tensor of one kind in a submodule. ``seen``: its distance; ``bound``: the largest that is allowed."""
 
     kind: str
     tensors: int
@@ -35,13 +35,13 @@ class Cell:
 
     @property
     def shown(self) -> tuple[float, float]:
-        """How long the bars of ``seen`` and ``bound`` are, in percent."""
+        """The lengths of the bars of ``seen`` and ``bound``, in percent."""
         return _bar_length(self.seen), _bar_length(self.bound)
 
 
 @dataclass
 class Node:
-    """A submodule and those in it; ``cells`` by kind."""
+    """A submodule: ``cells`` has its worst tensors, one of each kind, ``parts`` its children. ``first``: the first departure is here."""
 
     path: str
     name: str
@@ -53,12 +53,12 @@ class Node:
 
     @property
     def departs(self) -> bool:
-        """Whether a tensor of it, or of one in it, departs."""
+        """Whether a tensor of it, or of a descendant, departs."""
         return any(cell.departs for cell in self.cells) or any(part.departs for part in self.parts)
 
 
 def submodule_tree(compared: RunComparison) -> Node:
-    """The submodules of one run, each with the worst tensor of each kind."""
+    """The root of a run's submodules."""
     rows: dict[str, dict[str, list[TensorComparison]]] = {}
     for one in compared.judged:
         rows.setdefault(one.key.path, {}).setdefault(_kind(one.key), []).append(one)
@@ -90,7 +90,7 @@ def _bar_length(value: float) -> float:
 
 
 def headline(result: Result) -> str:
-    """One line."""
+    """The result in one line."""
     if result.departure is not None:
         return f"departs first at {result.departure.path or '(the model)'}"
     if result.departs:
@@ -99,7 +99,7 @@ def headline(result: Result) -> str:
 
 
 def terminal_lines(result: Result) -> Iterator[str]:
-    """For a terminal, line by line."""
+    """The result for a terminal, line by line."""
     plan = result.compared[0].plan
     yield f"{result.name}: {str(plan).replace(f'; {plan.values}', '')}"
     for one in result.compared:
@@ -127,7 +127,7 @@ def terminal_lines(result: Result) -> Iterator[str]:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """As JSON; infinite numbers are texts."""
+    """The result for JSON; infinite numbers are strings."""
     return {
         "schema": SCHEMA,
         "name": result.name,
@@ -182,14 +182,14 @@ def _number(value: float) -> float | str:
 
 
 def script(result: Result) -> str:
-    """The smallest that shows it, to run by itself: it exits 1 while the fault is there."""
+    """A script that runs the smallest plan that departs; it exits 1 while the fault is there. Empty where nothing departs."""
     least = result.smallest
     if least is None:
         return ""
     plan = least.plan
     name = plan.make.file or plan.make.module
-    told = "".join(f"# {line}\n" for line in least.lines())
-    return f"""{told}import sys
+    comment = "".join(f"# {line}\n" for line in least.lines())
+    return f"""{comment}import sys
 
 from shardlaw import twin
 
@@ -208,7 +208,7 @@ sys.exit(found.departs)
 
 
 def html_page(result: Result) -> str:
-    """One file of HTML that fetches nothing."""
+    """The result as one HTML file without external resources."""
     return rendered(
         "twin.html.j2",
         title=f"shardlaw twin: {headline(result)}",

@@ -1,4 +1,4 @@
-"""A twin's question from beginning to end: each kind of values, the first departure, the op behind it, the smallest that shows it."""
+"""Compares a sharded model with the whole one: each kind of values, the first departure, the op that causes it, a smaller plan."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from shardlaw.conformance.twin.spec import VALUES, Plan, Twin, call_make, find_m
 from shardlaw.conformance.twin.steps import RankRun, WholeRun
 
 RANK_MODULE = "shardlaw.conformance.twin.steps"
-SECONDS = 120.0  # for one run on ranks
+SECONDS = 120.0  # the limit of one run on ranks
 SHRINK_SECONDS = 20.0
 COMMON_FRAMES = r"\n *\S*(?:torch/nn/modules/module|conformance/twin/steps|conformance/rank/perform)\.py:\d+ in .*\n.*"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out: one :class:`Compared` for each kind of values up to the first that departs; ``smallest`` shows the same, shrunk."""
+    """One :class:`RunComparison` for each kind of values up to the first that departs. ``smallest``: the same departure, shrunk."""
 
     name: str
     compared: tuple[RunComparison, ...]
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def departs(self) -> bool:
-        """Whether the sharded model is another one."""
+        """Whether the sharded model departs from the whole one."""
         return any(one.departs for one in self.compared)
 
     @property
@@ -61,31 +61,27 @@ class Session:
         self._worlds.close()
 
     def run(self, plan: Plan) -> RunComparison:
-        """Run a plan, whole and sharded. Raises :class:`UsageError` where the whole model does not run."""
+        """Run a plan, whole and sharded, and compare. Raises :class:`UsageError` where the whole model does not run."""
         whole = self._run_whole(plan)
-        outcome = self._worlds(plan.ranks).judge(f"{RANK_MODULE}:run_sharded", plan, sys.path)
-        if outcome.verdict.status != "held":
-            return RunComparison(plan, classes=whole.classes, failed=describe_failure(outcome.verdict))
-        parts: list[RankRun] = [outcome.returned[rank] for rank in range(plan.ranks)]
-        return compare_run(plan, whole, parts)
+        parts, failed = self._run_sharded(plan)
+        return RunComparison(plan, classes=whole.classes, failed=failed) if failed else compare_run(plan, whole, parts)
 
     def run_resumed(self, plan: Plan, mesh: Mapping[str, int]) -> RunComparison:
-        """Run the first half of the steps, save, and go on from there with a new model on ``mesh``, as if nothing had been."""
+        """Run the first half of the steps and save; load into a new model on ``mesh``, run the second half, and compare that."""
         half = max(1, plan.steps // 2)
         with tempfile.TemporaryDirectory(prefix="shardlaw-twin-") as folder:
             first = replace(plan, save=half, folder=folder)
-            outcome = self._worlds(plan.ranks).judge(f"{RANK_MODULE}:run_sharded", first, sys.path)
-            if outcome.verdict.status != "held":
-                return RunComparison(first, failed=describe_failure(outcome.verdict))
+            _, failed = self._run_sharded(first)
+            if failed:
+                return RunComparison(first, failed=failed)
             return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
 
     def run_with_dropout(self, plan: Plan, calm: RunComparison) -> RunComparison:
-        """Run the first step with dropout, and see what ranks drop; ``calm`` is the run without. Raises :class:`UsageError`."""
+        """Run the first step with dropout and check what ranks drop; ``calm`` is the run without. Raises :class:`UsageError`."""
         plan = replace(plan, values=calm.plan.values, steps=1, dropout=True)
-        outcome = self._worlds(plan.ranks).judge(f"{RANK_MODULE}:run_sharded", plan, sys.path)
-        if outcome.verdict.status != "held":
-            return RunComparison(plan, classes=calm.classes, failed=describe_failure(outcome.verdict))
-        parts: list[RankRun] = [outcome.returned[rank] for rank in range(plan.ranks)]
+        parts, failed = self._run_sharded(plan)
+        if failed:
+            return RunComparison(plan, classes=calm.classes, failed=failed)
         if not any(part.chances for part in parts):
             raise UsageError("dropout: the sharded model has no torch.nn.Dropout that drops anything; what functions drop cannot be seen")
         return dropout_judged(plan, calm, parts)
@@ -99,8 +95,8 @@ class Session:
         resume: Mapping[str, int] | None = None,
         dropout: bool = False,
     ) -> Result:
-        """Try each kind of values until one departs; look for the op behind it, and for the smallest plan that shows it. ``resume``: also
-        save in the middle and go on, on this mesh; ``dropout``: also try what ranks drop. Raises :class:`UsageError`."""
+        """Run each kind of values until one departs; then find the op that causes it, and the smallest plan with the same departure.
+        ``resume``: also save in the middle and resume on this mesh; ``dropout``: also check what ranks drop. Raises :class:`UsageError`."""
         if resume is not None and plan.steps < 2:
             raise UsageError(f"{plan.steps} steps: want 2 or more to resume in the middle")
         started = time.monotonic()
@@ -121,6 +117,13 @@ class Session:
                 smallest = self._shrink(last.departure)
         return Result(name or str(plan.make), tuple(seen), smallest, time.monotonic() - started)
 
+    def _run_sharded(self, plan: Plan) -> tuple[list[RankRun], str]:
+        """The runs of all ranks; or none, and why the sharded model does not run."""
+        outcome = self._worlds(plan.ranks).judge(f"{RANK_MODULE}:run_sharded", plan, sys.path)
+        if outcome.verdict.status != "held":
+            return [], describe_failure(outcome.verdict)
+        return [outcome.returned[rank] for rank in range(plan.ranks)], ""
+
     def _run_whole(self, plan: Plan) -> WholeRun:
         key = str(replace(plan, mesh={}, save=0, load=0, folder="").__dict__)
         if key not in self._whole_runs:
@@ -135,21 +138,20 @@ class Session:
         return self._whole_runs[key]
 
     def _with_first_op(self, departure: Departure) -> Departure:
-        """The departure with the first op inside its submodule that departs."""
+        """The departure with the first op that departs in its submodule."""
         path = departure.path.rpartition(" ")[2]
         if path.startswith("(") or departure.judged.key.phase not in ("forward", "backward"):
             return departure
         plan = replace(departure.plan, ops=path)
         whole = self._run_whole(plan)
-        outcome = self._worlds(plan.ranks).judge(f"{RANK_MODULE}:run_sharded", plan, sys.path)
-        if outcome.verdict.status != "held":
+        parts, failed = self._run_sharded(plan)
+        if failed:
             return departure
-        parts = [outcome.returned[rank] for rank in range(plan.ranks)]
         found = compare_run(plan, whole, parts).departure
         return replace(departure, op=found.op if found else None, trail=parts[0].trail)
 
     def _shrink(self, departure: Departure) -> Departure:
-        """The smallest steps, sizes and mesh that show it: each in turn as small as may be, until none can be smaller."""
+        """The departure under the smallest plan that shows it. Takes any smaller plan that does, until none does or the time is up."""
         deadline = time.monotonic() + SHRINK_SECONDS
         best = departure
         least = {**departure.plan.twin().smallest(), **dict.fromkeys(departure.plan.mesh, 1)}
@@ -157,7 +159,7 @@ class Session:
         def shows(plan: Plan) -> Departure | None:
             try:
                 found = self.run(plan).departure
-            except UsageError:  # sizes that do not go together
+            except UsageError:  # the model does not run with these sizes
                 return None
             return found if found is not None and found.signature == departure.signature else None
 
@@ -175,18 +177,18 @@ class Session:
 
 
 def describe_failure(verdict: Verdict) -> str:
-    """Why a sharded model does not run: what ranks said, each text once, without the frames that every module and every twin has."""
+    """Why a sharded model does not run: the ranks' errors, each text once, without the frames that all of them have."""
     head, *blocks = re.split(r"\n  rank (?=\d)", explain(verdict))
     ranks: dict[str, list[str]] = {}
     for block in blocks:
-        number, _, said = block.partition(" ")
-        ranks.setdefault(re.sub(COMMON_FRAMES, "", said), []).append(number)
-    told = [f"{'ranks' if len(some) > 1 else 'rank'} {', '.join(some)} {said}" for said, some in ranks.items()]
-    return "\n".join([head.partition("\n")[0], *told])
+        number, _, text = block.partition(" ")
+        ranks.setdefault(re.sub(COMMON_FRAMES, "", text), []).append(number)
+    errors = [f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(numbers)} {text}" for text, numbers in ranks.items()]
+    return "\n".join([head.partition("\n")[0], *errors])
 
 
 def smaller_plans(plan: Plan, least: Mapping[str, int], step: int) -> list[Plan]:
-    """Plans that are smaller in one thing, the smallest first."""
+    """Plans that are smaller in one respect, the smallest first."""
     plans = [replace(plan, steps=max(step, 0) + 1)] if max(step, 0) + 1 < plan.steps else []
     for sizes in (plan.sizes, plan.mesh):
         for name, size in sizes.items():
@@ -203,20 +205,20 @@ def make_plan(
     sizes: Mapping[str, int] | None = None,
     **rest: Any,
 ) -> tuple[Plan, Twin]:
-    """The plan of a twin, its mesh and sizes its own unless ``sizes`` names others. Raises :class:`UsageError`."""
+    """The plan of a twin, and the twin. ``sizes`` overrides sizes of the twin, those of its mesh among them. Raises :class:`UsageError`."""
     function = find_make(make) if isinstance(make, str) else Function.of(make)
     twin = call_make(function.load(), options or {})
-    given = {**twin.mesh, **twin.largest(), **(sizes or {})}
-    for name, size in given.items():
+    chosen = {**twin.mesh, **twin.largest(), **(sizes or {})}
+    for name, size in chosen.items():
         if name not in twin.mesh and name not in twin.sizes:
             raise UsageError(f"size {name}={size}: the twin has no such size or mesh dim ({one_of(name, [*twin.mesh, *twin.sizes])})")
-    replace(twin, mesh={name: given[name] for name in twin.mesh}, sizes={name: given[name] for name in twin.sizes}).check()
-    mesh, own = ({name: given[name] for name in known} for known in (twin.mesh, twin.sizes))
+    replace(twin, mesh={name: chosen[name] for name in twin.mesh}, sizes={name: chosen[name] for name in twin.sizes}).check()
+    mesh, own = ({name: chosen[name] for name in known} for known in (twin.mesh, twin.sizes))
     return Plan(function, dict(options or {}), mesh, own, **rest), twin
 
 
 def resume_mesh(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[str, int] | None:
-    """The mesh to go on with: the plan's with other sizes. Raises :class:`UsageError`."""
+    """The mesh on which a run resumes: the plan's, with the sizes in ``mesh``. Raises :class:`UsageError`."""
     if mesh is None:
         return None
     for name, size in mesh.items():

@@ -1,11 +1,11 @@
 """Features: the departures of a case from the plainest one.
 
-The plainest case is one float32 tensor, contiguous, of two elements on a 1-D mesh of two ranks, replicated or evenly sharded, used once
-by one call that goes forward. Everything else that a case has is a feature. A report counts the features that a run reached and
-lists those that it missed; a finding carries those of its smallest case; an expectation names those that it needs.
+The plainest case is a single call, forward, on one contiguous float32 tensor of two elements, replicated or evenly sharded on a 1-D mesh
+of two ranks. Every departure from it is a feature. A report counts the features that a run reached and lists those that it missed; a
+finding has those of its smallest case; an expectation names those that it needs.
 
-The catalogue is closed: :mod:`shardlaw.conformance.law.features.feature_lines` holds every name, and for a few families a pattern that ends
-in ``*``. The features of :func:`features_of` are read from the fields of the case alone; those marked *seen by a rank* only a run can tell.
+The catalogue is closed: :mod:`shardlaw.conformance.law.features.feature_lines` has every name, with patterns that end in ``*`` for a few
+families. :func:`features_of` reads features from the fields of a case; those marked *seen by a rank* are recorded during a run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
 PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
 
-# fields of a checkpoint that are options of its writer or its planner
+# fields that are options of a checkpoint's writer or planner
 SAVE_OPTIONS = ("threads", "files", "dedup", "sync", "ahead", "format", "nested", "inner")
-# what a field means by being there
+# the feature of a case that has the field
 FIELD_FEATURES = {
     **dict.fromkeys(("slice", "flatten", "of", "groups", "sizes"), "mesh-view"),
     **dict.fromkeys(SAVE_OPTIONS, "storage-option"),
@@ -58,19 +58,19 @@ FIELD_FEATURES = {
     "requires_grad": "requires-grad",
     "src": "source-rank",
 }
-# calls whose result may stay a pending maximum or minimum
+# calls whose result may be a pending maximum or minimum
 EXTREME = re.compile(r"\b(a?max|a?min|aminmax)\(|vector_norm\(\w+,-?inf")
-# where a case has two ends, a save and a load
+# chapters whose cases have two ends, a save and a load
 TWO_ENDS = ("roundtrip", "plan")
 
 
 def is_known(feature: str) -> bool:
-    """Whether the catalogue has this feature, by its name or by the pattern of its family."""
+    """Whether the catalogue has this feature, by name or by a pattern."""
     return not feature.endswith("*") and (feature in FEATURES or any(feature.startswith(p) and feature != p for p in PATTERNS))
 
 
 def feature_line(feature: str) -> str:
-    """The line of the input space that a known feature belongs to. Raises ``KeyError``."""
+    """The line of the input space of a feature in the catalogue. Raises ``KeyError``."""
     for line, names in LINES.items():
         if feature in names or any(name.endswith("*") and feature.startswith(name[:-1]) for name in names):
             return line
@@ -78,15 +78,14 @@ def feature_line(feature: str) -> str:
 
 
 def missed_features(reached: Iterable[str]) -> list[str]:
-    """The features of the catalogue that are not among ``reached``, patterns included when nothing of their family is."""
+    """The features of the catalogue that are not in ``reached``; a pattern, where no feature matches it."""
     seen = set(reached)
-    seen.add("history")  # a finding may turn out to need one; nothing is drawn with one
-    seen.add("own:")  # of no law of ours
+    seen |= {"history", "own:"}  # no case is drawn with a history; only laws of other packages have features of their own
     return [name for name in FEATURES if name not in seen and not (name.endswith("*") and any(s.startswith(name[:-1]) for s in seen))]
 
 
 def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
-    """The departures of a case from the plainest one, as far as its fields tell, with those that its law adds."""
+    """The features that follow from the fields of a case, and those that its law adds."""
     chapter = case.law.partition(".")[0]
     found = set(_field_features(chapter, case.fields))
     if case.after:
@@ -144,7 +143,7 @@ def _field_features(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozen
 
 
 def _tensors(case: Case) -> Iterator[tuple[str, str]]:
-    """The fields of a case that are tensors: one letter, or a letter and a digit, and the text of a tensor."""
+    """The fields of a case that are tensors, by name (a letter, or a letter and a digit) and by text."""
     for name, value in case.fields:
         if re.fullmatch(r"[a-z]\d?", name) and _spec(value) is not None:
             yield name, value
@@ -159,20 +158,20 @@ def _spec(text: str) -> TensorSpec | None:
 
 
 def _world_size(case: Case, name: str, mesh: Mesh) -> int:
-    """How many ranks there are where a mesh is used: a save and a load have worlds of their own."""
+    """The size of the world in which a mesh is used: a save and a load have different worlds."""
     if "mesh.load" in case or "world.save" in case or "world.load" in case:
         return case.integer("world.load" if name == "mesh.load" else "world.save", max(mesh.ranks) + 1)
     return case.world
 
 
 def _targets(case: Case, name: str) -> list[str]:
-    """Placements that the tensor ``name`` is to have later, or passes through."""
+    """The placements to which the tensor ``name`` is redistributed, or through which it goes."""
     wanted = [f"to.{name}" if f"to.{name}" in case else "to", "via"]
     return [case.get(field) for field in wanted if field in case]
 
 
 def _reshard_features(case: Case, specs: dict[str, str]) -> Iterator[str]:
-    """How what is loaded departs from what was saved."""
+    """How a load differs from the save."""
     if len(specs) > 1:
         yield "several-tensors"
     mesh, load_mesh = case.mesh(), Mesh.parse(case.get("mesh.load", case.get("mesh")))

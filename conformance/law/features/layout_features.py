@@ -1,6 +1,6 @@
-"""What the tensors, layouts, meshes and states of a case depart in: features read from their texts.
+"""The features of tensors, layouts, meshes and states, read from their texts.
 
-Functions from texts to names of :data:`shardlaw.conformance.law.features.features.FEATURES`, remembered, since cases share their parts.
+The functions return names of :data:`shardlaw.conformance.law.features.features.FEATURES`. They are cached, since cases share their parts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tensor_features(text: str, mesh: str) -> frozenset[str]:
 
 @lru_cache(8192)
 def placement_features(shape: Shape, mesh_text: str, placements_text: str) -> frozenset[str]:
-    """What the placements of a shape on a mesh depart in; nothing for a text that is no list of placements."""
+    """The features of a layout; none where a text is no mesh or no list of placements."""
     try:
         mesh, placements = Mesh.parse(mesh_text), parse_placements(placements_text)
     except NotationError:
@@ -124,7 +124,7 @@ def _nesting_features(shape: Shape, mesh: Shape, placements: Placements) -> Iter
 
 
 def operand_features(texts: Iterable[str]) -> Iterator[str]:
-    """What the tensors of a case are to one another."""
+    """The features of how the tensors of a case differ from each other."""
     specs = [TensorSpec.parse(text) for text in texts]
     values = [spec for spec in specs if not spec.fill.startswith("index")]
     if len({spec.dtype for spec in values}) > 1:

@@ -1,4 +1,4 @@
-"""The fields of a program: its steps, as one function that runs on ranks and is printed into scripts, and the tensors that they name."""
+"""The types of the field ``steps``, a function that runs on ranks and in scripts, and of the operands that it names."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 
 class ProgramField(Field):
-    """A program of steps. Torch remembers how it planned an op. It forgets that before the act and after it with ``fresh``, where a step
-    makes
-    a tensor of a number (a plan for a number is known to be taken for a 0-d tensor, and the other way round), and where one gives a tensor
-    for its result (a plan for one placement of it is used for others)."""
+    """A program of steps.
+
+    Torch caches how it planned an op. The cache is cleared before and after the act with ``fresh``, and where a known fault of the cache
+    would show in later cases: with ``tensor(``, since a plan for a number is used for a 0-d tensor and vice versa, and with ``out=``, since
+    a plan for one placement of the output is used for others.
+    """
 
     takes = "steps such as b=sum(a,0);relu(b)"
 
@@ -48,7 +50,7 @@ class ProgramField(Field):
 
 @lru_cache(4)
 def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
-    """The tensors that the steps of a case name, in the order of the case; plain ones as dense tensors. Nobody may change them."""
+    """The tensors that the steps of a case name, in the order of its fields; plain ones as dense tensors. Callers must not change them."""
     wanted, mesh = Steps.parse(case.get("steps")).names(), case.mesh()
     found: dict[str, Global | torch.Tensor] = {}
     for at, operand in enumerate(name for name, _ in case.fields if name in wanted):
@@ -61,7 +63,7 @@ def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
 
 
 class OperandsField(Field):
-    """The tensors that the program in the field ``steps`` names, each with values of its own."""
+    """The operands of the program in the field ``steps``, each with different values."""
 
     takes = TensorField.takes
 

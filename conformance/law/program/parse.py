@@ -1,11 +1,8 @@
-"""Programs of steps: what an op case asks torch to do, as one line of text.
+"""Programs of steps: the calls of torch in a case of ops, as one line of text.
 
-A program is steps joined by ``;``, in the syntax of Python calls and without spaces: ``b=sum(a,0);relu(b)``. A step
-may name its
-result; the value of the last step is the result of the program. Its Python tree becomes that of a function in plain
-torch code
-(:mod:`shardlaw.conformance.law.program.python`), which runs here and is printed into scripts: a text can only call
-what the rules below name.
+A program is steps joined by ``;``, in the syntax of Python calls and without spaces: ``b=sum(a,0);relu(b)``. A step may name its result;
+the value of the last step is the result of the program. The program is translated into a function of plain torch code
+(:mod:`shardlaw.conformance.law.program.python`), which runs on ranks and in scripts. It can call only what this table allows:
 
 ===========================================  ========================================================================
 ``a``, ``b``                                 a tensor of the case, or the result of a step before
@@ -18,7 +15,7 @@ what the rules below name.
 ``a.add_(2)``, ``a.T``                       a tensor method; the attributes ``T``, ``mT``, ``real`` and ``imag``
 ``getitem(a,(slice(0,2),None))``             ``a[0:2, None]``
 ``setitem(a,0,2)``                           ``a[0] = 2``, a step of its own; its value is ``a``
-``redistribute(a,'S(0),R')``                 the same tensor placed otherwise; nothing at all to a plain tensor
+``redistribute(a,'S(0),R')``                 the tensor with other placements; a plain tensor stays as it is
 ``tensor(2,dtype=torch.int64)``              a plain tensor
 ===========================================  ========================================================================
 
@@ -41,19 +38,19 @@ from shardlaw.reference.notation import NotationError
 
 
 class PlainRunObserver:
-    """What is told of the run of a program on plain tensors: see :func:`watched_by`."""
+    """Observes runs of programs on plain tensors: see :func:`observe_plain_runs`. By default it does nothing."""
 
     def plain_run_context(self) -> AbstractContextManager[Any]:
-        """Surrounds what the plain run does, the way back included."""
+        """A context for the plain run, its backward pass included."""
         return nullcontext()
 
     def on_redistribute(self, tensor: Any, placements: str) -> None:
-        """A step asks for these placements of a tensor."""
+        """A step redistributes ``tensor`` to ``placements``."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Steps, run in order."""
+    """A parsed program; ``text`` is as it was given."""
 
     text: str
     tree: ast.Module = field(compare=False, repr=False)
@@ -61,7 +58,7 @@ class Program:
     @staticmethod
     @cache
     def parse(text: str) -> Program:
-        """The inverse of ``str``. Raises :class:`NotationError`, which names what is wrong."""
+        """The inverse of ``str``. Raises :class:`NotationError`."""
         try:
             program = Program(text, ast.parse(text))
         except SyntaxError as error:
@@ -81,7 +78,7 @@ class Program:
         return StepsFunction(self.tree)
 
     def names(self) -> frozenset[str]:
-        """The tensors that the program wants from its case."""
+        """The names of the operands that the program takes."""
         return frozenset(self.function.names)
 
     def run(self, operands: Mapping[str, Any]) -> list[Any]:
@@ -89,7 +86,7 @@ class Program:
         return self._sharded(operands)  # type: ignore[no-any-return]
 
     def run_plain(self, operands: Mapping[str, Any]) -> list[Any]:
-        """The value of every step, on plain tensors, which nobody can place otherwise; seen by whoever watches."""
+        """The value of every step, on plain tensors, for which ``redistribute`` does nothing but notify the observer."""
         with plain_run_context():
             return self._plain(operands)  # type: ignore[no-any-return]
 
@@ -110,9 +107,9 @@ OBSERVERS = [PlainRunObserver()]
 
 
 @contextmanager
-def observe_plain_runs(watcher: PlainRunObserver) -> Iterator[None]:
-    """Programs that run on plain tensors within tell ``watcher``."""
-    OBSERVERS.append(watcher)
+def observe_plain_runs(observer: PlainRunObserver) -> Iterator[None]:
+    """Let ``observer`` observe the plain runs in this context."""
+    OBSERVERS.append(observer)
     try:
         yield
     finally:
@@ -120,7 +117,7 @@ def observe_plain_runs(watcher: PlainRunObserver) -> Iterator[None]:
 
 
 def plain_run_context() -> AbstractContextManager[Any]:
-    """What belongs to the run of a program on plain tensors: the way back."""
+    """The observer's context, for the backward pass of a plain run."""
     return OBSERVERS[-1].plain_run_context()
 
 
