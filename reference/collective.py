@@ -1,7 +1,7 @@
-"""Collectives as functions on lists: entry ``i`` is what the member at position ``i`` of the group gives, or gets.
+"""Collectives as functions on lists: entry ``i`` is the input, or the output, of the member at position ``i`` of the group.
 
-A collective has no more to it than this. Whatever carries it (a ring, a tree, a store), on whatever device, the lists are the same.
-Values are dense CPU tensors, or anything at all where nothing is reduced; ``None`` stands where a member gets nothing.
+The result is the same for every implementation (ring, tree, store) and device. Values are dense CPU tensors, or any objects where nothing
+is reduced. ``None`` is the output of a member that gets nothing.
 
 Source: the documentation of ``torch.distributed`` and, for what it leaves open, the collectives of MPI that it names.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CollectiveError(ValueError):
-    """Arguments that mean nothing, whoever is asked to carry them."""
+    """Arguments for which a collective is not defined."""
 
 
 def is_reducible(dtype: torch.dtype, op: str) -> bool:
@@ -50,24 +50,24 @@ def reduce(inputs: Sequence[torch.Tensor], op: str, root: int) -> list[torch.Ten
 
 
 def broadcast(inputs: Sequence[T], root: int) -> list[T]:
-    """Every member gets what ``root`` has."""
+    """Every member gets the input of ``root``."""
     _check_root(root, inputs)
     return [inputs[root]] * len(inputs)
 
 
 def all_gather(inputs: Sequence[T]) -> list[list[T]]:
-    """Every member gets the list of what the members have, in the order of the group; sizes may differ."""
+    """Every member gets the list of all inputs, in the order of the group; sizes may differ."""
     return [list(inputs) for _ in inputs]
 
 
 def gather(inputs: Sequence[T], root: int) -> list[list[T] | None]:
-    """The member ``root`` gets that list."""
+    """The member ``root`` gets the list of all inputs; sizes may differ."""
     _check_root(root, inputs)
     return [list(inputs) if at == root else None for at in range(len(inputs))]
 
 
 def scatter(rows: Sequence[Sequence[T] | None], root: int) -> list[T]:
-    """Entry ``i`` of the list that ``root`` has goes to member ``i``."""
+    """Member ``i`` gets entry ``i`` of the list of ``root``."""
     _check_root(root, rows)
     row = rows[root]
     if row is None or len(row) != len(rows):
@@ -88,9 +88,9 @@ def all_to_all(rows: Sequence[Sequence[T]]) -> list[list[T]]:
 
 
 def all_to_all_single(inputs: Sequence[torch.Tensor], splits: Sequence[Sequence[int]] | None = None) -> list[torch.Tensor]:
-    """The same for one tensor each: rows ``splits[i][j]`` of member ``i`` go to member ``j``, who joins what arrives in order.
+    """All-to-all of one tensor for each member: ``splits[i][j]`` rows of member ``i`` go to member ``j``, which concatenates what it gets.
 
-    Without ``splits`` each tensor is cut into equal parts.
+    Without ``splits`` each tensor is split evenly.
     """
     if splits is None:
         if any(len(tensor) % len(inputs) for tensor in inputs):
@@ -103,7 +103,7 @@ def all_to_all_single(inputs: Sequence[torch.Tensor], splits: Sequence[Sequence[
 
 
 def concatenate(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """A gathered list as one tensor, end to end along ``dim``; scalars become a row."""
+    """A gathered list concatenated along ``dim``; scalars become a vector."""
     return torch.cat([part.reshape(1) if part.ndim == 0 else part for part in parts], dim)
 
 
@@ -113,14 +113,14 @@ def stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def permute(inputs: Sequence[T], to: Sequence[int]) -> list[T]:
-    """What member ``i`` has goes to member ``to[i]``."""
+    """The input of member ``i`` goes to member ``to[i]``."""
     if sorted(to) != list(range(len(inputs))):
         raise CollectiveError(f"{list(to)} is no permutation of {len(inputs)} members")
     return [inputs[list(to).index(at)] for at in range(len(inputs))]
 
 
 def deliver(sent: Iterable[tuple[int, int, Hashable, T]]) -> dict[tuple[int, int, Hashable], list[T]]:
-    """Messages ``(from, to, tag, value)`` in the order in which they were sent, as they arrive: in that order for each pair and tag."""
+    """The values that arrive, by (source, destination, tag), for messages ``(source, destination, tag, value)`` in sending order."""
     arrived: dict[tuple[int, int, Hashable], list[T]] = {}
     for source, destination, tag, value in sent:
         arrived.setdefault((source, destination, tag), []).append(value)

@@ -1,20 +1,19 @@
-"""What a crash may leave of a folder into which several processes were writing.
+"""The states of a folder that a crash may leave while several processes write into it.
 
-Every process took *steps*: it wrote to a file, synced it, renamed it. At some of them, which are *meetings*, the processes waited for one
-another. A crash ends all of them at one moment, a *cut*: of each process the first so many steps are done, and nobody has passed a meeting
-that somebody whom it waits for had not reached. How the steps of different processes were interleaved in the run that was recorded does not
-matter; what matters is who waits for whom.
+Every process takes *steps*: it writes to a file, syncs it, renames it. Some steps are *meetings*, at which processes wait for each other. A
+crash stops all processes at a *cut*: each has done a prefix of its steps, and none has passed a meeting before those that it waits for
+reached it. Cuts depend on these waits alone, not on the interleaving of the recorded run.
 
-What is done need not last. A ``disk`` says what does:
+Not every step survives the crash. The ``disk`` decides which do:
 
-``kill``   the processes end and the machine goes on: everything that was done lasts
-``posix``  the machine goes down: what was written to a file lasts once the file was synced, a name (made, moved or removed) once its folder
-           was. The rest lasts or is lost, effect by effect, in any order. Two things are kept together: the bytes that were written after
-           a file was cut to a size need that cut, and a name that moved is at its old place or at its new one
+``kill``   the processes die, the machine does not: every step survives
+``posix``  the machine goes down: bytes survive once their file is synced, a name (created, moved or removed) once its folder is. Other
+           effects survive or are lost independently, with two exceptions: bytes written after a file was truncated are lost with the
+           truncation, and a moved name is either at its old or at its new place
 
-For a cut, these are tried: nothing is lost, everything that may be, each step alone, everything but one step, and of each write its second
-half. Of more than two processes only two are inside their steps between two meetings, the others before or behind them. So few losses are
-enough for most faults of this kind (Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
+For each cut these losses are tried: nothing, everything that may be lost, each step alone, everything but one step, and the second half of
+each write. Of more than two processes, at most two are between two meetings; the others are at one. This finds most faults of this kind
+(Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-MAX_INSIDE = 2  # processes that a cut finds between two meetings
-MAX_AHEAD = 2  # meetings that one process may be ahead of another
-MAX_STATES = 4096  # states of a scenario
+MAX_INSIDE = 2  # processes that are between two meetings at a cut
+MAX_AHEAD = 2  # meetings by which one process may be ahead of another
+MAX_STATES = 4096  # states that are returned
 ROOT = 0
 
 
@@ -34,18 +33,18 @@ class Step:
     """One step of a process; paths are relative to the folder, which is ``""`` itself.
 
     ==========  ==================================================================================================
-    make        there is a folder ``path``
-    open        there is a file ``path``, emptied where ``at`` is 1
-    write       ``data`` stands in the file ``path`` from byte ``at`` on
-    cut         the file ``path`` is ``at`` bytes long
-    sync        the file or the folder ``path`` was synced; with ``other="all"`` everything was
-    move        what was called ``path`` is called ``other``
-    link        what is called ``path`` is called ``other`` too
-    remove      nothing is called ``path``
+    make        create the folder ``path``
+    open        create the file ``path``, or open it; truncate it where ``at`` is 1
+    write       write ``data`` to the file ``path`` at byte ``at``
+    cut         truncate or extend the file ``path`` to ``at`` bytes
+    sync        sync the file or the folder ``path``; with ``other="all"`` everything
+    move        rename ``path`` to ``other``
+    link        link ``path`` as ``other`` too
+    remove      remove the name ``path``
     meet        all wait for ``all``, or process ``at`` waits for all (``to``), or all wait for process ``at`` (``from``)
     ==========  ==================================================================================================
 
-    ``when``: a number that orders the steps of all processes as they came in the run, no two of which are equal within a process.
+    ``when``: orders the steps of all processes in the recorded run; distinct within a process.
     """
 
     kind: str
@@ -62,11 +61,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a step does to the disk: to the bytes of a file (``kind`` ``bytes``), to its size (``size``), or to the ``name`` of a file or a
-    folder.
+    """A change of the disk: of the ``bytes`` of a file, of its ``size``, or of a ``name``.
 
-    ``inode`` is the file's number, or that of what gets the name (``None``: the name goes), which is a ``file`` or a folder. ``folder`` and
-    ``name`` say which name, ``moved`` which name it had before.
+    ``inode``: the number of the file, or of what gets the name, which is a ``file`` or a folder; ``None`` removes the name. ``folder`` and
+    ``name``: the new name; ``moved``: the old one.
     """
 
     kind: str
@@ -80,7 +78,7 @@ class Effect:
 
 
 class Disk:
-    """Files and folders by number, and their names. ``tree`` gives the files by path; a folder's content is ``None``."""
+    """Files and folders by number, and their names. In a ``tree``, by path, the content of a folder is ``None``."""
 
     def __init__(self, tree: Mapping[str, bytes | None]) -> None:
         self.names: dict[tuple[int, str], int] = {}
@@ -93,14 +91,14 @@ class Disk:
                 self.files[self.at(path) or ROOT][:] = content
 
     def at(self, path: str) -> int | None:
-        """The number of what is called ``path``."""
+        """The number of the file or folder ``path``, or ``None``."""
         found: int | None = ROOT
         for part in filter(None, path.split("/")):
             found = None if found is None else self.names.get((found, part))
         return found
 
     def creation_effects(self, path: str, folder: bool) -> Iterator[Effect]:
-        """The effects after which there is a file or a folder ``path``; each must be done before the next is asked for."""
+        """The effects that create a file or a folder ``path`` with its parents. Apply each before taking the next."""
         parts = [part for part in path.split("/") if part]
         where = ROOT
         for depth, part in enumerate(parts):
@@ -121,16 +119,16 @@ class Disk:
                     self.files.setdefault(effect.inode, bytearray())
             return
         assert effect.inode is not None
-        held = self.files.setdefault(effect.inode, bytearray())  # its name may have been lost
+        content = self.files.setdefault(effect.inode, bytearray())  # its name may have been lost
         if effect.kind == "size":
-            del held[effect.at :]
-            held.extend(bytes(effect.at - len(held)))
+            del content[effect.at :]
+            content.extend(bytes(effect.at - len(content)))
         else:
-            held.extend(bytes(max(0, effect.at - len(held))))
-            held[effect.at : effect.at + len(effect.data)] = effect.data
+            content.extend(bytes(max(0, effect.at - len(content))))
+            content[effect.at : effect.at + len(effect.data)] = effect.data
 
     def tree(self) -> dict[str, bytes | None]:
-        """Everything that has a path."""
+        """Contents by path."""
         below: dict[int, list[tuple[str, int]]] = {}
         for (folder, name), number in self.names.items():
             below.setdefault(folder, []).append((name, number))
@@ -147,7 +145,7 @@ class Disk:
 
 
 def apply_steps(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bool]]]:
-    """The effects of each step, in order, with whether a later step made them last. Does them to ``disk``."""
+    """Apply steps to ``disk``. Returns the effects of each step, each with whether a later sync made it durable."""
     found: list[list[tuple[Effect, bool]]] = []
     for step in steps:
         if step.kind == "sync":
@@ -164,7 +162,7 @@ def apply_steps(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bo
 
 
 def _is_synced_by(effect: Effect, number: int | None, disk: Disk) -> bool:
-    """Whether syncing what has this number makes the effect last: a file's bytes and size, a folder's names."""
+    """Whether syncing the file or folder ``number`` makes the effect durable: a file's bytes and size, a folder's names."""
     if effect.kind == "name":
         return number is not None and number not in disk.files and effect.folder == number
     return effect.inode == number
@@ -192,8 +190,8 @@ def _step_effects(step: Step, disk: Disk) -> Iterator[Effect]:
 def surviving_tree(
     base: Mapping[str, bytes | None], steps: Sequence[Step], lost: Collection[int] = (), half: int | None = None
 ) -> dict[str, bytes | None]:
-    """What is left of a folder that held ``base``, after steps of which those with a number in ``lost`` are lost, as far as they did not
-    come to last; of the bytes that step ``half`` wrote, the second half is. Bytes that need a lost change of size are lost with it."""
+    """The folder after a crash: ``base`` with the effects of ``steps``, except those of the steps numbered in ``lost`` that are not
+    durable, and the second half of the bytes that step ``half`` wrote. Bytes written after a lost change of size are lost with it."""
     disk, gone = Disk(base), set[int | None]()
     for number, effects in enumerate(apply_steps(Disk(base), steps)):
         for effect, lasts in effects:
@@ -207,7 +205,7 @@ def surviving_tree(
 
 
 def loss_choices(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Iterator[tuple[frozenset[int], int | None]]:
-    """Which steps are lost, and of which the second half is, in all ways that are tried; in the first of them none is."""
+    """The choices of lost steps, and of a step whose second half is lost, that are tried; first the loss of nothing."""
     yield frozenset(), None
     loose = frozenset(number for number, own in enumerate(effects) if not all(lasts for _, lasts in own))
     if disk == "kill" or not loose:
@@ -223,11 +221,11 @@ def loss_choices(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) ->
 
 
 Segment = list[list[Step]]
-"""What a process does between two meetings: its threads' steps, each in order."""
+"""The steps of a process between two meetings: a list for each thread, in order."""
 
 
 def split_at_meetings(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list[tuple[str, int]]]:
-    """A process's steps between its meetings, and these. What several threads do is ordered for each file alone."""
+    """The segments of a process, and the meetings between them. With several threads, only the steps on one file are ordered."""
     found: list[list[Step]] = [[]]
     meetings = []
     for step in log:
@@ -242,9 +240,9 @@ def split_at_meetings(log: Sequence[Step], threads: int = 1) -> tuple[list[Segme
 
 
 def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Step]]]:
-    """Every moment at which a crash may find the processes: for each of them the steps that it has done. Those with few steps come first.
+    """Every cut, as the steps that each process has done; those with few steps come first.
 
-    Raises ``ValueError`` where the processes did not meet alike.
+    Raises ``ValueError`` where the processes did not have the same meetings.
     """
     parts = [split_at_meetings(log, threads) for log in logs]
     meetings = parts[0][1]
@@ -268,7 +266,7 @@ def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Ste
 
 
 def _must_reach_meeting(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> list[bool] | None:
-    """Which processes must have done all their steps up to the next meeting, since somebody is past it. None: nobody can be there."""
+    """Which processes must have done all steps before their next meeting, since another is past it. None where the cut is impossible."""
     through = [False] * len(reached)
     for number, (kind, root) in enumerate(meetings):
         past = [process for process, at in enumerate(reached) if at > number]
@@ -286,7 +284,7 @@ def _must_reach_meeting(reached: Sequence[int], meetings: Sequence[tuple[str, in
 
 
 def _thread_progress(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int, ...], int]]:
-    """How many steps of each thread of a segment may be done, and how many threads are then inside their steps."""
+    """The possible numbers of done steps of each thread of a segment, each with how many threads have done some but not all."""
     sizes = [len(lane) for lane in segment]
     if whole:
         return [(tuple(sizes), 0)]
@@ -301,12 +299,12 @@ def _thread_progress(segment: Segment, threads: int, whole: bool) -> list[tuple[
 
 
 StepId = tuple[int, int]
-"""A step: the number of its process, and its own there, from 1, meetings left out."""
+"""A step: the number of its process, and its own in that process, from 1, meetings not counted."""
 
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """What a crash may leave: the files by path (``None`` for a folder), which it is in words, and the kinds of effects that were lost."""
+    """What a crash may leave: contents by path (``None`` for a folder), a description, and the kinds of effects that were lost."""
 
     tree: Mapping[str, bytes | None]
     description: str
@@ -317,8 +315,8 @@ class State:
 
 
 def order_steps(logs: Sequence[Sequence[Step]]) -> dict[StepId, Step]:
-    """The steps of all processes by their places, in an order in which they may have come: between two meetings one process after the
-    other, whatever the order was in the run, so that a state is the same in every run."""
+    """The steps of all processes by id, in a possible order: between two meetings one process after the other. It does not depend on the
+    recorded run, so that a state is the same in every run."""
     found = []
     for process, log in enumerate(logs):
         met = number = 0
@@ -334,22 +332,22 @@ def order_steps(logs: Sequence[Sequence[Step]]) -> dict[StepId, Step]:
 def state_at(
     base: Mapping[str, bytes | None], steps: Mapping[StepId, Step], done: str, lost: Collection[StepId] = (), half: StepId | None = None
 ) -> State:
-    """The state of a folder that held ``base`` after these steps, of which some are ``lost`` and of one the second ``half``. ``done`` tells
-    which steps they are."""
+    """The state of a folder that held ``base``, after ``steps`` of which some are ``lost``, and of one the second ``half``. ``done``
+    describes the steps."""
     places = [*steps]
     gone = {places.index(place) for place in lost}
     cut = None if half is None else places.index(half)
     effects = apply_steps(Disk(base), steps.values())
     kinds = {effect.kind for at, own in enumerate(effects) for effect, lasts in own if not lasts and (at in gone or at == cut)}
     last = {process: step for (process, _), step in steps.items()}
-    told = [done, *(f"rank {process} is behind: {step}" for process, step in sorted(last.items()))]
-    told += [f"lost: {steps[place]}" for place in lost]
-    told += [f"lost: the second half of {steps[half]}"] if half is not None else []
-    return State(surviving_tree(base, [*steps.values()], gone, cut), "; ".join(told), frozenset(kinds))
+    words = [done, *(f"rank {process} is behind: {step}" for process, step in sorted(last.items()))]
+    words += [f"lost: {steps[place]}" for place in lost]
+    words += [f"lost: the second half of {steps[half]}"] if half is not None else []
+    return State(surviving_tree(base, [*steps.values()], gone, cut), "; ".join(words), frozenset(kinds))
 
 
 def format_moment(done: Iterable[int], lost: Iterable[StepId], half: StepId | None) -> str:
-    """Which state it is as fields of a case: ``done=3,1 lost=0.2,1.1 half=0.3``."""
+    """A state as fields of a case: ``done=3,1 lost=0.2,1.1 half=0.3``."""
     text = f"done={','.join(map(str, done))}"
     text += "".join(f"{' lost=' if at == 0 else ','}{process}.{number}" for at, (process, number) in enumerate(lost))
     return text + ("" if half is None else f" half={half[0]}.{half[1]}")
@@ -363,9 +361,9 @@ def states(
     returned: bool = False,
 ) -> list[State]:
     """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, and
-    at most :data:`MOST` of them.
+    at most :data:`MAX_STATES` of them.
 
-    ``logs`` are the steps of each process. ``returned``: after all steps alone.
+    ``logs`` are the steps of each process. ``returned``: only states after all steps.
     """
     every = order_steps(logs)
     found: dict[frozenset[tuple[str, bytes | None]], State] = {}

@@ -155,7 +155,8 @@ def _train(
     reseed: bool = False,
     change_gradients: ChangeGradients | None = None,
 ) -> None:
-    """Train for the steps of the plan, and record every tensor. ``reseed``: before each step, seed random numbers so that a model that draws some departs from its first run."""
+    """Train for the steps of the plan, and record every tensor. ``reseed``: seed each step, so that a model that draws random numbers
+    gives other values than in its first run."""
     optimizer = twin.optimizer(model) if twin.optimizer else torch.optim.SGD(model.parameters(), lr=0.125)
     if plan.load:
         (twin.load or load)(model, optimizer, plan.folder)

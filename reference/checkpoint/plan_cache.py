@@ -1,9 +1,9 @@
-"""Plans that are kept between saves: what may be left unsaid when a state is saved again, and what may not.
+"""Plans that are cached from one save to the next.
 
-A save that is like the one before need not be planned anew. Each rank compares its plan with the one that it kept and says nothing where
-they are *the same*: of the same items, with all that metadata will tell of them (shape, dtype, box), and of the same paths. What a
-rank does not say stands as it said it last. So the outcome is always the one of a save that is planned from the beginning; a plan
-that is kept although anything of this has changed describes another state than the one that is written.
+A save that is like the one before need not be planned again. Each rank compares its plan with its cached one, and sends it only where they
+differ: in an item, in anything that metadata has of it (shape, dtype, box), or in the paths of the leaves. For a rank that sends nothing
+the coordinator uses its last plan. So the result always equals that of a save without a cache; an implementation that uses a cached plan
+although any of this has changed writes metadata of another state.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (``DefaultSavePlanner``, ``enable_plan_caching``).
 """
@@ -21,18 +21,20 @@ Paths = Mapping[str, Path]
 
 @dataclass
 class PlanCache:
-    """What a series of saves has said so far: for every rank its last plan, and the paths of its leaves."""
+    """The last plan of every rank in a series of saves, and the paths of its leaves."""
 
     plans: list[Plan] = field(default_factory=list)
     paths: list[Paths] = field(default_factory=list)
 
     def update(self, plans: Sequence[Plan], paths: Sequence[Paths]) -> list[bool]:
-        """Which ranks have something to say, now that their plans are these; it is kept."""
-        told = [at >= len(self.plans) or self.plans[at] != plan or dict(self.paths[at]) != dict(paths[at]) for at, plan in enumerate(plans)]
+        """Store the plans of a save. Returns which ranks must send theirs."""
+        changed = [
+            at >= len(self.plans) or self.plans[at] != plan or dict(self.paths[at]) != dict(paths[at]) for at, plan in enumerate(plans)
+        ]
         self.plans, self.paths = list(plans), list(paths)
-        return told
+        return changed
 
     def outcome(self) -> tuple[list[Plan], Metadata]:
-        """What is written, and how it is described: planned from what every rank said last."""
+        """The plans that are written, and their metadata, from the last plans of all ranks."""
         shared = dedup(self.plans)
         return shared, describe(shared)

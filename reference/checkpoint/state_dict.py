@@ -1,17 +1,17 @@
-"""Nested states: what is saved is a tree of dicts and lists whose leaves are tensors or other values.
+"""Nested states: trees of dicts and lists whose leaves are tensors or other values, as checkpoints save them.
 
-A state is written on one line, as Python would write it, without spaces::
+The text of a state is one line of Python syntax without spaces::
 
     {w:x,opt:{0:{step:3,"exp.avg":y}},names:["a",None],hook:stateful({n:b"ab"})}
 
-A bare word is a key where a key stands (other keys are texts, numbers, ``True``, ``False``, ``None``, and tuples of keys), and
-elsewhere the name of a tensor (:class:`Slot`), which stands beside the state; the same name twice is one tensor under two keys.
-``stateful(...)`` is an object that hands out and takes back such a state. Printing is canonical, and parsing what was printed
+A bare word in place of a key is a string key (other keys are strings, numbers, ``True``, ``False``, ``None``, and tuples of keys).
+Elsewhere it is the name of a tensor (:class:`Slot`), which the case has in another field; a name that occurs twice is one tensor under
+two keys. ``stateful(...)`` is an object with ``state_dict()`` and ``load_state_dict()``. Printing is canonical: parsing what was printed
 gives an equal state.
 
-A checkpoint does not keep the tree but its leaves, each under its *path joined by dots*. :func:`flatten` says which leaves there
-are: dicts are always opened; a list is opened when a tensor or a dict is somewhere in its lists; everything else is one
-leaf: numbers, texts, ``None``, tuples, sets, and lists of such. Nothing is stored for an empty dict.
+A checkpoint stores the leaves of the tree, each under its path joined by dots. :func:`flatten` gives the leaves: dicts are always
+flattened; a list is, where a tensor or a dict is in it or in its nested lists; everything else is a leaf: numbers, strings, ``None``,
+tuples, sets, and lists of these. Nothing is stored for an empty dict.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (``DefaultSavePlanner``, ``flatten_state_dict``).
 """
@@ -36,24 +36,24 @@ KEYWORD = "stateful"
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor, by its name in the case."""
+    """A tensor in a state, by its name in the case."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Stateful:
-    """An object with ``state_dict()`` and ``load_state_dict()``, by the state that it holds."""
+    """An object with ``state_dict()`` and ``load_state_dict()``, by its state."""
 
     state: State
 
 
 class FlattenError(ValueError):
-    """Two leaves have one path, such as those of ``{"a":{"b":1},"a.b":2}``."""
+    """Two leaves have the same path, such as those of ``{"a":{"b":1},"a.b":2}``."""
 
 
 def parse_state(text: str) -> State:
-    """A state from its text. Raises :class:`NotationError`, which quotes the part that is no state."""
+    """A state from its text. Raises :class:`NotationError`, which quotes the invalid part."""
     try:
         node = ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -128,7 +128,7 @@ def _format_key(key: Key) -> str:
 
 
 def map_leaves(state: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same tree with ``leaf`` applied to every slot and every other value; sets and what is in them stay as they are."""
+    """The tree with ``leaf`` applied to every slot and every other value. A set counts as one value."""
     match state:
         case dict():
             return {key: map_leaves(value, leaf) for key, value in state.items()}
@@ -142,14 +142,14 @@ def map_leaves(state: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def slot_names(state: Any) -> Iterator[str]:
-    """The names of the tensors of a state, each once, in the order in which they first stand there."""
+    """The names of the tensors of a state, each once, in order of appearance."""
     seen: dict[str, None] = {}
     map_leaves(state, lambda leaf: seen.setdefault(leaf.name) if isinstance(leaf, Slot) else None)
     yield from seen
 
 
 def is_branch(value: Any) -> bool:
-    """Whether a value is a branch: its entries are stored apart. What is no branch is one leaf."""
+    """Whether the entries of a value are stored separately, not the value as one leaf."""
     if isinstance(value, Mapping):
         return True
     if not isinstance(value, list):
@@ -158,9 +158,9 @@ def is_branch(value: Any) -> bool:
 
 
 def flatten(state: State) -> dict[str, tuple[Path, Any]]:
-    """Every leaf by its path joined by dots, with the path itself: keys as texts, positions in lists as numbers.
+    """Every leaf by its path joined by dots, with the path itself: keys as strings, positions in lists as numbers.
 
-    A :class:`Stateful` at the top counts as the state that it holds. Raises :class:`FlattenError`.
+    A :class:`Stateful` at the top is replaced by its state. Raises :class:`FlattenError`.
     """
     flat: dict[str, tuple[Path, Any]] = {}
 
@@ -183,7 +183,7 @@ def flatten(state: State) -> dict[str, tuple[Path, Any]]:
 
 
 def unflatten(leaves: Mapping[str, tuple[Path, Any]]) -> State:
-    """The tree that paths describe: keys are texts, gaps in lists are ``None``."""
+    """The tree with these paths: keys are strings, gaps in lists are ``None``."""
     root: State = {}
     for path, value in leaves.values():
         branch: Any = root
@@ -204,9 +204,9 @@ def _get_or_insert(branch: Any, step: str | int, default: Any) -> Any:
 
 
 def spoil(value: Any) -> Any:
-    """A state of the same structure and the same types whose every value is another: a destination, before a load.
+    """A state of the same structure and types with every value changed: a destination before a load.
 
-    Slots stay; ``None``, which has no other value, and empty tuples, sets and lists become the text ``"unset"`` or hold it.
+    Slots stay. ``None`` becomes ``"unset"``; empty tuples, sets and lists get it as their item.
     """
     match value:
         case bool():
