@@ -1,4 +1,4 @@
-"""Checks of arguments, shared by all strategies: one error, one shape of message, raised when the strategy is asked for."""
+"""Checks of arguments, shared by all strategies: one error and one form of message, raised when a strategy is created."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def format_arguments(**arguments: object) -> str:
-    """``name=value`` for each argument: how every message of this package starts."""
+    """``name=value`` for each argument, with which every message of this package starts."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
@@ -42,9 +42,9 @@ def check_choices(name: str, value: Iterable[T] | str, known: Sequence[T] | None
     chosen = tuple(dict.fromkeys(value))
     if not chosen:
         raise InvalidArgument(f"{name} is empty: want at least one choice")
-    strange = [choice for choice in chosen if known is not None and choice not in known]
-    if strange:
-        raise InvalidArgument(f"{name}: {strange[0]!r} is none of {', '.join(map(str, known or ()))}")
+    unknown = [choice for choice in chosen if known is not None and choice not in known]
+    if unknown:
+        raise InvalidArgument(f"{name}: {unknown[0]!r} is none of {', '.join(map(str, known or ()))}")
     return chosen
 
 

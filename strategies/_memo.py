@@ -1,4 +1,4 @@
-"""Strategies that are made once: making a composite costs more than drawing from it."""
+"""Caches strategies: creating a composite strategy costs more than drawing from it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 def memoized(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T]]:
-    """Keep the last strategies that ``make`` gave, for arguments that can be hashed."""
-    known = lru_cache(maxsize=512, typed=True)(make)
+    """Cache the strategies that ``make`` returns, by its arguments where all are hashable."""
+    cached = lru_cache(maxsize=512, typed=True)(make)
 
     @wraps(make)
-    def found(*args: P.args, **kwargs: P.kwargs) -> SearchStrategy[T]:
+    def make_or_reuse(*args: P.args, **kwargs: P.kwargs) -> SearchStrategy[T]:
         try:
             hash((args, *kwargs.values()))
         except TypeError:
             return make(*args, **kwargs)
-        return known(*args, **kwargs)  # type: ignore[arg-type]
+        return cached(*args, **kwargs)  # type: ignore[arg-type]
 
-    return found
+    return make_or_reuse

@@ -1,8 +1,8 @@
-"""What collectives are tried on: groups, payloads whose elements name who they belong to, and sizes that differ by rank.
+"""Inputs of collectives: groups, payloads that identify every element, and sizes that differ by rank.
 
-A payload of one constant a rank cannot show that a block was cut, turned or mixed up. Here every element says which member it
-comes from and where it stood there, as far as the dtype has room; what is to be reduced is small and unequal, so that every
-reduction is exact and no single member holds the answer.
+A constant payload on each rank cannot show that a block was cut, reversed or mixed up. Here every element is unique to its member and
+position, as far as the dtype allows. Contributions to reductions are small and unequal, so that every reduction is exact and no single
+member has the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardlaw.strategies.meshes import palette_meshes
 GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}
 SUBGROUPS = {"2@0,2": 3, "2@1,2": 2, "3@0,1,3": 2, "1@1": 1}
 REORDERED = {"2@1,0": 2, "3@2,0,1": 2, "2@2,0": 2, "4@2,3,0,1": 1}
-# how many integers from 1 on a dtype tells apart
+# how many integers from 1 on a dtype can distinguish
 ROOM = {torch.uint8: 251, torch.int8: 113, torch.bfloat16: 251, torch.float16: 1999}
 UNEVEN = (1, 2, 3, 0, 4, 5)
 
@@ -34,12 +34,12 @@ def groups(*, world_size: int = 4, least: int = 1, parts: bool = True, tables: b
     check_count("world_size", world_size, 1)
     check_count("least", least, 1)
     palette = {**GROUPS, **(SUBGROUPS if parts else {}), **(REORDERED if tables else {})}
-    kept = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
-    return st.sampled_from(palette_meshes(kept, world_size) or [Mesh.of(least)])
+    texts = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
+    return st.sampled_from(palette_meshes(texts, world_size) or [Mesh.of(least)])
 
 
 def extents(size: int) -> SearchStrategy[tuple[int, ...]]:
-    """Rows of each of ``size`` members: uneven, nothing on some."""
+    """Numbers of rows, one for each of ``size`` members; they differ, and some are 0."""
     check_count("size", size, 1)
     return st.tuples(*[st.sampled_from(UNEVEN)] * size)
 
@@ -51,10 +51,10 @@ def split_tables(size: int) -> SearchStrategy[tuple[tuple[int, ...], ...]]:
 
 
 def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0, fill: str = "distinct") -> torch.Tensor:
-    """What stands at ``position`` of all that is given: no two elements of a case alike, where the dtype has room, or values by ``fill``,
+    """The input at ``position`` of a case: all elements of the case are distinct, as far as the dtype allows; or values by ``fill``,
     ``wide`` or ``edges``, that differ by position.
 
-    ``span`` is how many numbers each position takes: where shapes differ, as many as the largest has elements.
+    ``span``: how many numbers each position uses; where shapes differ, the number of elements of the largest.
     """
     if fill != "distinct" and dtype != torch.bool:
         return dense(shape, dtype, fill, position)
@@ -69,8 +69,8 @@ def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0, fill
 def contribution(
     shape: Shape, dtype: torch.dtype, op: str, size: int, seed: int, position: int = 0, fill: str = "distinct"
 ) -> torch.Tensor:
-    """What the member at ``position`` of ``size`` adds to a reduction by ``op``: other values for each ``seed``, and every reduction
-    exact. Of ``edges`` each is given by one member, beside whom the others' are small."""
+    """The input of the member at ``position`` of ``size`` to a reduction by ``op``, which is exact; values differ by ``seed``. With the
+    fill ``edges``, one member contributes the special value, the others small ones."""
     if fill == "edges" and op != "avg" and dtype != torch.bool:
         return contributions(dense(shape, dtype, fill, seed), op, size, seed)[position]
     seed += 10 * position

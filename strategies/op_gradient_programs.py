@@ -1,4 +1,4 @@
-"""Chains of ops that have gradients, over two leaves."""
+"""Programs of ops that have gradients, on two leaves."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from shardlaw.strategies.op_operands import (
 from shardlaw.strategies.op_programs import NAMES, Value, join_calls, links
 from shardlaw.strategies.ops import Sample
 
-# ops without a gradient, or whose gradient is not settled where elements are equal or zero
+# ops without a gradient, or whose gradient is undefined for equal elements or zeros
 NO_SETTLED_GRADIENT = re.compile(r"^(sign|floor|to|abs|amax|amin|maximum|sqrt|linalg)\b|torch\.")
 
 
-def build_gradient_program(choose: Choose, ground: Scenario) -> Backward:
+def build_gradient_program(choose: Choose, scenario: Scenario) -> Backward:
     """A chain of two to four calls on a tensor ``a``, some of which take a second leaf ``b`` of the same shape or of its last dim.
 
-    What lies as the ground says is ``a``; where it waits for a reduction that is no sum or average, of which nobody says what its gradient
-    is, it has none, and its value counts in that of ``b``.
+    ``a`` has the kinds of placements of the scenario. Where it has a pending reduction other than a sum or an average, whose gradient is
+    undefined, only ``b`` is a leaf.
     """
-    mesh, sizes = ground.mesh, choose_sizes(choose, ground, ("m", "n"))
+    mesh, sizes = scenario.mesh, choose_sizes(choose, scenario, ("m", "n"))
     x, a, b = Value("a", ("m", "n")), Value("a", ("m", "n")), Value("b", choose((("m", "n"), ("n",))))
-    unsettled = bool({*ground.kinds} & {"max", "min", "product"})
+    unsettled = bool({*scenario.kinds} & {"max", "min", "product"})
     calls: list[str] = []
     for at in range(choose((2, 3, 4))):
         options = []
@@ -49,7 +49,7 @@ def build_gradient_program(choose: Choose, ground: Scenario) -> Backward:
     steps, specs = join_calls(calls), []
     for value in (a, b):
         shape = tuple(sizes[dim] for dim in value.dims)
-        lies = choose_placements(choose, ground, shape, kinds=ground.kinds if value is a else ())
+        lies = choose_placements(choose, scenario, shape, kinds=scenario.kinds if value is a else ())
         specs.append((value.name, TensorSpec(shape, lies, "float32", "small")))
     used = tuple((name, spec) for name, spec in specs if re.search(rf"\b{name}\b", steps))
     leaves = tuple(name for name, _ in used if name != "a" or not unsettled)
@@ -66,7 +66,8 @@ def gradient_programs(*, world_size: int = 4) -> SearchStrategy[Backward]:
 
 @cache
 def enumerate_gradient_programs(world_size: int) -> list[Backward]:
-    """A chain on each of many grounds."""
+    """A chain for each of many scenarios."""
     return [
-        build_gradient_program(choose_by_number(at), ground) for at, ground in enumerate(enumerate_scenarios(world_size, SCENARIO_COUNT))
+        build_gradient_program(choose_by_number(at), scenario)
+        for at, scenario in enumerate(enumerate_scenarios(world_size, SCENARIO_COUNT))
     ]

@@ -1,16 +1,15 @@
-"""What a backward pass is tried on: samples of ops that have gradients, the operands that ask for one, and how the incoming one lies.
+"""Samples for backward passes: ops that have gradients, the operands with ``requires_grad``, and the placements of the incoming gradient.
 
-Shards, replicas and pending sums alone: what other reductions mean for a gradient is documented nowhere.
+Operands are sharded, replicated or pending sums. What other reductions mean for a gradient is not documented.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import overload
 from zlib import crc32
 
 from hypothesis import strategies as st
@@ -22,23 +21,19 @@ from shardlaw.reference.placement import Partial as Pending
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
 from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.op_catalogue import OPS
-from shardlaw.strategies.op_draws import COMPLEX, SHORTS, choose_unusual, has_three_dims, untabled_dtypes
+from shardlaw.strategies.op_draws import COMPLEX, SHORTS, choose_unusual, has_three_dims, untabled_dtypes, words
 from shardlaw.strategies.op_operands import choose_by_number
-from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, MeshSizes
+from shardlaw.strategies.op_sweep import EVEN, SHORT, SQUARE, SQUARE_EVEN, THREE, UNEVEN, LazySequence, row_sample
 from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
 
 FLOATS = ("float32", "float64")
 ALLOWED = ("float32", "float64", "bfloat16")
-REAL = frozenset({"select_scatter"})  # torch says that they have no gradient for complex results
+REAL = frozenset({"select_scatter"})  # torch refuses their gradients for complex results
 SIZES = (2, 3, 4, 5, 1, 6, 7)
 MESHES = (*("2",) * 6, *("3",) * 2, *("2x2",) * 2, "2@1,2")
 MESH_SIZES = (UNEVEN, SQUARE, SHORT, EVEN, UNEVEN, THREE, UNEVEN, SQUARE_EVEN, UNEVEN)
-# an op has this many cases for each of its variants
+# cases of an op for each of its variants
 ROUNDS = 60
-
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 WITHOUT_GRADIENT = words(
@@ -47,14 +42,14 @@ WITHOUT_GRADIENT = words(
     histc argsort view.dtype setitem bucketize nn.functional.one_hot full_like new_zeros new_full detach zeros_like ones_like
     empty_like nextafter foreach.in-place.lists scatter.longer"""
 )
-# which element gets the gradient, or how it is computed, is not said for all inputs (that of sinc: of contributions far larger than it is);
-# of masks, and of convolutions in any layout, most cases give no result to go back from
+# It is not documented which element gets the gradient, or how it is computed for all inputs (the gradient of sinc is a sum of far larger
+# contributions). Of masks, and of convolutions in any layout, most cases give no result.
 UNSETTLED = frozenset(
     ["sinc", "mode", "index_reduce", "linalg.det", "sgn", "index_put.masks", "nn.functional.conv1d.layouts", "nn.functional.conv2d.layouts"]
 )
-# no result at all of an empty shard, which forward laws know: there is nothing to go back from
+# ops that fail on an empty shard, which forward laws cover
 NEVER_EMPTY = re.compile(r"amax|amin|max|min|pool|interpolate|batch_norm|inf$|foreach_norm|median|kthvalue")
-# what equal operands are given is the kink of the loss
+# losses that are not differentiable for equal operands
 KINKED = words("nn.functional.margin_ranking_loss")
 CONSTANT_CALLS = re.compile(r"squeeze_\(|expand_as|^(eq|lt)\(|^_foreach_\w+\(\[a,b\],c\)|torch\.(int|bool)|vector_norm\(a,0[,)]")
 CONSTANT_ARGS = {
@@ -69,7 +64,7 @@ PICKS_ELEMENT = re.compile(r"^(max|min)\(a,")
 
 @dataclass(frozen=True)
 class Backward:
-    """A sample, the operands whose gradients are judged, and the placements of the incoming gradient: the result's own if ``None``."""
+    """A sample, the operands whose gradients are compared, and the placements of the incoming gradient (``None``: those of the result)."""
 
     sample: Sample
     wrt: tuple[str, ...]
@@ -78,13 +73,13 @@ class Backward:
 
 @lru_cache(maxsize=1024)
 def differentiable_variants(op: Op) -> tuple[Variant, ...]:
-    """The variants of ``op`` that have gradients, those with equal elements added where their gradients are settled."""
+    """The variants of ``op`` that have gradients; also those with equal elements, where the gradient is documented for them."""
     if op.name in WITHOUT_GRADIENT | UNSETTLED or "in-place" in op.name:
         return ()
-    kept = [
+    variants = [
         _float_variant(variant) for variant in op.variants if not CONSTANT_CALLS.search(variant.call) and _differentiable_args(op, variant)
     ]
-    settled = [variant for variant in kept if variant.fill != "ties" or not PICKS_ELEMENT.match(variant.call)]
+    settled = [variant for variant in variants if variant.fill != "ties" or not PICKS_ELEMENT.match(variant.call)]
     return (*settled, *(replace(variant, fill="ties") for variant in settled if SHARES_GRADIENT.match(variant.call)))
 
 
@@ -103,8 +98,8 @@ DIFFERENTIABLE: dict[str, Op] = {name: op for name, op in OPS.items() if differe
 
 
 def has_settled_gradient(op: Op, sample: Sample) -> bool:
-    """Whether the op has a gradient on this sample: no shard is empty where it makes nothing of an empty one, and no third of an element,
-    which a replica becomes beside a pending sum, is rounded past its kink."""
+    """Whether the gradient is defined on this sample: no empty shard for an op that fails on them, and no mesh dim of three for a loss with
+    a kink, since a replica beside a pending sum then becomes thirds, which round."""
     if op.name in KINKED and 3 in sample.mesh.shape:
         return False
     if not NEVER_EMPTY.search(op.name):
@@ -112,11 +107,11 @@ def has_settled_gradient(op: Op, sample: Sample) -> bool:
     return not any(Layout(spec.shape, sample.mesh, spec.placements or ()).empty_coords() for _, spec in sample.tensors)
 
 
-class GradientSweep(Sequence[Backward]):
+class GradientSweep(LazySequence[Backward]):
     """Cases of one op in a fixed order: every variant in turn, each time on another mesh and with other sizes, in other placements."""
 
     def __init__(self, op: Op, world_size: int = 4, leaves: Mapping[Variant, tuple[str, ...]] | None = None) -> None:
-        """``leaves`` are the operands that get gradients, by variant, for an op of no table."""
+        """``leaves``: the differentiable operands by variant, for an op that is in no table."""
         self.op = op
         self.leaves = (
             leaves if leaves is not None else {variant: _differentiable_args(op, variant) for variant in differentiable_variants(op)}
@@ -131,24 +126,14 @@ class GradientSweep(Sequence[Backward]):
     def __len__(self) -> int:
         return len(self.variants) * ROUNDS
 
-    @overload
-    def __getitem__(self, at: int) -> Backward: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Backward]: ...
-
-    def __getitem__(self, at: int | slice) -> Backward | list[Backward]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
+    def item(self, at: int) -> Backward:
         turn, which = divmod(at, len(self.variants))
         variant, mesh_sizes = self.variants[which], self.size_choices[(at + turn) % len(self.size_choices)]
         dtype = variant.dtypes[-1] if at % 7 == 6 else variant.dtypes[0]
-        sample = _row_sample(variant, mesh_sizes, turn + which, (at + turn) % 3, dtype)
+        sample = row_sample(variant, mesh_sizes, turn + which, (at + turn) % 3, dtype, _gradient_placements)
         if not has_settled_gradient(self.op, sample):
             mesh_sizes = EVEN
-            sample = _row_sample(variant, mesh_sizes, turn + which, (at + turn) % 3, dtype)
+            sample = row_sample(variant, mesh_sizes, turn + which, (at + turn) % 3, dtype, _gradient_placements)
         names = self.leaves[variant]
         alone = len(names) > 1 and at % 4 == 3
         return Backward(
@@ -164,24 +149,16 @@ def plainest(op: Op) -> Backward:
     return Backward(sample, _differentiable_args(op, variant)[:1], None)
 
 
-def _row_sample(variant: Variant, mesh_sizes: MeshSizes, r: int, shift: int, dtype: str) -> Sample:
-    """Every argument at its ``r``-th placement, arguments ``shift`` apart."""
-    placed = {}
-    for j, arg in enumerate(variant.args):
-        line = _gradient_placements(arg, dtype)
-        placed[arg.name] = tuple(line[(r + j * shift + k) % len(line)] for k in range(mesh_sizes.mesh.ndim))
-    return variant.sample(mesh_sizes.mesh, mesh_sizes.sizes_of(variant), placed, dtype)
-
-
 def _gradient_placements(arg: Arg, dtype: str) -> list[Placement]:
-    """Shards, a replica and, where it can be, a pending sum."""
+    """The shards of an argument, a pending sum where it can have one, the shards again, and a replica."""
     replica, *others = single_placements(arg, dtype)
     shards = [placement for placement in others if isinstance(placement, Shard)]
     return [*shards, *([] if arg.dtype else others[len(shards) :]), *shards, replica]
 
 
 def _incoming_placements(mesh: Mesh, choice: int) -> Placements | None:
-    """One of five: the result's own placements, replicated, sharded one way or the other, pending."""
+    """The result's own placements for choice 0; else replicated, sharded on dim 0 or 1, or pending on the first mesh dim, the next of these
+    on each further one."""
     line: list[Placement] = [Replicate(), Shard(0), Shard(1), Pending("sum")]
     return None if not choice else tuple(line[(choice - 1 + at) % len(line)] for at in range(mesh.ndim))
 
@@ -194,12 +171,13 @@ def incoming_options(mesh: Mesh) -> list[Placements | None]:
     return [*[None] * len(found), *found]
 
 
-def gradient_meshes(world_size: int) -> list[Mesh]:
-    return palette_meshes(MESHES, world_size)
+def gradient_meshes(op: Op, world_size: int) -> list[Mesh]:
+    """The meshes on which gradients of an op are tried, by weight."""
+    return [mesh for mesh in palette_meshes(MESHES, world_size) if not (op.flat and mesh.ndim > 1)]
 
 
 def unusual_gradient(op: Op, world_size: int) -> list[Backward]:
-    """One sample of ``op`` in a dtype that no table names, or in a memory that is not contiguous."""
+    """One sample of ``op`` with a dtype that its table lacks, or with memory that is not contiguous; none where it has no gradient."""
     number = crc32(op.name.encode())
     rare = untabled_dtypes(op, OPS[op.name].dtypes, ALLOWED) if number % 5 else ()
     known = [dtype for dtype in rare if dtype not in SHORTS and not (dtype in COMPLEX and op.name in REAL)]
@@ -209,7 +187,7 @@ def unusual_gradient(op: Op, world_size: int) -> list[Backward]:
         variant for variant in differentiable_variants(op) if memory != "channels-last" or has_three_dims(variant)
     ] or differentiable_variants(op)
     variant = choose(fits)
-    mesh = choose([mesh for mesh in gradient_meshes(world_size) if not (op.flat and mesh.ndim > 1)])
+    mesh = choose(gradient_meshes(op, world_size))
     extents = variant.fits({name: choose(SIZES) for name in variant.symbols})
     dtype = dtype or variant.dtypes[0]
     placed = {arg.name: tuple(choose(_gradient_placements(arg, dtype)) for _ in mesh.shape) for arg in variant.args}
@@ -225,12 +203,12 @@ def gradient_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Backward]
     Shrinks to the first variant with sizes of 2 on the mesh ``2``, everything replicated, all gradients wanted, the incoming one in the
     result's own placements.
     """
-    fitting = [mesh for mesh in gradient_meshes(world_size) if not (op.flat and mesh.ndim > 1)]
+    meshes = gradient_meshes(op, world_size)
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Backward:
         variant = draw(st.sampled_from(differentiable_variants(op)))
-        mesh = draw(st.sampled_from(fitting))
+        mesh = draw(st.sampled_from(meshes))
         extents = variant.fits({name: draw(st.sampled_from(SIZES)) for name in variant.symbols})
         dtype = draw(st.sampled_from((variant.dtypes[0],) * 3 + variant.dtypes))
         placed = {}

@@ -1,4 +1,4 @@
-"""Calls that an op must refuse: of tensors that have no meaning together, and calls that no tensor allows."""
+"""Calls that an op must refuse: on tensors that do not go together, and calls that are invalid for plain tensors too."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PAIR_CALLS = [
     "gather(a,0,argsort(b,0))",
     "scatter(a,0,argsort(a,0),b)",
 ]
-# of these, the ones that a plain vector could be broadcast in
+# of these, the ones in which a plain vector would broadcast
 BROADCAST_CALLS = ["add(a,b)", "mul(b,a)", "where(gt(a,0),a,b)", "maximum(a,b)", "eq(a,b)", "a.add_(b)", "lerp(a,b,0.5)"]
-# calls on a 4x6 tensor a and a 6x4 tensor b that no tensor allows
+# calls on a 4x6 tensor a and a 6x4 tensor b that are invalid for plain tensors
 INVALID_CALLS = [
     "add(a,b)",
     "mm(a,a)",
@@ -71,7 +71,7 @@ INVALID_CALLS = [
     "dot(a,b)",
     "matmul(a,a)",
 ]
-# calls on a 4x4 tensor a that speak of the memory of the whole; the first two of what it is already
+# calls on a 4x4 tensor a that name strides of the full tensor; in the first two it has them already
 STRIDE_CALLS = [
     "as_strided(a,(4,4),(4,1))",
     "as_strided(a,(4,4),(4,1),0)",
@@ -121,7 +121,7 @@ def mixed_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
 
 
 def samples_on_two_meshes(*, world_size: int = 4) -> SearchStrategy[tuple[Sample, Mesh]]:
-    """Two tensors, and the mesh on which ``b`` lies."""
+    """Two tensors on different meshes; the second value is the mesh of ``b``."""
     parsed = [(Mesh.parse(mesh), Mesh.parse(other)) for mesh, other in TWO_MESHES]
     fitting = [pair for pair in parsed if all(max(mesh.ranks) < world_size for mesh in pair)]
 
@@ -149,14 +149,14 @@ def invalid_call_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
 
 
 def stride_call_samples() -> list[Sample]:
-    """Each of :data:`RESTRIDED` on tensors that are whole, sharded, and pending."""
+    """Each of :data:`STRIDE_CALLS` on replicated, sharded and pending tensors."""
     lies = [("2", "R"), ("2", "S(0)"), ("2", "S(1)"), ("2x2", "S(1),R"), ("2", "P(sum)")]
     tensors = [(Mesh.parse(mesh), TensorSpec.parse(f"4x4:{at}")) for mesh, at in lies]
     return [Sample(mesh, (("a", a),), steps) for steps in STRIDE_CALLS for mesh, a in tensors]
 
 
 def unbind_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
-    """A tensor to be taken apart along a sharded dim."""
+    """``unbind`` along a sharded dim."""
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:

@@ -1,12 +1,10 @@
 """Every placement of every tensor argument of an op, by index.
 
-:class:`Sweep` is a sequence of samples that is never built as a whole. It has two parts. The first, a few dozen samples, is chosen: every
-variant of the op with every shard of every argument and with a pending sum, then each other reduction, dtype, an empty and
-a zero-size shard, a table of ranks that does not ascend, nested and strided shards, on meshes of one to three dims with even and
-uneven sizes. The second goes through variants, meshes, sizes and dtypes, and for each of them through the placements of
-all arguments: every combination, or, where three and more arguments have too many, so many that every two placements of
-every two arguments meet. Its order is fixed: one sample of each of these blocks, then another of each, so that any stretch has
-of all of them.
+:class:`Sweep` is a lazy sequence of samples in two parts. The first, a few dozen samples, is chosen: every variant of the op with every
+shard of every argument and with a pending sum, then each other reduction and dtype, an empty and a zero-size shard, a permuted mesh,
+nested and strided shards, on meshes of one to three dims with even and uneven sizes. The second enumerates *blocks* (a variant, a mesh with
+sizes, and a dtype), each with the placements of all arguments: every combination or, for three arguments and more, so many that every two
+placements of every two arguments meet. It takes one sample of each block in turn, so that any stretch has samples of all blocks.
 """
 
 from __future__ import annotations
@@ -14,22 +12,23 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import overload
+from typing import TypeVar, overload
 
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
 from shardlaw.strategies.ops import Arg, Op, Sample, Variant, single_placements
 
+Item = TypeVar("Item")
 REDUCE_OPS = ("avg", "max", "min", "product")
 ALL_OPS = ("sum", *REDUCE_OPS)
 
 
 @dataclass(frozen=True)
 class MeshSizes:
-    """A mesh, and sizes for the dims of a variant in order of appearance."""
+    """A mesh, and sizes for the symbols of a variant in order of appearance; they repeat where there are more symbols."""
 
     mesh: Mesh
     sizes: tuple[int, ...]
@@ -63,7 +62,28 @@ MESH_SIZES = (UNEVEN, EVEN, THREE, SQUARE, SMALL, SQUARE_EVEN, SHORT, ZERO, PERM
 ROTATION = (UNEVEN, EVEN, UNEVEN, EVEN, THREE, EVEN, UNEVEN, SQUARE_EVEN, SMALL, EVEN, UNEVEN, SQUARE, EVEN)
 
 
-class Sweep(Sequence[Sample]):
+class LazySequence(Sequence[Item]):
+    """A sequence that computes its items when they are read, by :meth:`item`."""
+
+    def item(self, at: int) -> Item:
+        """Item ``at``, from 0 to ``len(self) - 1``."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Item]: ...
+
+    def __getitem__(self, at: int | slice) -> Item | list[Item]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return self.item(at)
+
+
+class Sweep(LazySequence[Sample]):
     """The samples of ``op`` whose meshes fit into ``world_size`` ranks."""
 
     def __init__(self, op: Op, world_size: int = 4) -> None:
@@ -78,7 +98,7 @@ class Sweep(Sequence[Sample]):
 
     @cached_property
     def chosen(self) -> tuple[Sample, ...]:
-        """Those that come first."""
+        """The samples that come first."""
         return tuple(sample for sample in _chosen_samples(self.op) if self._fits(sample.mesh))
 
     def _fits(self, mesh: Mesh) -> bool:
@@ -87,27 +107,17 @@ class Sweep(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.chosen) + self._sums[-1]
 
-    @overload
-    def __getitem__(self, at: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Sample]: ...
-
-    def __getitem__(self, at: int | slice) -> Sample | list[Sample]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
+    def item(self, at: int) -> Sample:
         return self.chosen[at] if at < len(self.chosen) else self._decode(at - len(self.chosen))
 
     @property
     def combinations(self) -> int:
-        """How many samples there were, if every placement of every argument were combined with every other."""
+        """How many samples the full cross product of placements would have."""
         return len(self.chosen) + sum(math.prod(map(len, choices)) for *_, choices in self._blocks)
 
     @cached_property
     def _blocks(self) -> tuple[tuple[int, Variant, MeshSizes, str, tuple[tuple[Placements, ...], ...]], ...]:
-        """For each variant, mesh, sizes and dtype: how many samples, and the choices of each argument."""
+        """The blocks: how many samples, variant, mesh with sizes, dtype, and the placements of each argument."""
         blocks = []
         met: set[tuple[Variant, Mesh, tuple[int, ...]]] = set()
         for variant, mesh_sizes in itertools.product(self.op.variants, self.size_choices):
@@ -122,16 +132,16 @@ class Sweep(Sequence[Sample]):
 
     @cached_property
     def _counts(self) -> list[int]:
-        """How many samples the blocks have, in ascending order."""
+        """The sizes of the blocks, ascending."""
         return sorted(count for count, *_ in self._blocks)
 
     @cached_property
     def _sums(self) -> list[int]:
-        """How many samples the smallest blocks have together: none, one, two of them, and so on."""
+        """Entry ``n`` is how many samples the ``n`` smallest blocks have together."""
         return [0, *itertools.accumulate(self._counts)]
 
     def _before(self, turn: int) -> int:
-        """How many samples the turns before ``turn`` take: in each turn every block gives one, as long as it has any."""
+        """How many samples precede ``turn``. In each turn every block that has samples left gives one."""
         ended = bisect_left(self._counts, turn)
         return self._sums[ended] + (len(self._counts) - ended) * turn
 
@@ -146,7 +156,7 @@ class Sweep(Sequence[Sample]):
 
 @cache
 def _stride(total: int) -> int:
-    """About the golden part of a total, and coprime to it: multiples visit every index once, evenly spread."""
+    """A number near the golden section of ``total`` and coprime to it: its multiples visit every index once, evenly spread."""
     stride = max(1, round(total * 0.6180339887))
     while math.gcd(stride, total) != 1:
         stride += 1
@@ -154,13 +164,13 @@ def _stride(total: int) -> int:
 
 
 def combination_count(choices: Sequence[Sequence[Placements]]) -> int:
-    """How many combinations of ``choices``, one list for each argument, :func:`combined` goes through."""
+    """How many combinations of ``choices``, one list for each argument, :func:`combination` enumerates."""
     full = math.prod(map(len, choices))
     return full if len(choices) < 3 else min(full, _array_order(choices) ** 2)
 
 
 def combination(choices: Sequence[Sequence[Placements]], index: int) -> tuple[Placements, ...]:
-    """Combination ``index`` of :func:`rows`: all of them, or an orthogonal array of strength two.
+    """Combination ``index`` of ``choices``, from all of them or from an orthogonal array of strength two.
 
     The array is that of Bose and Bush: with a prime ``q`` no smaller than any list nor than the number of lists less one, row ``i*q+j``
     has ``j`` in the first column and ``i+j*c mod q`` in column ``c`` of the others, so that every two columns meet in every pair.
@@ -177,7 +187,7 @@ def combination(choices: Sequence[Sequence[Placements]], index: int) -> tuple[Pl
 
 
 def _array_order(choices: Sequence[Sequence[Placements]]) -> int:
-    """The smallest prime that is large enough."""
+    """The smallest prime that :func:`combination` can use for ``q``."""
     order = max(2, len(choices) - 1, *map(len, choices))
     while any(order % factor == 0 for factor in range(2, math.isqrt(order) + 1)):
         order += 1
@@ -186,31 +196,39 @@ def _array_order(choices: Sequence[Sequence[Placements]]) -> int:
 
 @lru_cache(maxsize=1024)
 def _all_placements(mesh_ndim: int, arg: Arg, dtype: str) -> tuple[Placements, ...]:
-    """All placements of one tensor; reductions are not mixed. On three mesh dims only sums are pending: with others DTensor may take
-    many seconds to plan a product of matrices."""
+    """All placements of one tensor, without mixed reductions. On three mesh dims only sums are pending: with others DTensor may take many
+    seconds to plan a matrix product."""
     singles = single_placements(arg, dtype, (ALL_OPS, ("sum", "max"), ("sum",))[mesh_ndim - 1])
     return tuple(row for row in itertools.product(singles, repeat=mesh_ndim) if len({p.op for p in row if isinstance(p, Partial)}) < 2)
 
 
 def _essential_placements(arg: Arg, dtype: str) -> list[Placement]:
-    """The placements that every variant must meet: each shard, and a pending sum; for indices and masks, replicated instead."""
+    """The placements with which every variant is tried: each shard, and a pending sum; for indices and masks a replica instead."""
     placements = single_placements(arg, dtype)
     shards = [placement for placement in placements if isinstance(placement, Shard)]
     return [*shards, Replicate()] if arg.dtype else [*shards, *placements[len(shards) + 1 :]] or [Replicate()]
 
 
-def row_sample(variant: Variant, mesh_sizes: MeshSizes, r: int, shift: int, dtype: str = "") -> Sample:
-    """Sample ``r`` of a variant: every argument at its ``r``-th placement, arguments ``shift`` apart."""
+def row_sample(
+    variant: Variant,
+    mesh_sizes: MeshSizes,
+    r: int,
+    shift: int,
+    dtype: str = "",
+    placements: Callable[[Arg, str], list[Placement]] = _essential_placements,
+) -> Sample:
+    """Sample ``r`` of a variant: argument ``j`` has entry ``r + j * shift`` of its ``placements``, cyclically, and the next entry on each
+    further mesh dim."""
     chosen = dtype or variant.dtypes[0]
     placed = {}
     for j, arg in enumerate(variant.args):
-        line = _essential_placements(arg, chosen)
+        line = placements(arg, chosen)
         placed[arg.name] = tuple(line[(r + j * shift + k) % len(line)] for k in range(mesh_sizes.mesh.ndim))
     return variant.sample(mesh_sizes.mesh, mesh_sizes.sizes_of(variant), placed, chosen)
 
 
 def _placed_sample(variant: Variant, mesh_sizes: MeshSizes, *placements: Placement, dtype: str = "") -> Sample:
-    """Every argument placed as said, one after the other, the last one repeated; replicated where it cannot be."""
+    """Argument ``j`` has entry ``j`` of ``placements`` (further arguments the last) on all mesh dims; a replica where it cannot have it."""
     chosen = dtype or variant.dtypes[0]
     placed = {}
     for j, arg in enumerate(variant.args):
@@ -230,7 +248,7 @@ def _chosen_samples(op: Op) -> tuple[Sample, ...]:
 
 
 def _interleave(op: Op) -> Iterator[Sample]:
-    """Rows first, and after every third of them a reduction and something else out of the way, so that any beginning has of all."""
+    """Three row samples, a pending reduction, a further sample, and so on, so that any prefix has samples of every kind."""
     strided = _strided_samples(op)
     early = itertools.islice(strided, 2 * len(op.variants) if op.square else 2)
     rows, reductions, rest = _row_samples(op), _pending_samples(op), itertools.chain(early, _further_samples(op, strided))
@@ -269,7 +287,7 @@ def _further_samples(op: Op, strided: Iterator[Sample]) -> Iterator[Sample]:
 
 
 def _light_samples(op: Op) -> Iterator[Sample]:
-    """For one of many ops of a kind: the same, each thing once."""
+    """Fewer samples of the same kinds, for one of many similar ops."""
     rotation = itertools.cycle(ROTATION)
     first = op.variants[0]
     yield row_sample(first, UNEVEN, 0, 0)
@@ -292,14 +310,14 @@ def _light_samples(op: Op) -> Iterator[Sample]:
 
 
 def _pending_samples(op: Op) -> Iterator[Sample]:
-    """Each reduction pending, on variants in turn."""
+    """One sample with each reduction pending, of the variants in turn."""
     cycle = itertools.cycle([variant for variant in op.variants if variant.args[0].dims] or op.variants)
     for reduce_op in ALL_OPS:
         yield _placed_sample(next(cycle), EVEN if reduce_op == "product" else UNEVEN, Partial(reduce_op))
 
 
 def _mixed_samples(variant: Variant) -> Iterator[Sample]:
-    """Arguments that are placed unlike each other."""
+    """Samples whose arguments have different placements."""
     yield _placed_sample(variant, UNEVEN, Shard(1), Shard(0))
     yield _placed_sample(variant, EVEN, Shard(0), Shard(1))
     yield _placed_sample(variant, UNEVEN, Shard(0), Replicate())
@@ -307,7 +325,7 @@ def _mixed_samples(variant: Variant) -> Iterator[Sample]:
 
 
 def _strided_samples(op: Op) -> Iterator[Sample]:
-    """Strided shards, alone and on one mesh dim of two, of variants that have a dim to cut so."""
+    """Strided shards on 1-D meshes and on the last dim of 2-D ones, of variants with a dim that can be cut so."""
     fitting = [mesh_sizes for mesh_sizes in (STRIPED, STRIPED_LAST, STRIPED_SQUARE) if not (op.flat and mesh_sizes.mesh.ndim > 1)]
     for turn, (at, variant) in itertools.product(range(len(fitting)), enumerate(op.variants)):
         if turn and at and not op.square:
@@ -319,16 +337,16 @@ def _strided_samples(op: Op) -> Iterator[Sample]:
 
 
 def _strided_placements(variant: Variant, arg: Arg, mesh_sizes: MeshSizes) -> Placements:
-    """Two strided pieces a rank along the last mesh dim, of the first dim that they cut evenly; replicated where there is none."""
-    kept = single_placements(arg, variant.dtypes[0])
+    """A strided shard along the last mesh dim, with split factor 2, of the first dim that it cuts evenly; a replica where there is none."""
+    allowed = single_placements(arg, variant.dtypes[0])
     for dim, extent in enumerate(arg.shape(mesh_sizes.sizes_of(variant))):
-        if extent and extent % (2 * mesh_sizes.mesh.shape[-1]) == 0 and Shard(dim) in kept:
+        if extent and extent % (2 * mesh_sizes.mesh.shape[-1]) == 0 and Shard(dim) in allowed:
             return (*(Replicate(),) * (mesh_sizes.mesh.ndim - 1), StridedShard(dim, 2))
     return (Replicate(),) * mesh_sizes.mesh.ndim
 
 
 def _corner_samples(op: Op) -> Iterator[Sample]:
-    """Further dtypes, empty and zero-size shards, a permuted mesh, nested shards: one sample each."""
+    """One sample each: further dtypes, empty and zero-size shards, a permuted mesh, nested shards."""
     cycle = itertools.cycle(op.variants)
     for dtype in op.variants[0].dtypes[1:]:
         yield _placed_sample(op.variants[0], UNEVEN, Shard(0), dtype=dtype)
@@ -345,7 +363,7 @@ def _corner_samples(op: Op) -> Iterator[Sample]:
 
 
 def _pending_pairs(op: Op) -> Iterator[Sample]:
-    """Pending reductions beside each other, beside a replicated and beside a sharded argument."""
+    """Pending reductions of two arguments, and beside a replica or a shard."""
     variant = next((v for v in op.variants if len(v.args) > 1), op.variants[0])
     whole = Replicate()
     for pair in zip(("sum", "avg", "max", "min"), ("avg", "max", "min", "sum"), strict=True):

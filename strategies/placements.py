@@ -65,12 +65,12 @@ def _placements(
 
 
 def favoured_dim(placed: Sequence[Placement], ndim: int) -> int | None:
-    """The tensor dim that the last sharding mesh dim shards: the next one often shards it too."""
+    """The tensor dim that the last sharding mesh dim shards; the next mesh dim is likely to shard it too."""
     dims = [dim % ndim for dim in map(shard_dim, placed) if dim is not None]
     return dims[-1] if dims else None
 
 
-# How many times each kind stands among the options of a mesh dim.
+# The weight of each kind among the options of a mesh dim, and of the favoured dim among the dims of a shard.
 WEIGHT = {"R": 24, "S": 54, "_S": 12, "P": 18}
 FAVOUR = 0.7
 
@@ -98,7 +98,7 @@ def placement_options(
     if negative:
         parts["S"] += [Shard(dim - ndim) for dim in _dims(ndim, WEIGHT["S"] // 4, None)]
         parts["_S"] += [StridedShard(dim - ndim, factor) for factor in factors for dim in _dims(ndim, 3, None)]
-    # what a 0-d tensor has in place of shards
+    # a 0-d tensor has this in place of shards
     instead: Placement | None = Replicate() if "R" in kinds else Partial(ops[0]) if ops else None
     if not ndim and instead is None:
         raise InvalidArgument(f"{format_arguments(kinds=kinds, ndim=ndim)}: a 0-d tensor cannot be sharded, and no other kind is allowed")
@@ -107,9 +107,9 @@ def placement_options(
 
 
 def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
-    """The dims of a tensor in blocks, ``favoured`` first and most often.
+    """The dims of a tensor, repeated in blocks, ``favoured`` first and most often.
 
-    There are at least three blocks, the first for the first dim, and so on; those to spare are shared by all dims.
+    There are at least three blocks, one for each dim in order; the places of spare blocks are divided among all dims.
     """
     order = list(range(max(ndim, 1)))
     blocks = max(3, ndim)
@@ -123,7 +123,7 @@ def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
 
 
 def match_reduction(placement: Placement, earlier: Sequence[Placement]) -> Placement:
-    """``placement``, with the reduction of an earlier mesh dim where the two may not stand side by side."""
+    """``placement``; instead of a reduction that must not be mixed with that of an earlier mesh dim, the earlier one."""
     if isinstance(placement, Partial):
         for other in earlier:
             if isinstance(other, Partial) and not {other.op, placement.op} <= {"sum", "avg"}:
