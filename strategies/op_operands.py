@@ -99,7 +99,7 @@ def enumerate_scenarios(world_size: int, count: int, start: int = 0) -> list[Sce
 
 
 def choose_sizes(choose: Choose, scenario: Scenario, names: Iterable[str], variant: Variant | None = None) -> dict[str, int]:
-    """A size for each name, at least what ``variant`` needs. In a strided scenario the first mostly divides evenly by a strided shard; in an
+    """A size for each name, at least what ``variant`` needs. In a strided scenario the first is mostly even under a strided shard; in an
     empty one, one is 0."""
     names = list(names)
     least = dict(variant.least) if variant is not None else {}

@@ -140,7 +140,7 @@ class Case:
 
     def with_fields(self, **fields: object) -> Case:
         """A copy with some fields replaced (or added at the end)."""
-        return replace(self, fields=tuple({**dict(self.fields), **dict(Case.of(self.law, **fields).fields)}.items()))
+        return replace(self, fields=tuple({**dict(self.fields), **dict(Case.of(self.law, after=(), **fields).fields)}.items()))
 
     def with_after(self, after: tuple[Case, ...]) -> Case:
         return replace(self, after=after)
