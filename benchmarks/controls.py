@@ -22,7 +22,7 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.strategies.op_catalogue import OPS
 from shardlaw.strategies.op_gradients import DIFFERENTIABLE, Backward
-from shardlaw.strategies.op_sweep import PLAINEST, row
+from shardlaw.strategies.op_sweep import PLAINEST, row_sample
 from shardlaw.strategies.ops import Variant
 
 # the ids of laws that judge a program as those of ops do; ranks know no law that is not in the catalogue yet
@@ -33,8 +33,8 @@ TRIED = 12
 def forward(variants: tuple[Variant, ...]) -> Iterator[Case]:
     """Plain cases of an op, the most telling first."""
     for variant in variants:
-        yield case_of(row(variant, PLAINEST, 0, 0))
-        yield case_of(row(variant, PLAINEST, 1, 1))
+        yield case_of(row_sample(variant, PLAINEST, 0, 0))
+        yield case_of(row_sample(variant, PLAINEST, 1, 1))
     for variant in variants:
         yield case_of(variant.sample(Mesh.of(2), {}, {arg.name: (Replicate(),) for arg in variant.args}, variant.dtypes[0]))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.api import Worlds
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import judge
+from shardlaw.conformance.law.due import compare
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
@@ -64,7 +64,7 @@ def measured(here: RankContext, law_id: str, text: str) -> tuple[float, float, i
     got = act.function(**act.arguments(case, here))
     acted = time.process_time() - began
     for key, due in act.due_on(case, 0, 1).items():
-        judge(here, key, got[key], due)
+        compare(here, key, got[key], due)
     return time.process_time() - began, acted, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -102,7 +102,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
     not the whole one. Takes what :func:`shardlaw.twin` takes, and returns what that returns.
     """
     from shardlaw.conformance.api import find_target
-    from shardlaw.conformance.twin.report import text
+    from shardlaw.conformance.twin.report import terminal_lines
     from shardlaw.conformance.twin.session import Session
     from shardlaw.conformance.twin.session import twin as ask
 
@@ -111,7 +111,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
         __tracebackhide__ = True
         result = ask(make, **{"target": session, **asked})
         if result.departs:
-            raise AssertionError("\n".join(text(result)))
+            raise AssertionError("\n".join(terminal_lines(result)))
         return result
 
     with refusing():

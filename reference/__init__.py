@@ -1,20 +1,19 @@
 """The executable specification of sharding semantics.
 
-Nothing here starts a process, draws a random number or asks ``torch.distributed`` anything: placement math is plain
-integers, values are dense CPU tensors. Read :mod:`shardlaw.reference.layout`      first; it holds the one idea that everything else
-follows from.
+Nothing here starts a process, draws a random number or calls ``torch.distributed``: placement math is plain integers, values are dense CPU
+tensors. Read :mod:`shardlaw.reference.layout` first: everything else follows from its idea.
 
 ===========================  =====================================================================================
 :mod:`shardlaw.reference.notation`    shapes, meshes and placements as one line of text, and back
-:mod:`shardlaw.reference.mesh`        who sits where: coordinates, ranks, groups
-:mod:`shardlaw.reference.placement`   the words: replicate, shard, strided shard, partial, masked partial
-:mod:`shardlaw.reference.layout`      who owns which element, as ordered lists of indices
-:mod:`shardlaw.reference.orders`      shard orders: a dim that mesh dims cut in another order than from left to right
+:mod:`shardlaw.reference.mesh`        tables of ranks: coordinates, groups, slices
+:mod:`shardlaw.reference.placement`   replicate, shard, strided shard, partial, masked partial
+:mod:`shardlaw.reference.layout`      which rank owns which element, as ordered lists of indices
+:mod:`shardlaw.reference.orders`      shard orders: a dim that mesh dims shard in another order than from left to right
 :mod:`shardlaw.reference.box`         rectangles of indices: intersection, exact tiling
-:mod:`shardlaw.reference.shards`      who holds what, in boxes of any size: by one rank or several, several a rank or none
+:mod:`shardlaw.reference.shards`      tensors in boxes of any size, each held by one or more ranks
 :mod:`shardlaw.reference.tensors`     dense tensors whose every element is distinct and exact
-:mod:`shardlaw.reference.simulate`    a whole world in one process: distribute, assemble, reduce, redistribute
-:mod:`shardlaw.reference.checkpoint`  what a checkpoint holds: nested states and their leaves
+:mod:`shardlaw.reference.simulate`    all ranks in one process: distribute, assemble, reduce, redistribute
+:mod:`shardlaw.reference.checkpoint`  checkpoints: nested states, plans of a save and a load
 ===========================  =====================================================================================
 """
 

@@ -1,9 +1,9 @@
-"""Boxes: rectangles of global indices, and what it takes for them to tile a tensor.
+"""Boxes: rectangles of global indices, and when they tile a tensor.
 
-A box is an offset and a size for each tensor dim, in elements. Checkpoints speak of nothing else: a chunk that was saved
-is a box, a shard that wants to be filled is a box, and what must be read is where they meet.
+A box is an offset and a size for each tensor dim, in elements. Plans of checkpoints consist of boxes: a saved chunk is a box, a shard to
+be loaded is a box, and a read item is their intersection.
 
-The text of a box is ``2:5,0:6``, the runs of its dims; that of a box without dims is ``()``. Boxes are joined by ``;``, and ``-`` is none.
+The text of a box is ``2:5,0:6``, START:END for each dim; a box without dims is ``()``. Boxes are joined by ``;``; ``-`` stands for none.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (the chunks of a tensor's metadata, and the items of a load plan).
 """
@@ -48,7 +48,7 @@ class Box:
         return tuple(offset + size for offset, size in zip(self.offset, self.size, strict=True))
 
     def along(self, dim: int, *, start: int | None = None, size: int | None = None) -> Box:
-        """The same rectangle but for ``dim``, along which it begins at ``start`` or has another ``size``."""
+        """The box with another ``start`` or ``size`` along ``dim``."""
         offset, sizes = list(self.offset), list(self.size)
         offset[dim] = offset[dim] if start is None else start
         sizes[dim] = sizes[dim] if size is None else size
@@ -68,16 +68,16 @@ class Box:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """Where two boxes of the same number of dims meet, or ``None`` when they share no element."""
+    """The intersection of two boxes of the same number of dims, or ``None`` when they share no element."""
     offset = tuple(map(max, a.offset, b.offset))
     size = tuple(min(x, y) - start for x, y, start in zip(a.end, b.end, offset, strict=True))
     return Box(offset, size) if all(extent > 0 for extent in size) else None
 
 
 def tiling_errors(shape: Shape, boxes: Iterable[Box]) -> list[str]:
-    """What keeps ``boxes`` from tiling a tensor of ``shape`` exactly; an empty list when they do.
+    """Why ``boxes`` do not tile a tensor of ``shape``; an empty list when they do.
 
-    Boxes without elements cover nothing and disturb nothing, wherever they lie. In bounds, pairwise disjoint and of the
+    Boxes without elements are ignored, wherever they lie. In bounds, pairwise disjoint and of the
     right total volume is the same as an exact cover, for every number of dims, 0 included.
     """
     whole = Box.whole(shape)

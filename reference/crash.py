@@ -1,20 +1,19 @@
-"""What a crash may leave of a folder into which several processes were writing.
+"""The states of a folder that a crash may leave while several processes write into it.
 
-Every process took *steps*: it wrote to a file, synced it, renamed it. At some of them, which are *meetings*, the processes waited for one
-another. A crash ends all of them at one moment, a *cut*: of each process the first so many steps are done, and nobody has passed a meeting
-that somebody whom it waits for had not reached. How the steps of different processes were interleaved in the run that was recorded does not
-matter; what matters is who waits for whom.
+Every process takes *steps*: it writes to a file, syncs it, renames it. Some steps are *meetings*, at which processes wait for each other. A
+crash stops all processes at a *cut*: each has done a prefix of its steps, and none has passed a meeting before those that it waits for
+reached it. Cuts depend on these waits alone, not on the interleaving of the recorded run.
 
-What is done need not last. A ``disk`` says what does:
+Not every step survives the crash. The ``disk`` decides which do:
 
-``kill``   the processes end and the machine goes on: everything that was done lasts
-``posix``  the machine goes down: what was written to a file lasts once the file was synced, a name (made, moved or removed) once its folder
-           was. The rest lasts or is lost, effect by effect, in any order. Two things are kept together: the bytes that were written after
-           a file was cut to a size need that cut, and a name that moved is at its old place or at its new one
+``kill``   the processes die, the machine does not: every step survives
+``posix``  the machine goes down: bytes survive once their file is synced, a name (created, moved or removed) once its folder is. Other
+           effects survive or are lost independently, with two exceptions: bytes written after a file was truncated are lost with the
+           truncation, and a moved name is either at its old or at its new place
 
-For a cut, these are tried: nothing is lost, everything that may be, each step alone, everything but one step, and of each write its second
-half. Of more than two processes only two are inside their steps between two meetings, the others before or behind them. So few losses are
-enough for most faults of this kind (Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
+For each cut these losses are tried: nothing, everything that may be lost, each step alone, everything but one step, and the second half of
+each write. Of more than two processes, at most two are between two meetings; the others are at one. This finds most faults of this kind
+(Mohan et al., OSDI 2018: CrashMonkey and ACE; Pillai et al., OSDI 2014: ALICE).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-INSIDE = 2  # processes that a cut finds between two meetings
-APART = 2  # meetings that one process may be ahead of another
-MOST = 4096  # states of a scenario
+MAX_INSIDE = 2  # processes that are between two meetings at a cut
+MAX_AHEAD = 2  # meetings by which one process may be ahead of another
+MAX_STATES = 4096  # states that are returned
 ROOT = 0
 
 
@@ -34,18 +33,18 @@ class Step:
     """One step of a process; paths are relative to the folder, which is ``""`` itself.
 
     ==========  ==================================================================================================
-    make        there is a folder ``path``
-    open        there is a file ``path``, emptied where ``at`` is 1
-    write       ``data`` stands in the file ``path`` from byte ``at`` on
-    cut         the file ``path`` is ``at`` bytes long
-    sync        the file or the folder ``path`` was synced; with ``other="all"`` everything was
-    move        what was called ``path`` is called ``other``
-    link        what is called ``path`` is called ``other`` too
-    remove      nothing is called ``path``
+    make        create the folder ``path``
+    open        create the file ``path``, or open it; truncate it where ``at`` is 1
+    write       write ``data`` to the file ``path`` at byte ``at``
+    cut         truncate or extend the file ``path`` to ``at`` bytes
+    sync        sync the file or the folder ``path``; with ``other="all"`` everything
+    move        rename ``path`` to ``other``
+    link        link ``path`` as ``other`` too
+    remove      remove the name ``path``
     meet        all wait for ``all``, or process ``at`` waits for all (``to``), or all wait for process ``at`` (``from``)
     ==========  ==================================================================================================
 
-    ``when``: a number that orders the steps of all processes as they came in the run, no two of which are equal within a process.
+    ``when``: orders the steps of all processes in the recorded run; distinct within a process.
     """
 
     kind: str
@@ -62,11 +61,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a step does to the disk: to the bytes of a file (``kind`` ``bytes``), to its size (``size``), or to the ``name`` of a file or a
-    folder.
+    """A change of the disk: of the ``bytes`` of a file, of its ``size``, or of a ``name``.
 
-    ``inode`` is the file's number, or that of what gets the name (``None``: the name goes), which is a ``file`` or a folder. ``folder`` and
-    ``name`` say which name, ``moved`` which name it had before.
+    ``inode``: the number of the file, or of what gets the name, which is a ``file`` or a folder; ``None`` removes the name. ``folder`` and
+    ``name``: the new name; ``moved``: the old one.
     """
 
     kind: str
@@ -80,27 +78,27 @@ class Effect:
 
 
 class Disk:
-    """Files and folders by number, and their names. ``tree`` gives the files by path; a folder's content is ``None``."""
+    """Files and folders by number, and their names. In a ``tree``, by path, the content of a folder is ``None``."""
 
     def __init__(self, tree: Mapping[str, bytes | None]) -> None:
         self.names: dict[tuple[int, str], int] = {}
         self.files: dict[int, bytearray] = {}
         self.next = ROOT + 1
         for path, content in sorted(tree.items()):
-            for effect in self.made(path, content is None):
-                self.do(effect)
+            for effect in self.creation_effects(path, content is None):
+                self.apply(effect)
             if content is not None:
                 self.files[self.at(path) or ROOT][:] = content
 
     def at(self, path: str) -> int | None:
-        """The number of what is called ``path``."""
+        """The number of the file or folder ``path``, or ``None``."""
         found: int | None = ROOT
         for part in filter(None, path.split("/")):
             found = None if found is None else self.names.get((found, part))
         return found
 
-    def made(self, path: str, folder: bool) -> Iterator[Effect]:
-        """The effects after which there is a file or a folder ``path``; each must be done before the next is asked for."""
+    def creation_effects(self, path: str, folder: bool) -> Iterator[Effect]:
+        """The effects that create a file or a folder ``path`` with its parents. Apply each before taking the next."""
         parts = [part for part in path.split("/") if part]
         where = ROOT
         for depth, part in enumerate(parts):
@@ -109,7 +107,7 @@ class Disk:
                 yield Effect("name", number, where, part, file=depth == len(parts) - 1 and not folder)
             where = self.names[where, part]
 
-    def do(self, effect: Effect) -> None:
+    def apply(self, effect: Effect) -> None:
         if effect.kind == "name":
             if effect.moved and self.names.get(effect.moved) == effect.inode:
                 del self.names[effect.moved]
@@ -121,16 +119,16 @@ class Disk:
                     self.files.setdefault(effect.inode, bytearray())
             return
         assert effect.inode is not None
-        held = self.files.setdefault(effect.inode, bytearray())  # its name may have been lost
+        content = self.files.setdefault(effect.inode, bytearray())  # its name may have been lost
         if effect.kind == "size":
-            del held[effect.at :]
-            held.extend(bytes(effect.at - len(held)))
+            del content[effect.at :]
+            content.extend(bytes(effect.at - len(content)))
         else:
-            held.extend(bytes(max(0, effect.at - len(held))))
-            held[effect.at : effect.at + len(effect.data)] = effect.data
+            content.extend(bytes(max(0, effect.at - len(content))))
+            content[effect.at : effect.at + len(effect.data)] = effect.data
 
     def tree(self) -> dict[str, bytes | None]:
-        """Everything that has a path."""
+        """Contents by path."""
         below: dict[int, list[tuple[str, int]]] = {}
         for (folder, name), number in self.names.items():
             below.setdefault(folder, []).append((name, number))
@@ -146,33 +144,34 @@ class Disk:
         return found
 
 
-def effects_of(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bool]]]:
-    """The effects of each step, in order, with whether a later step made them last. Does them to ``disk``."""
+def apply_steps(disk: Disk, steps: Iterable[Step]) -> list[list[tuple[Effect, bool]]]:
+    """Apply steps to ``disk``. Returns the effects of each step, each with whether a later sync made it durable."""
     found: list[list[tuple[Effect, bool]]] = []
     for step in steps:
         if step.kind == "sync":
             number = disk.at(step.path)
             found = [
-                [(effect, lasts or step.other == "all" or _is_of(effect, number, disk)) for effect, lasts in effects] for effects in found
+                [(effect, lasts or step.other == "all" or _is_synced_by(effect, number, disk)) for effect, lasts in effects]
+                for effects in found
             ]
         found.append([])
-        for effect in _done_by(step, disk):
-            disk.do(effect)
+        for effect in _step_effects(step, disk):
+            disk.apply(effect)
             found[-1].append((effect, False))
     return found
 
 
-def _is_of(effect: Effect, number: int | None, disk: Disk) -> bool:
-    """Whether syncing what has this number makes the effect last: a file's bytes and size, a folder's names."""
+def _is_synced_by(effect: Effect, number: int | None, disk: Disk) -> bool:
+    """Whether syncing the file or folder ``number`` makes the effect durable: a file's bytes and size, a folder's names."""
     if effect.kind == "name":
         return number is not None and number not in disk.files and effect.folder == number
     return effect.inode == number
 
 
-def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
+def _step_effects(step: Step, disk: Disk) -> Iterator[Effect]:
     folder, _, name = step.path.rpartition("/")
     if step.kind in ("make", "open"):
-        yield from disk.made(step.path, step.kind == "make")
+        yield from disk.creation_effects(step.path, step.kind == "make")
     number = disk.at(step.path)
     if number is None:
         return
@@ -188,25 +187,25 @@ def _done_by(step: Step, disk: Disk) -> Iterator[Effect]:
         yield Effect("name", None, disk.at(folder) or ROOT, name)
 
 
-def left(
+def surviving_tree(
     base: Mapping[str, bytes | None], steps: Sequence[Step], lost: Collection[int] = (), half: int | None = None
 ) -> dict[str, bytes | None]:
-    """What is left of a folder that held ``base``, after steps of which those with a number in ``lost`` are lost, as far as they did not
-    come to last; of the bytes that step ``half`` wrote, the second half is. Bytes that need a lost change of size are lost with it."""
+    """The folder after a crash: ``base`` with the effects of ``steps``, except those of the steps numbered in ``lost`` that are not
+    durable, and the second half of the bytes that step ``half`` wrote. Bytes written after a lost change of size are lost with it."""
     disk, gone = Disk(base), set[int | None]()
-    for number, effects in enumerate(effects_of(Disk(base), steps)):
+    for number, effects in enumerate(apply_steps(Disk(base), steps)):
         for effect, lasts in effects:
             if (number in lost and not lasts) or (effect.kind != "name" and effect.inode in gone):
                 gone |= {effect.inode} if effect.kind == "size" else set()
             elif number == half and effect.kind == "bytes":
-                disk.do(replace(effect, data=effect.data[: len(effect.data) // 2]))
+                disk.apply(replace(effect, data=effect.data[: len(effect.data) // 2]))
             else:
-                disk.do(effect)
+                disk.apply(effect)
     return disk.tree()
 
 
-def losses(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Iterator[tuple[frozenset[int], int | None]]:
-    """Which steps are lost, and of which the second half is, in all ways that are tried; in the first of them none is."""
+def loss_choices(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Iterator[tuple[frozenset[int], int | None]]:
+    """The choices of lost steps, and of a step whose second half is lost, that are tried; first the loss of nothing."""
     yield frozenset(), None
     loose = frozenset(number for number, own in enumerate(effects) if not all(lasts for _, lasts in own))
     if disk == "kill" or not loose:
@@ -222,11 +221,11 @@ def losses(effects: Sequence[Sequence[tuple[Effect, bool]]], disk: str) -> Itera
 
 
 Segment = list[list[Step]]
-"""What a process does between two meetings: its threads' steps, each in order."""
+"""The steps of a process between two meetings: a list for each thread, in order."""
 
 
-def segments(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list[tuple[str, int]]]:
-    """A process's steps between its meetings, and these. What several threads do is ordered for each file alone."""
+def split_at_meetings(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list[tuple[str, int]]]:
+    """The segments of a process, and the meetings between them. With several threads, only the steps on one file are ordered."""
     found: list[list[Step]] = [[]]
     meetings = []
     for step in log:
@@ -241,22 +240,22 @@ def segments(log: Sequence[Step], threads: int = 1) -> tuple[list[Segment], list
 
 
 def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Step]]]:
-    """Every moment at which a crash may find the processes: for each of them the steps that it has done. Those with few steps come first.
+    """Every cut, as the steps that each process has done; those with few steps come first.
 
-    Raises ``ValueError`` where the processes did not meet alike.
+    Raises ``ValueError`` where the processes did not have the same meetings.
     """
-    parts = [segments(log, threads) for log in logs]
+    parts = [split_at_meetings(log, threads) for log in logs]
     meetings = parts[0][1]
     if any(other != meetings for _, other in parts):
         raise ValueError("the processes did not meet in one order")
     found: dict[tuple[tuple[int, ...], ...], list[list[Step]]] = {}
     for reached in itertools.product(range(len(meetings) + 1), repeat=len(logs)):
-        through = _through(reached, meetings) if max(reached) - min(reached) <= APART else None
+        through = _must_reach_meeting(reached, meetings) if max(reached) - min(reached) <= MAX_AHEAD else None
         if through is None:
             continue
-        choices = [_places(own[at], threads, whole) for (own, _), at, whole in zip(parts, reached, through, strict=True)]
+        choices = [_thread_progress(own[at], threads, whole) for (own, _), at, whole in zip(parts, reached, through, strict=True)]
         for places in itertools.product(*choices):
-            if sum(inside for _, inside in places) > INSIDE:
+            if sum(inside for _, inside in places) > MAX_INSIDE:
                 continue
             done = []
             for (own, _), at, (counts, _) in zip(parts, reached, places, strict=True):
@@ -266,8 +265,8 @@ def cuts(logs: Sequence[Sequence[Step]], threads: int = 1) -> list[list[list[Ste
     return sorted(found.values(), key=lambda done: (sum(map(len, done)), *map(len, done)))
 
 
-def _through(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> list[bool] | None:
-    """Which processes must have done all their steps up to the next meeting, since somebody is past it. None: nobody can be there."""
+def _must_reach_meeting(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> list[bool] | None:
+    """Which processes must have done all steps before their next meeting, since another is past it. None where the cut is impossible."""
     through = [False] * len(reached)
     for number, (kind, root) in enumerate(meetings):
         past = [process for process, at in enumerate(reached) if at > number]
@@ -284,8 +283,8 @@ def _through(reached: Sequence[int], meetings: Sequence[tuple[str, int]]) -> lis
     return through
 
 
-def _places(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int, ...], int]]:
-    """How many steps of each thread of a segment may be done, and how many threads are then inside their steps."""
+def _thread_progress(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int, ...], int]]:
+    """The possible numbers of done steps of each thread of a segment, each with how many threads have done some but not all."""
     sizes = [len(lane) for lane in segment]
     if whole:
         return [(tuple(sizes), 0)]
@@ -294,30 +293,30 @@ def _places(segment: Segment, threads: int, whole: bool) -> list[tuple[tuple[int
         inside = sum(0 < count < size for count, size in zip(counts, sizes, strict=True))
         begun = [at for at, count in enumerate(counts) if count]
         waits = any(sum(counts[before] < sizes[before] for before in range(at)) >= threads for at in begun) and threads > 1
-        if inside <= INSIDE and not waits:
+        if inside <= MAX_INSIDE and not waits:
             found.append((counts, inside))
     return found
 
 
-Place = tuple[int, int]
-"""A step: the number of its process, and its own there, from 1, meetings left out."""
+StepId = tuple[int, int]
+"""A step: the number of its process, and its own in that process, from 1, meetings not counted."""
 
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """What a crash may leave: the files by path (``None`` for a folder), which it is in words, and the kinds of effects that were lost."""
+    """What a crash may leave: contents by path (``None`` for a folder), a description, and the kinds of effects that were lost."""
 
     tree: Mapping[str, bytes | None]
-    told: str
+    description: str
     kinds: frozenset[str]
 
     def __repr__(self) -> str:
-        return self.told
+        return self.description
 
 
-def in_order(logs: Sequence[Sequence[Step]]) -> dict[Place, Step]:
-    """The steps of all processes by their places, in an order in which they may have come: between two meetings one process after the
-    other, whatever the order was in the run, so that a state is the same in every run."""
+def order_steps(logs: Sequence[Sequence[Step]]) -> dict[StepId, Step]:
+    """The steps of all processes by id, in a possible order: between two meetings one process after the other. It does not depend on the
+    recorded run, so that a state is the same in every run."""
     found = []
     for process, log in enumerate(logs):
         met = number = 0
@@ -331,24 +330,24 @@ def in_order(logs: Sequence[Sequence[Step]]) -> dict[Place, Step]:
 
 
 def state_at(
-    base: Mapping[str, bytes | None], steps: Mapping[Place, Step], done: str, lost: Collection[Place] = (), half: Place | None = None
+    base: Mapping[str, bytes | None], steps: Mapping[StepId, Step], done: str, lost: Collection[StepId] = (), half: StepId | None = None
 ) -> State:
-    """The state of a folder that held ``base`` after these steps, of which some are ``lost`` and of one the second ``half``. ``done`` tells
-    which steps they are."""
+    """The state of a folder that held ``base``, after ``steps`` of which some are ``lost``, and of one the second ``half``. ``done``
+    describes the steps."""
     places = [*steps]
     gone = {places.index(place) for place in lost}
     cut = None if half is None else places.index(half)
-    effects = effects_of(Disk(base), steps.values())
+    effects = apply_steps(Disk(base), steps.values())
     kinds = {effect.kind for at, own in enumerate(effects) for effect, lasts in own if not lasts and (at in gone or at == cut)}
     last = {process: step for (process, _), step in steps.items()}
-    told = [done, *(f"rank {process} is behind: {step}" for process, step in sorted(last.items()))]
-    told += [f"lost: {steps[place]}" for place in lost]
-    told += [f"lost: the second half of {steps[half]}"] if half is not None else []
-    return State(left(base, [*steps.values()], gone, cut), "; ".join(told), frozenset(kinds))
+    words = [done, *(f"rank {process} is behind: {step}" for process, step in sorted(last.items()))]
+    words += [f"lost: {steps[place]}" for place in lost]
+    words += [f"lost: the second half of {steps[half]}"] if half is not None else []
+    return State(surviving_tree(base, [*steps.values()], gone, cut), "; ".join(words), frozenset(kinds))
 
 
-def in_notation(done: Iterable[int], lost: Iterable[Place], half: Place | None) -> str:
-    """Which state it is as fields of a case: ``done=3,1 lost=0.2,1.1 half=0.3``."""
+def format_moment(done: Iterable[int], lost: Iterable[StepId], half: StepId | None) -> str:
+    """A state as fields of a case: ``done=3,1 lost=0.2,1.1 half=0.3``."""
     text = f"done={','.join(map(str, done))}"
     text += "".join(f"{' lost=' if at == 0 else ','}{process}.{number}" for at, (process, number) in enumerate(lost))
     return text + ("" if half is None else f" half={half[0]}.{half[1]}")
@@ -362,23 +361,23 @@ def states(
     returned: bool = False,
 ) -> list[State]:
     """The states in which a crash may leave a folder that held ``base``: each once, those after few steps first, and
-    at most :data:`MOST` of them.
+    at most :data:`MAX_STATES` of them.
 
-    ``logs`` are the steps of each process. ``returned``: after all steps alone.
+    ``logs`` are the steps of each process. ``returned``: only states after all steps.
     """
-    every = in_order(logs)
+    every = order_steps(logs)
     found: dict[frozenset[tuple[str, bytes | None]], State] = {}
     at_all = cuts(logs, threads)
     for done in at_all[-1:] if returned else at_all:
         moment = {(process, step.when) for process, own in enumerate(done) for step in own}
         steps = {place: step for place, step in every.items() if (place[0], step.when) in moment}
         places = [*steps]
-        for lost, half in losses(effects_of(Disk(base), steps.values()), disk):
-            tree = left(base, [*steps.values()], lost, half)
+        for lost, half in loss_choices(apply_steps(Disk(base), steps.values()), disk):
+            tree = surviving_tree(base, [*steps.values()], lost, half)
             key = frozenset(tree.items())
             if key not in found:
                 gone, cut = [places[at] for at in sorted(lost)], None if half is None else places[half]
-                found[key] = state_at(base, steps, in_notation(map(len, done), gone, cut), gone, cut)
-            if len(found) == MOST:
+                found[key] = state_at(base, steps, format_moment(map(len, done), gone, cut), gone, cut)
+            if len(found) == MAX_STATES:
                 return [*found.values()]
     return [*found.values()]

@@ -1,9 +1,9 @@
-"""Who owns which element of a sharded tensor.
+"""Which rank owns which element of a sharded tensor.
 
 The one idea
     Along each tensor dim a rank owns an *ordered list of global indices*. At first every rank owns all of them, in
-    order. Then the placements are applied from the left mesh dim to the right, and each is a rule that hands every list
-    on to the ranks along its mesh dim:
+    order. Then the placements are applied from the left mesh dim to the right. Each is a rule that splits every list among
+    the ranks along its mesh dim:
 
     ``R``       every rank keeps the list.
     ``P(op)``   every rank keeps the list: it holds a contribution to each of these elements.
@@ -12,7 +12,7 @@ The one idea
                 last runs may be short, and those after them empty: 5 indices over 4 ranks are 2, 2, 1, 0, never
                 2, 1, 1, 1.
     ``_S(d,f)`` the list of tensor dim ``d`` is cut into ``f`` runs by the same rule; then each run is cut among the
-                ranks, and rank ``i`` gets the ``i``-th part of every run, one behind the other.
+                ranks, and rank ``i`` gets the ``i``-th part of every run, concatenated.
 
     The local tensor of a rank is the full tensor at its lists: ``full[lists[0]][:, lists[1]]...``.
 
@@ -45,8 +45,8 @@ Order, and what strided shards are for
     ``_S(0,2),S(0)``   ``0 1``     ``4 5``     ``2 3``     ``6 7``
     =================  ==========  ==========  ==========  ==========
 
-    The split factor is the number of ranks that, in this sense, went before. Where sizes do not divide evenly the two ways of
-    cutting differ in where they round up; the rule above, not the picture, then says who owns what.
+    The split factor is the number of ranks that cut before it in this sense. Where sizes do not divide evenly, the two ways of cutting
+    round up in different places; then the rule above holds, not this picture.
 
 Uneven and empty
     Rounding up happens at every cut anew. A dim of 5 on ``2x2`` under ``[S(0), S(0)]`` is 3 and 2, then 2, 1, 1, 1; on one mesh dim of 4
@@ -82,7 +82,7 @@ Indices = tuple[int, ...]
 
 
 class LayoutError(ValueError):
-    """Placements that mean nothing for a shape on a mesh. ``kind`` is ``arity``, ``dim`` or ``mixed-partial``."""
+    """Placements that are invalid for a shape on a mesh. ``kind`` is ``arity``, ``dim`` or ``mixed-partial``."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -97,13 +97,13 @@ def chunk(indices: Indices, parts: int) -> list[Indices]:
 
 def strided(indices: Indices, parts: int, split_factor: int) -> list[Indices]:
     """Cut a list into ``split_factor`` runs, each run into ``parts``; part ``i`` joins the ``i``-th parts of all runs."""
-    # no more runs than indices: all others are empty
+    # further runs would be empty
     runs = [chunk(run, parts) for run in chunk(indices, min(split_factor, max(len(indices), 1)))]
     return [tuple(index for run in runs for index in run[i]) for i in range(parts)]
 
 
 def split(indices: Indices, parts: int, placement: Placement) -> list[Indices]:
-    """What each of ``parts`` ranks gets of a list that ``placement`` is applied to."""
+    """The list of each of ``parts`` ranks after ``placement`` is applied to a list."""
     if isinstance(placement, Shard):
         return chunk(indices, parts)
     if isinstance(placement, StridedShard):
@@ -112,18 +112,18 @@ def split(indices: Indices, parts: int, placement: Placement) -> list[Indices]:
 
 
 @lru_cache(4096)
-def _hand_out(shape: Shape, mesh: Shape, placements: Placements) -> dict[Coord, tuple[Indices, ...]]:
-    """For each coordinate of the mesh, and each tensor dim, the indices that its rank owns: placements apply from left to right."""
+def _owned_by_coord(shape: Shape, mesh: Shape, placements: Placements) -> dict[Coord, tuple[Indices, ...]]:
+    """The indices that a rank owns along each tensor dim, by coordinate: placements apply from left to right."""
     lists: dict[Coord, tuple[Indices, ...]] = {(): tuple(tuple(range(size)) for size in shape)}
     for size, placement in zip(mesh, placements, strict=True):
-        dim, handed = shard_dim(placement), {}
+        dim, split_lists = shard_dim(placement), {}
         for coord, owned in lists.items():
             if dim is None:
-                handed.update({(*coord, i): owned for i in range(size)})
+                split_lists.update({(*coord, i): owned for i in range(size)})
                 continue
             for i, part in enumerate(split(owned[dim], size, placement)):
-                handed[*coord, i] = (*owned[:dim], part, *owned[dim + 1 :])
-        lists = handed
+                split_lists[*coord, i] = (*owned[:dim], part, *owned[dim + 1 :])
+        lists = split_lists
     return lists
 
 
@@ -164,7 +164,7 @@ class Layout:
 
     @cached_property
     def _lists(self) -> dict[Coord, tuple[Indices, ...]]:
-        return _hand_out(self.shape, self.mesh.shape, self.placements)
+        return _owned_by_coord(self.shape, self.mesh.shape, self.placements)
 
     def owned(self, coord: Coord) -> tuple[Indices, ...]:
         """For each tensor dim the ordered global indices that the rank at ``coord`` holds."""
@@ -207,7 +207,7 @@ class Layout:
         return count
 
     def replace(self, placements: Sequence[Placement]) -> Layout:
-        """The same tensor on the same mesh, placed otherwise."""
+        """The same tensor on the same mesh with other placements."""
         return Layout(self.shape, self.mesh, tuple(placements))
 
 

@@ -85,7 +85,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks sit in the table."""
+        """How many ranks the table has."""
         return len(self.ranks)
 
     def coords(self) -> Iterator[Coord]:
@@ -93,7 +93,7 @@ class Mesh:
         return itertools.product(*map(range, self.shape))
 
     def coord(self, rank: int) -> Coord | None:
-        """Where ``rank`` sits, or ``None`` for a rank that is not in the mesh."""
+        """The coordinate of ``rank``, or ``None`` for a rank that is not in the mesh."""
         if rank not in self.ranks:
             return None
         at, coord = self.ranks.index(rank), []
@@ -103,7 +103,7 @@ class Mesh:
         return tuple(reversed(coord))
 
     def rank_at(self, coord: Coord) -> int:
-        """The rank that sits at ``coord``."""
+        """The rank at ``coord``."""
         at = 0
         for size, position in zip(self.shape, coord, strict=True):
             if not 0 <= position < size:
@@ -120,10 +120,10 @@ class Mesh:
         shape = tuple(self.shape[dim] for dim in dims)
         ranks = []
         for inner in itertools.product(*map(range, shape)):
-            here = list(coord)
+            cell = list(coord)
             for dim, position in zip(dims, inner, strict=True):
-                here[dim] = position
-            ranks.append(self.rank_at(tuple(here)))
+                cell[dim] = position
+            ranks.append(self.rank_at(tuple(cell)))
         return Mesh(shape, tuple(ranks))
 
     def flatten(self, dims: tuple[int, ...], coord: Coord) -> Mesh:

@@ -1,4 +1,4 @@
-"""One line of text for every shape, and the error that all parsers of this package raise.
+"""The notation of shapes, and the error that all parsers of this package raise.
 
 Printing is canonical, and parsing what was printed gives the same value back. A shape is its sizes joined by ``x``
 (``5x6``, ``0x3``, ``7``); the shape of a 0-d tensor is ``()``. The notation of meshes lives in :mod:`shardlaw.reference.mesh`,
@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 class NotationError(ValueError):
-    """A text that is no shape, mesh or placement. The message quotes the text and says what would be right."""
+    """A text that cannot be parsed. The message quotes it and says what is valid."""
 
 
 def parse_shape(text: str) -> Shape:
@@ -30,7 +30,7 @@ def format_shape(shape: Shape) -> str:
 
 
 def split_outside(text: str, separator: str = ",") -> list[str]:
-    """Split ``text`` at every ``separator`` that stands outside brackets and quotes; no item for an empty text."""
+    """Split ``text`` at every ``separator`` outside brackets and quotes; an empty text has no items."""
     items, depth, start, quote = [], 0, 0, ""
     for at, char in enumerate(text):
         if quote:

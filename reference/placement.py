@@ -1,11 +1,11 @@
-"""Placements: what one mesh dim does with a tensor.
+"""Placements: how a tensor lies along one mesh dim.
 
 There is one placement for each mesh dim. ``R`` keeps the whole tensor on every rank; ``S(d)`` cuts tensor dim ``d``
 into consecutive runs; ``_S(d,f)`` cuts it into ``f`` runs first and each of those among the ranks; ``P(op)`` leaves on
-every rank a contribution, and the value is their reduction by ``op``; ``M(d)`` is the sum left behind by a row lookup
-in a table sharded on dim ``d``, whose rows outside the own shard count as zero.
+every rank a contribution, and the value is their reduction by ``op``; ``M(d)`` is the pending sum of a row lookup in a
+table sharded on dim ``d``, to which each rank contributes its own rows.
 
-What each does with the elements of a tensor is told in :mod:`shardlaw.reference.layout`; here are only the words.
+:mod:`shardlaw.reference.layout` defines which elements each rank then has.
 
 Source: the documentation of ``torch.distributed.tensor``, "Placements".
 """
@@ -22,7 +22,7 @@ REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank of the mesh dim holds all that reaches it."""
+    """Every rank of the mesh dim holds the same elements."""
 
     def __str__(self) -> str:
         return "R"
@@ -51,7 +51,7 @@ class StridedShard:
 
 @dataclass(frozen=True)
 class Partial:
-    """Every rank holds a contribution of full extent; the value is their reduction by ``op``."""
+    """Every rank holds a contribution to all elements; the value is their reduction by ``op``."""
 
     op: str = "sum"
 
@@ -63,7 +63,7 @@ class Partial:
 class MaskPartial:
     """A pending sum of masked row lookups in a table that is sharded on dim ``dim``.
 
-    What a rank holds for rows that it does not have is its own affair until the sum is done: compare the sum, never the parts.
+    For rows that a rank does not have its contribution is unspecified until the sum is done: compare the sum, not the contributions.
     """
 
     dim: int = 0
@@ -78,7 +78,7 @@ EXAMPLES = "R, S(0), _S(0,2), P(sum) or M(0)"
 
 
 def parse_placement(text: str) -> Placement:
-    """One placement from its text. Raises :class:`NotationError`, which says what would be right."""
+    """The inverse of ``str``. Raises :class:`NotationError`."""
     if text == "R":
         return Replicate()
     if match := re.fullmatch(r"S\((-?\d+)\)", text, re.ASCII):

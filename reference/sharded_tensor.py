@@ -1,13 +1,13 @@
 """Sharded tensors: a global tensor in boxes, each on the rank that a *sharding spec* names.
 
-There are two specs, each written on one line:
+There are two kinds of spec:
 
-``chunk(0)@0,1,2``            equal chunks along dim 0, the first on rank 0: as ``torch.chunk`` cuts, so that the last ranks may hold
-                              less or nothing. ``chunk(-1)@2,0`` counts the dim from the end, and its first chunk lies on rank 2
+``chunk(0)@0,1,2``            chunks along dim 0, the first on rank 0, as ``torch.chunk`` cuts: the last ranks may hold less or nothing.
+                              In ``chunk(-1)@2,0`` the dim counts from the end, and the first chunk is on rank 2
 ``0:2,0:6@0;2:5,0:6@2``       boxes one by one, each with its rank; a rank may hold several, or none: :class:`~.shards.Shards`
 
-Ranks are numbers in the world, also where the tensor lives on a group of some of them. A spec says who holds what of a tensor
-(:func:`shards_of`), or why there is no such tensor (:func:`spec_errors`).
+Ranks are global, also where the tensor lies on a subgroup. :func:`shards_of` gives the boxes of a tensor with a spec, or
+:func:`spec_errors` why there is no such tensor.
 
 Source: the documentation of ``torch.distributed._shard`` (``ChunkShardingSpec``, ``EnumerableShardingSpec``, ``ShardedTensor``).
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from shardlaw.reference.layout import chunk
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.shards import Shards, cut
+from shardlaw.reference.shards import Shards, shards_along
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ChunkSpec:
         return f"chunk({self.dim})@{','.join(map(str, self.ranks))}"
 
     def errors(self, shape: Shape) -> list[str]:
-        """Why a tensor of ``shape`` cannot be cut so; an empty list when it can."""
+        """Why a tensor of ``shape`` cannot have this spec; an empty list when it can."""
         return [] if -len(shape) <= self.dim < len(shape) else [f"there is no dim {self.dim} in {len(shape)} dims"]
 
     def shards(self, shape: Shape) -> Shards:
@@ -42,7 +42,7 @@ class ChunkSpec:
             raise ValueError(self.errors(shape)[0])
         dim = self.dim % len(shape)
         runs = chunk(tuple(range(shape[dim])), len(self.ranks))
-        return cut(shape, dim, zip(map(len, runs), self.ranks, strict=True))
+        return shards_along(shape, dim, zip(map(len, runs), self.ranks, strict=True))
 
 
 Spec = ChunkSpec | Shards
@@ -53,7 +53,7 @@ def parse_spec(text: str, shape: Shape) -> Spec:
     chunks = re.fullmatch(r"chunk\((-?\d+)\)@(\d+(?:,\d+)*)", text, re.ASCII)
     if chunks:
         return ChunkSpec(int(chunks[1]), tuple(map(int, chunks[2].split(","))))
-    return Shards.parse(shape, text, alone=True)
+    return Shards.parse(shape, text, one_rank_each=True)
 
 
 def spec_errors(spec: Spec, shape: Shape) -> list[str]:
@@ -64,7 +64,7 @@ def spec_errors(spec: Spec, shape: Shape) -> list[str]:
 
 
 def shards_of(spec: Spec, shape: Shape) -> Shards:
-    """Who holds what of a tensor of ``shape`` with this spec. Raises ``ValueError`` where there is none."""
+    """The boxes of a tensor of ``shape`` with this spec. Raises ``ValueError`` where there is no such tensor."""
     if spec_errors(spec, shape):
         raise ValueError("; ".join(spec_errors(spec, shape)))
     return spec.shards(shape) if isinstance(spec, ChunkSpec) else spec

@@ -1,10 +1,9 @@
-"""Who holds what of a tensor: its boxes, each with the ranks that hold it.
+"""A tensor in boxes, each with the ranks that hold it.
 
-A layout of :mod:`shardlaw.reference.layout` follows from placements. Tables of embeddings do not: one lies on a single rank, the next is
-cut into rows of 1, 3, 1 and 3, a third into columns of which a rank holds the first and the last. And a checkpoint is saved by ranks of
-which several may hold the same. Whatever hands a tensor out, what comes of it is said here, and in one way: by a list of boxes, each with
-its ranks. The list is sound when the boxes tile the tensor; nothing keeps them from overlapping, leaving holes or being held twice by
-one rank, so what must be refused is written in the same way.
+A layout (:mod:`shardlaw.reference.layout`) follows from placements. Other shardings do not, such as those of embedding tables: a table may
+lie on a single rank, be cut into rows of 1, 3, 1 and 3, or into columns of which one rank holds the first and the last. In a checkpoint,
+several ranks may hold the same box. All of these are a list of boxes with their ranks. The list is valid when the boxes tile the tensor.
+Invalid lists, with overlaps, holes, or a box twice on one rank, can be expressed too, for tests of what must be refused.
 
 The text of a list is ``0:1,0:6@0;1:4,0:6@1+2``: rows 0 on rank 0 and rows 1 to 3 on ranks 1 and 2, of 6 columns each; ``()@0`` is a tensor
 without dims on rank 0. The order of the boxes of one rank is the order in which it holds them.
@@ -34,12 +33,12 @@ class Shards:
 
     @staticmethod
     def whole(shape: Shape, ranks: Iterable[int]) -> Shards:
-        """A tensor that each of ``ranks`` holds whole."""
+        """A tensor that each of ``ranks`` holds in full."""
         return Shards(shape, ((Box.whole(shape), tuple(ranks)),))
 
     @staticmethod
     def of_layout(layout: Layout) -> Shards:
-        """A tensor as its placements hand it out. Raises ``ValueError`` where what a rank holds is no box, or waits to be reduced."""
+        """The boxes of a layout. Raises ``ValueError`` where a rank holds no box, or a contribution to a pending reduction."""
         held: dict[Box, list[int]] = {}
         for coord in layout.mesh.coords():
             box = layout.box(coord)
@@ -49,13 +48,13 @@ class Shards:
         return Shards(layout.shape, tuple((box, tuple(ranks)) for box, ranks in held.items()))
 
     @staticmethod
-    def parse(shape: Shape, text: str, *, alone: bool = False) -> Shards:
-        """The inverse of ``str``; with ``alone``, no two ranks may hold one box. Raises :class:`NotationError`."""
+    def parse(shape: Shape, text: str, *, one_rank_each: bool = False) -> Shards:
+        """The inverse of ``str``; with ``one_rank_each``, no two ranks may hold one box. Raises :class:`NotationError`."""
         parts = []
         for part in text.split(";"):
             box, _, ranks = part.rpartition("@")
             parts.append((parse_box(box, len(shape)), parse_ranks(ranks)))
-        if alone and any(len(ranks) > 1 for _, ranks in parts):
+        if one_rank_each and any(len(ranks) > 1 for _, ranks in parts):
             raise NotationError(f"shards {text!r}: want one rank for each box")
         return Shards(shape, tuple(parts))
 
@@ -64,23 +63,23 @@ class Shards:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The different boxes, in order."""
+        """The distinct boxes, in order."""
         return tuple(dict.fromkeys(box for box, _ in self.parts))
 
     def holdings(self) -> Iterator[tuple[Box, int]]:
         """Every box with every rank that holds it."""
         return ((box, rank) for box, ranks in self.parts for rank in ranks)
 
-    def of(self, rank: int) -> tuple[Box, ...]:
+    def boxes_of(self, rank: int) -> tuple[Box, ...]:
         """The boxes that ``rank`` holds, in its order."""
         return tuple(box for box, holder in self.holdings() if holder == rank)
 
-    def filled(self) -> Shards:
+    def without_empty(self) -> Shards:
         """The same without the boxes that have no elements."""
         return Shards(self.shape, tuple((box, ranks) for box, ranks in self.parts if box.volume))
 
     def errors(self) -> list[str]:
-        """What keeps the boxes from being the tensor, each element once; nothing when they are."""
+        """Why the boxes do not tile the tensor; an empty list when they do."""
         return tiling_errors(self.shape, [box for box, _ in self.parts])
 
 
@@ -96,20 +95,20 @@ def format_ranks(ranks: Ranks) -> str:
     return "+".join(map(str, ranks))
 
 
-def side_by_side(boxes: Sequence[Box]) -> bool:
-    """Whether boxes of one rank can be put together along their last dim: in all other dims they are alike."""
+def are_side_by_side(boxes: Sequence[Box]) -> bool:
+    """Whether boxes can be concatenated along their last dim: they agree in all others."""
     return len({(box.offset[:-1], box.size[:-1]) for box in boxes}) <= 1
 
 
-def joined(boxes: Sequence[Box]) -> Shape | None:
-    """The size of boxes of one rank put together along their last dim; ``None`` where they cannot be, or there is none."""
-    if not boxes or not boxes[0].size or not side_by_side(boxes):
+def joined_size(boxes: Sequence[Box]) -> Shape | None:
+    """The size of boxes concatenated along their last dim; ``None`` where they cannot be, or there are none."""
+    if not boxes or not boxes[0].size or not are_side_by_side(boxes):
         return None
     return (*boxes[0].size[:-1], sum(box.size[-1] for box in boxes))
 
 
-def cut(shape: Shape, dim: int, parts: Iterable[tuple[int, int]]) -> Shards:
-    """Runs of tensor dim ``dim``, one behind the other: each of so many indices, for so-and-so's rank."""
+def shards_along(shape: Shape, dim: int, parts: Iterable[tuple[int, int]]) -> Shards:
+    """A tensor cut along ``dim`` into consecutive boxes; ``parts`` has the size and the rank of each."""
     found, start = [], 0
     for size, rank in parts:
         found.append((Box.whole(shape).along(dim, start=start, size=size), (rank,)))

@@ -1,12 +1,10 @@
-"""A whole world in one process: what every rank must hold, with values.
+"""The local tensors of all ranks, computed in one process.
 
-The world is a mapping from coordinates to local tensors. :func:`distribute` makes it from a full tensor,
-:func:`assemble` reads the full tensor back, and :func:`redistribute` is one after the other: whatever route a real
-implementation takes, it must end where this ends.
+A world is a mapping from coordinates to local tensors. :func:`distribute` computes it from a full tensor, :func:`assemble` computes the
+full tensor from it, and :func:`redistribute` does one after the other: a real implementation must give the same result by any route.
 
-A layout with pending reductions has no one right world: any contributions that reduce to the value will do.
-:func:`contributions` picks some that are hard to get right by accident: unequal, of both signs, with large losers for ``min``
-and ``max``.
+A layout with pending reductions has many valid worlds: any contributions that reduce to the value. :func:`contributions` picks some with
+which a wrong reduction is unlikely to be right by accident: unequal, of both signs, with extreme losers for ``min`` and ``max``.
 
 Source: the documentation of ``torch.distributed.tensor`` (a DTensor denotes one full tensor; ``Partial`` names the reduction that
 is pending).
@@ -50,8 +48,7 @@ def take(full: torch.Tensor, layout: Layout, coord: Coord) -> torch.Tensor:
 
 
 def can_reduce(dtype: torch.dtype, op: str) -> bool:
-    """Whether elements of ``dtype`` have a reduction by ``op``: integers have no average, complex numbers no order, floats no
-    bits."""
+    """Whether elements of ``dtype`` have a reduction by ``op``: integers have no average, complex numbers no order, floats no bits."""
     floating = dtype.is_floating_point or dtype.is_complex
     if op == "avg":
         return floating
@@ -63,28 +60,31 @@ def can_reduce(dtype: torch.dtype, op: str) -> bool:
 def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> list[torch.Tensor]:
     """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for the integer fills of :mod:`shardlaw.reference.tensors`.
 
-    Each element has one part, the *winner*, that sees to it that the value comes out; which one differs from element to
-    element, so that no single rank holds the answer. Raises ``ValueError`` where the dtype has no such reduction.
+    For each element one part, the *winner*, is chosen such that the reduction gives the value. The winner differs between elements, so that
+    no single rank holds the answer. Raises ``ValueError`` where the dtype has no such reduction.
     """
     if not can_reduce(full.dtype, op):
         raise ValueError(f"no contributions of {full.dtype} reduce by {op}")
     if parts == 1:
         return [full.clone()]
-    # seeds that no tensor of a case has: noise that resembles the value would hide a mistake
+    # these seeds differ from those of the tensors of a case: noise equal to a value would hide a mistake
     noise = [dense(tuple(full.shape), full.dtype, "small", scatter_bits(seed, i)) for i in range(parts)]
-    by = BOOLEAN.get(op, op) if full.dtype == torch.bool else op
+    by = BOOL_REDUCTIONS.get(op, op) if full.dtype == torch.bool else op
     won, lost = _SPLITS[by](full, noise)
-    tame = _is_tame(full)
-    if by in ("sum", "product", "min", "max") and not tame.all():  # beside others they would be rounded, or run over
-        won, lost = ([torch.where(tame, part, full) for part in won], [torch.where(tame, part, _neutral(by, part)) for part in lost])
+    exact = _sums_exactly(full)
+    if by in ("sum", "product", "min", "max") and not exact.all():  # with the others the sum would round or overflow
+        won, lost = (
+            [torch.where(exact, part, full) for part in won],
+            [torch.where(exact, part, _neutral_element(by, part)) for part in lost],
+        )
     winner = dense(tuple(full.shape), torch.int64, f"index{parts}", scatter_bits(seed, parts))
     return [torch.where(winner == i, won[i], lost[i]) for i in range(parts)]
 
 
-def _is_tame(full: torch.Tensor) -> torch.Tensor:
-    """Which elements are far from all edges of their dtype, so that sums with small integers are exact."""
+def _sums_exactly(full: torch.Tensor) -> torch.Tensor:
+    """Which elements are so far from the limits of their dtype that sums with small integers are exact."""
     if full.is_complex():
-        return _is_tame(torch.view_as_real(full)).all(-1)
+        return _sums_exactly(torch.view_as_real(full)).all(-1)
     if full.dtype.is_floating_point:
         return (full.abs() <= 2 / torch.finfo(full.dtype).eps) & (full * 64 == (full * 64).round()) & ~((full == 0) & full.signbit())
     if full.dtype == torch.bool:
@@ -93,8 +93,8 @@ def _is_tame(full: torch.Tensor) -> torch.Tensor:
     return (full < ends.max - 1) & (full > ends.min + 1) | torch.tensor(not full.dtype.is_signed)
 
 
-def _neutral(op: str, like: torch.Tensor) -> torch.Tensor:
-    """What a reduction of one element with it leaves as it is. Of the zeros, only the negative one keeps the sign of both."""
+def _neutral_element(op: str, like: torch.Tensor) -> torch.Tensor:
+    """The neutral element of a reduction. For sums it is -0.0, which keeps the sign of either zero."""
     if op == "product":
         return torch.ones_like(like)
     if op == "sum":
@@ -104,8 +104,8 @@ def _neutral(op: str, like: torch.Tensor) -> torch.Tensor:
     return torch.full_like(like, most if op == "min" else least)
 
 
-# what a reduction of bools amounts to
-BOOLEAN = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
+# the bitwise reductions to which those of bools are equal
+BOOL_REDUCTIONS = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
 Split = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
@@ -162,25 +162,25 @@ _SPLITS: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], Split]] = {
 
 
 def distribute(full: torch.Tensor, layout: Layout, seed: int = 0) -> World:
-    """What every coordinate holds of ``full``; ``seed`` picks the contributions of pending reductions."""
-    whole: World = {(): full}
+    """The world of ``full`` under ``layout``; ``seed`` picks the contributions of pending reductions."""
+    values: World = {(): full}
     for dim, (size, placement) in enumerate(zip(layout.mesh.shape, layout.placements, strict=True)):
-        handed: World = {}
-        for coord, value in whole.items():
+        split: World = {}
+        for coord, value in values.items():
             if is_reduction(placement):
                 op = placement.op if isinstance(placement, Partial) else "sum"
                 for i, part in enumerate(contributions(value, op, size, seed + 101 * dim)):
-                    handed[*coord, i] = part
+                    split[*coord, i] = part
             else:
-                handed.update({(*coord, i): value for i in range(size)})
-        whole = handed
-    return {coord: take(value, layout, coord) for coord, value in whole.items()}
+                split.update({(*coord, i): value for i in range(size)})
+        values = split
+    return {coord: take(value, layout, coord) for coord, value in values.items()}
 
 
 def assemble(world: Mapping[Coord, torch.Tensor], layout: Layout) -> torch.Tensor:
-    """The full tensor that a world of local tensors denotes: pending reductions done, every shard in its place.
+    """The full tensor of a world: pending reductions done, every shard in its place.
 
-    Where ranks are replicas of one another, the first ones along each mesh dim are read; :func:`assemble_replicas` reads all.
+    Of replicas, the first along each mesh dim is read; :func:`assemble_replicas` reads all.
     Raises ``ValueError`` where a local tensor has not the shape that its layout names.
     """
     return next(iter(assemble_replicas(world, layout).values()))
@@ -189,7 +189,7 @@ def assemble(world: Mapping[Coord, torch.Tensor], layout: Layout) -> torch.Tenso
 def assemble_replicas(world: Mapping[Coord, torch.Tensor], layout: Layout) -> dict[Coord, torch.Tensor]:
     """The full tensor as each set of replicas denotes it, by the coordinate along the replicating mesh dims (0 elsewhere).
 
-    A world is sound when all of them are alike. Raises ``ValueError`` as :func:`assemble` does.
+    A world is valid when all of them are equal. Raises ``ValueError`` as :func:`assemble` does.
     """
     partial_dims = [dim for dim, placement in enumerate(layout.placements) if is_reduction(placement)]
     replica_dims = [dim for dim, placement in enumerate(layout.placements) if isinstance(placement, Replicate)]
@@ -205,7 +205,7 @@ def assemble_replicas(world: Mapping[Coord, torch.Tensor], layout: Layout) -> di
         replica = tuple(position if dim in replica_dims else 0 for dim, position in enumerate(coord))
         value = _reduce(members, layout, partial_dims)
         full = found.setdefault(replica, torch.zeros(layout.shape, dtype=value.dtype))
-        full[_grid(layout.owned(coord), layout.shape)] = value
+        full[_index_grid(layout.owned(coord), layout.shape)] = value
     return found
 
 
@@ -228,7 +228,7 @@ def reduce_by(op: str, values: list[torch.Tensor]) -> torch.Tensor:
     return total / len(values) if op == "avg" else total
 
 
-def _grid(owned: tuple[tuple[int, ...], ...], shape: Shape) -> tuple[torch.Tensor, ...]:
+def _index_grid(owned: tuple[tuple[int, ...], ...], shape: Shape) -> tuple[torch.Tensor, ...]:
     """Index tensors that address the open mesh of the owned lists."""
     grid = []
     for dim, indices in enumerate(owned):

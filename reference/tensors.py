@@ -1,10 +1,10 @@
-"""Dense tensors that leave no room for a wrong element to look right.
+"""Dense tensors whose values make a wrong element visible.
 
 A tensor is described by one line, ``SHAPE[:PLACEMENTS[:DTYPE[:FILL[:MEMORY]]]]``, such as ``5x6:S(0),R:int64`` or
-``4x3:R:float32:small:transposed``; what is left out is the default. The description and a seed determine every element, on
-every machine and every version of torch: the values are a pure function of the position, no generator is involved. All
-values, but for those of ``edges``, are integers, or sums of a few powers of two, that the dtype holds exactly, so that sums and products
-of a test's size are exact too and a rounding difference cannot be mistaken for a fault.
+``4x3:R:float32:small:transposed``; omitted parts have defaults. The description and a seed determine every element, on every
+machine and every version of torch: values are a pure function of the position, without a random generator. All values except those of
+``edges`` are integers, or sums of a few powers of two, that the dtype represents exactly. Sums and products of a test's size are then exact
+too, so that a rounding difference cannot look like a fault.
 
 ==============  ===========================================================================================================
 fill            elements
@@ -46,7 +46,7 @@ from shardlaw.reference.placement import Placements, format_placements, parse_pl
 
 FILLS = ("distinct", "small", "positive", "unit", "ties", "zeros", "wide", "edges")
 MEMORIES = ("plain", "transposed", "sliced", "expanded", "offset", "channels-last")
-APART = ("sliced", "offset")  # which clones do not keep
+LOST_BY_CLONE = ("sliced", "offset")  # memory layouts that ``clone`` does not preserve
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -55,20 +55,20 @@ DTYPES: dict[str, torch.dtype] = {
         *(torch.complex64, torch.complex128),
     )
 }
-RARE_DTYPES = ("float8_e4m3fn", "float8_e5m2")  # that calls may cast to, and of which no tensor of a case is
-# Values repeat after this many: sums over four ranks, averages included, then stay within what the dtype holds exactly.
-ROOM = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
-# How many bits a value of ``wide`` has: so few that sums over eight ranks are exact, of floats also those of averages, to which each adds
-# eight times as much.
-WIDE = {torch.float64: 46, torch.float32: 17, torch.float16: 4, torch.bfloat16: 2, torch.int64: 58, torch.int32: 26, torch.int16: 10,
+RARE_DTYPES = ("float8_e4m3fn", "float8_e5m2")  # calls may cast to them, but no tensor of a case has them
+# Values repeat after this many, so that sums over four ranks, averages included, are exact in the dtype.
+PERIOD = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
+# The bits of a value of ``wide``: so few that sums over eight ranks are exact, for floats also those of averages, whose contributions are
+# eight times as large.
+WIDE_BITS = {torch.float64: 46, torch.float32: 17, torch.float16: 4, torch.bfloat16: 2, torch.int64: 58, torch.int32: 26, torch.int16: 10,
         torch.int8: 3, torch.uint8: 5, torch.complex64: 16, torch.complex128: 45}  # fmt: skip
 
-FEW = 64  # elements that are mixed faster one by one
+SCALAR_LIMIT = 64  # up to so many elements, Python is faster than tensors
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a case. ``placements`` is ``None`` for a plain tensor that every rank holds whole."""
+    """One tensor of a case. ``placements`` is ``None`` for a plain tensor, which every rank holds in full."""
 
     shape: Shape
     placements: Placements | None = None
@@ -79,7 +79,7 @@ class TensorSpec:
     @staticmethod
     @lru_cache(4096)
     def parse(text: str) -> TensorSpec:
-        """The inverse of ``str``. Raises :class:`NotationError`, which names the part that is wrong."""
+        """The inverse of ``str``. Raises :class:`NotationError`."""
         shape, placements, dtype, fill, memory = [*split_outside(text, ":"), "", "", "", "", ""][:5]
         dtype, fill, memory = dtype or "float32", fill or "distinct", memory or "plain"
         if text.count(":") > 4:
@@ -106,12 +106,12 @@ class TensorSpec:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-    def placed(self, placements: Placements | None) -> TensorSpec:
+    def with_placements(self, placements: Placements | None) -> TensorSpec:
         """The same tensor with other placements."""
         return replace(self, placements=placements)
 
     def build(self, seed: int) -> torch.Tensor:
-        """The dense global tensor, on the CPU. Tensors of one case take different seeds."""
+        """The dense global tensor, on the CPU. Tensors of one case have different seeds."""
         return lay_out(dense(self.shape, self.torch_dtype, self.fill, seed), self.memory)
 
 
@@ -123,14 +123,14 @@ def scatter_bits(seed: int, position: int) -> int:
     return x ^ x >> 16
 
 
-def scattered(seed: int, count: int) -> torch.Tensor:
+def scatter_bits_tensor(seed: int, count: int) -> torch.Tensor:
     """:func:`scatter_bits` of the first ``count`` positions, as int64."""
-    if count <= FEW:
+    if count <= SCALAR_LIMIT:
         return torch.tensor([scatter_bits(seed, i) for i in range(count)], dtype=torch.int64)
     x = torch.arange(count) * 0x85EBCA6B + (seed * 0x9E3779B1 + 0x27220A95 & 0xFFFFFFFF)
     x.bitwise_and_(0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        # of a product that wraps around the lower half is right
+        # int64 products wrap around, but their lower 32 bits are right
         x = (x ^ x >> shift).mul_(factor).bitwise_and_(0xFFFFFFFF)
     return x ^ x >> 16
 
@@ -142,13 +142,13 @@ def dense(shape: Shape, dtype: torch.dtype, fill: str = "distinct", seed: int = 
 
 @lru_cache(256)
 def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Tensor:
-    bits = scattered(seed, count)
+    bits = scatter_bits_tensor(seed, count)
     if fill.startswith("index"):
         values = bits % int(fill[5:])
     elif fill == "zeros":
         values = torch.zeros(count, dtype=torch.int64)
     elif fill == "edges":
-        some = edges(dtype)
+        some = edge_values(dtype)
         return some[(torch.arange(count) + bits[:1]) % len(some)]
     elif fill == "ties":
         values = bits % 3
@@ -157,16 +157,16 @@ def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Ten
     elif dtype == torch.bool:
         values = bits % 2
     elif fill == "wide":
-        top = 1 << WIDE[dtype] - 1
-        values = (bits | scattered(seed + 2, count) << 32) & top - 1 | top | 1
+        top = 1 << WIDE_BITS[dtype] - 1
+        values = (bits | scatter_bits_tensor(seed + 2, count) << 32) & top - 1 | top | 1
         if dtype != torch.uint8:
-            values = torch.where(scattered(seed + 1, count) % 2 == 1, -values, values)
+            values = torch.where(scatter_bits_tensor(seed + 1, count) % 2 == 1, -values, values)
     elif fill == "small":
         values = bits % 7 + (0 if dtype == torch.uint8 else -3)
     else:
-        values = bits.argsort(stable=True) % ROOM.get(dtype, max(count, 1)) + 1
+        values = bits.argsort(stable=True) % PERIOD.get(dtype, max(count, 1)) + 1
         if fill == "distinct" and dtype != torch.uint8:
-            values = torch.where(scattered(seed + 1, count) % 2 == 1, -values, values)
+            values = torch.where(scatter_bits_tensor(seed + 1, count) % 2 == 1, -values, values)
     if dtype.is_complex:
         part = values.to(torch.float64)
         return torch.complex(part, -2 * part).to(dtype)
@@ -174,13 +174,13 @@ def _elements(count: int, dtype: torch.dtype, fill: str, seed: int) -> torch.Ten
 
 
 @cache
-def edges(dtype: torch.dtype) -> torch.Tensor:
-    """The values at which arithmetic of a dtype changes."""
+def edge_values(dtype: torch.dtype) -> torch.Tensor:
+    """The special values of a dtype: limits, zeros, infinities, denormals, NaN."""
     if dtype == torch.bool:
         return torch.tensor([True, False])
     if dtype.is_complex:
-        part = edges(torch.float64 if dtype == torch.complex128 else torch.float32)
-        part = part[part.isfinite()]  # of infinite complex numbers no arithmetic is agreed upon
+        part = edge_values(torch.float64 if dtype == torch.complex128 else torch.float32)
+        part = part[part.isfinite()]  # arithmetic of infinite complex numbers is not standardised
         return torch.complex(part, part.roll(1))
     if not dtype.is_floating_point:
         ends = torch.iinfo(dtype)

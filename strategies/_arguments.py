@@ -1,4 +1,4 @@
-"""Checks of arguments, shared by all strategies: one error, one shape of message, raised when the strategy is asked for."""
+"""Checks of arguments, shared by all strategies: one error and one form of message, raised when a strategy is created."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shardlaw.reference.notation import Shape
 T = TypeVar("T")
 
 
-def refuse(**arguments: object) -> str:
-    """``name=value`` for each argument: how every message of this package starts."""
+def format_arguments(**arguments: object) -> str:
+    """``name=value`` for each argument, with which every message of this package starts."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def check_count(name: str, value: object, least: int = 0) -> int:
     """A whole number, ``least`` or more. Raises ``InvalidArgument``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{refuse(**{name: value})}: want a whole number, {least} or more")
+        raise InvalidArgument(f"{format_arguments(**{name: value})}: want a whole number, {least} or more")
     return value
 
 
@@ -31,20 +31,20 @@ def check_range(least: str, least_value: object, most: str, most_value: object, 
     """Two whole numbers in order. Raises ``InvalidArgument``."""
     low, high = check_count(least, least_value, start), check_count(most, most_value, start)
     if low > high:
-        raise InvalidArgument(f"{refuse(**{least: low, most: high})}: want {least} <= {most}")
+        raise InvalidArgument(f"{format_arguments(**{least: low, most: high})}: want {least} <= {most}")
     return low, high
 
 
 def check_choices(name: str, value: Iterable[T] | str, known: Sequence[T] | None = None) -> tuple[T, ...]:
     """One or more values, without repetition, each of them ``known``. Raises ``InvalidArgument``."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidArgument(f"{refuse(**{name: value})}: want a sequence of choices")
+        raise InvalidArgument(f"{format_arguments(**{name: value})}: want a sequence of choices")
     chosen = tuple(dict.fromkeys(value))
     if not chosen:
         raise InvalidArgument(f"{name} is empty: want at least one choice")
-    strange = [choice for choice in chosen if known is not None and choice not in known]
-    if strange:
-        raise InvalidArgument(f"{name}: {strange[0]!r} is none of {', '.join(map(str, known or ()))}")
+    unknown = [choice for choice in chosen if known is not None and choice not in known]
+    if unknown:
+        raise InvalidArgument(f"{name}: {unknown[0]!r} is none of {', '.join(map(str, known or ()))}")
     return chosen
 
 
@@ -58,7 +58,7 @@ def mesh_or_strategy(value: Mesh | SearchStrategy[Mesh] | None, default: SearchS
     if value is None or isinstance(value, SearchStrategy):
         return default if value is None else value
     if not isinstance(value, Mesh):
-        raise InvalidArgument(f"{refuse(mesh=value)}: want a shardlaw.reference.mesh.Mesh or a strategy")
+        raise InvalidArgument(f"{format_arguments(mesh=value)}: want a shardlaw.reference.mesh.Mesh or a strategy")
     return st.just(value)
 
 
@@ -67,5 +67,5 @@ def shape_or_strategy(value: Shape | SearchStrategy[Shape] | None, default: Sear
     if value is None or isinstance(value, SearchStrategy):
         return default if value is None else value
     if not isinstance(value, tuple):
-        raise InvalidArgument(f"{refuse(shape=value)}: want a tuple of extents, such as (5, 6), or a strategy")
+        raise InvalidArgument(f"{format_arguments(shape=value)}: want a tuple of extents, such as (5, 6), or a strategy")
     return st.just(tuple(check_count(f"shape[{at}]", size) for at, size in enumerate(value)))

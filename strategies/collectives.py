@@ -1,8 +1,8 @@
-"""What collectives are tried on: groups, payloads whose elements name who they belong to, and sizes that differ by rank.
+"""Inputs of collectives: groups, payloads that identify every element, and sizes that differ by rank.
 
-A payload of one constant a rank cannot show that a block was cut, turned or mixed up. Here every element says which member it
-comes from and where it stood there, as far as the dtype has room; what is to be reduced is small and unequal, so that every
-reduction is exact and no single member holds the answer.
+A constant payload on each rank cannot show that a block was cut, reversed or mixed up. Here every element is unique to its member and
+position, as far as the dtype allows. Contributions to reductions are small and unequal, so that every reduction is exact and no single
+member has the result.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.simulate import contributions
 from shardlaw.reference.tensors import dense, scatter_bits
 from shardlaw.strategies._arguments import check_count
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 
 # (members, weight), the plainest first
 GROUPS = {"2": 9, "3": 8, "4": 3, "1": 1}
-PARTS = {"2@0,2": 3, "2@1,2": 2, "3@0,1,3": 2, "1@1": 1}
-TABLES = {"2@1,0": 2, "3@2,0,1": 2, "2@2,0": 2, "4@2,3,0,1": 1}
-# how many integers from 1 on a dtype tells apart
+SUBGROUPS = {"2@0,2": 3, "2@1,2": 2, "3@0,1,3": 2, "1@1": 1}
+REORDERED = {"2@1,0": 2, "3@2,0,1": 2, "2@2,0": 2, "4@2,3,0,1": 1}
+# how many integers from 1 on a dtype can distinguish
 ROOM = {torch.uint8: 251, torch.int8: 113, torch.bfloat16: 251, torch.float16: 1999}
 UNEVEN = (1, 2, 3, 0, 4, 5)
 
@@ -33,13 +33,13 @@ def groups(*, world_size: int = 4, least: int = 1, parts: bool = True, tables: b
     """The members of one group: all ranks, some of them, and lists that do not ascend. Shrinks to ``2``."""
     check_count("world_size", world_size, 1)
     check_count("least", least, 1)
-    palette = {**GROUPS, **(PARTS if parts else {}), **(TABLES if tables else {})}
-    kept = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
-    return st.sampled_from(pool(kept, world_size) or [Mesh.of(least)])
+    palette = {**GROUPS, **(SUBGROUPS if parts else {}), **(REORDERED if tables else {})}
+    texts = [text for text, weight in palette.items() if Mesh.parse(text).size >= least for _ in range(weight)]
+    return st.sampled_from(palette_meshes(texts, world_size) or [Mesh.of(least)])
 
 
 def extents(size: int) -> SearchStrategy[tuple[int, ...]]:
-    """Rows of each of ``size`` members: uneven, nothing on some."""
+    """Numbers of rows, one for each of ``size`` members; they differ, and some are 0."""
     check_count("size", size, 1)
     return st.tuples(*[st.sampled_from(UNEVEN)] * size)
 
@@ -51,10 +51,10 @@ def split_tables(size: int) -> SearchStrategy[tuple[tuple[int, ...], ...]]:
 
 
 def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0, fill: str = "distinct") -> torch.Tensor:
-    """What stands at ``position`` of all that is given: no two elements of a case alike, where the dtype has room, or values by ``fill``,
+    """The input at ``position`` of a case: all elements of the case are distinct, as far as the dtype allows; or values by ``fill``,
     ``wide`` or ``edges``, that differ by position.
 
-    ``span`` is how many numbers each position takes: where shapes differ, as many as the largest has elements.
+    ``span``: how many numbers each position uses; where shapes differ, the number of elements of the largest.
     """
     if fill != "distinct" and dtype != torch.bool:
         return dense(shape, dtype, fill, position)
@@ -63,14 +63,14 @@ def payload(shape: Shape, dtype: torch.dtype, position: int, span: int = 0, fill
     if dtype == torch.bool:
         return torch.tensor([scatter_bits(7, first + i) % 2 for i in range(count)], dtype=dtype).reshape(shape)
     room = ROOM.get(dtype, 1 << 24)
-    return _made([(first + i) % room + 1 for i in range(count)], dtype, shape)
+    return _to_tensor([(first + i) % room + 1 for i in range(count)], dtype, shape)
 
 
 def contribution(
     shape: Shape, dtype: torch.dtype, op: str, size: int, seed: int, position: int = 0, fill: str = "distinct"
 ) -> torch.Tensor:
-    """What the member at ``position`` of ``size`` adds to a reduction by ``op``: other values for each ``seed``, and every reduction
-    exact. Of ``edges`` each is given by one member, beside whom the others' are small."""
+    """The input of the member at ``position`` of ``size`` to a reduction by ``op``, which is exact; values differ by ``seed``. With the
+    fill ``edges``, one member contributes the special value, the others small ones."""
     if fill == "edges" and op != "avg" and dtype != torch.bool:
         return contributions(dense(shape, dtype, fill, seed), op, size, seed)[position]
     seed += 10 * position
@@ -81,15 +81,15 @@ def contribution(
     if dtype == torch.bool:
         return torch.tensor([bool(bit % 2) for bit in bits], dtype=dtype).reshape(shape)
     if op == "product":
-        return _made([(1, 2, -1, -2)[bit % (4 if signed else 2)] for bit in bits], dtype, shape)
+        return _to_tensor([(1, 2, -1, -2)[bit % (4 if signed else 2)] for bit in bits], dtype, shape)
     if op in ("min", "max"):
-        return _made([bit % 120 - (60 if signed else 0) for bit in bits], dtype, shape)
+        return _to_tensor([bit % 120 - (60 if signed else 0) for bit in bits], dtype, shape)
     if op in ("band", "bor", "bxor"):
-        return _made([bit % 128 for bit in bits], dtype, shape)
-    return _made([(bit % 31 - (15 if signed else 0)) * (size if op == "avg" else 1) for bit in bits], dtype, shape)
+        return _to_tensor([bit % 128 for bit in bits], dtype, shape)
+    return _to_tensor([(bit % 31 - (15 if signed else 0)) * (size if op == "avg" else 1) for bit in bits], dtype, shape)
 
 
-def _made(values: list[int], dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+def _to_tensor(values: list[int], dtype: torch.dtype, shape: Shape) -> torch.Tensor:
     if dtype.is_complex:
         return torch.tensor([complex(value, -2 * value) for value in values], dtype=dtype).reshape(shape)
     return torch.tensor(values, dtype=dtype).reshape(shape)

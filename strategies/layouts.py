@@ -1,4 +1,4 @@
-"""Strategies for layouts: a shape, a mesh, and placements that mean something for both; and tensors that are handed out in boxes."""
+"""Strategies for layouts (a shape, a mesh, and valid placements), and for tensors in boxes of any size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.shards import Shards, cut
+from shardlaw.reference.shards import Shards, shards_along
 from shardlaw.strategies._arguments import check_choices, mesh_or_strategy, shape_or_strategy
 from shardlaw.strategies.meshes import meshes
 from shardlaw.strategies.placements import KINDS, placements
@@ -58,11 +58,11 @@ RUNS = (2, 1, 3, 4, 0)
 
 
 def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrategy[Shards]:
-    """Tensors that are handed out to the ranks of ``mesh`` in boxes that tile them.
+    """Tensors whose boxes, each on a rank of ``mesh``, tile them.
 
-    ``rows``: a run of any length for each rank, in order; a run of none is no box. ``columns``: runs of the last of two dims, or of
-    the one of a vector, in any order, several for one rank and none for another. ``table``: one rank has all. ``grid``: on a mesh of
-    two dims, any rows by any columns. Unless ``sparse``, every rank of the mesh holds a box.
+    ``rows``: any number of rows for each rank, in order; 0 rows are no box. ``columns``: any numbers of columns of a matrix, or elements of
+    a vector, in any order of ranks, several boxes on one rank and none on another. ``table``: one rank has the tensor. ``grid``: on a 2-D
+    mesh, any rows by any columns. Unless ``sparse``, every rank of the mesh has a box.
 
     Shrinks to two indices for each rank, in order. Raises ``InvalidArgument`` for another ``way``.
     """
@@ -71,11 +71,11 @@ def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrat
     run = st.sampled_from(RUNS) if sparse else full
 
     @st.composite
-    def handed(draw: st.DrawFn) -> Shards:
+    def sharded(draw: st.DrawFn) -> Shards:
         ranks = mesh.ranks
         if way == "table":
             shape = draw(shapes(min_dims=1, max_dims=3, min_size=1))
-            return cut(shape, 0, [(shape[0], ranks[0])])
+            return shards_along(shape, 0, [(shape[0], ranks[0])])
         if way == "grid":
             rows, columns = ([draw(full) for _ in range(size)] for size in mesh.shape)
             boxes = [
@@ -91,8 +91,8 @@ def shards(mesh: Mesh, *, way: str = "rows", sparse: bool = True) -> SearchStrat
             first = ranks[: draw(st.integers(1, len(ranks)))] if sparse else ranks
             parts = [(draw(full), rank) for rank in first] + draw(st.lists(st.tuples(full, st.sampled_from(ranks)), max_size=3))
             rest = draw(shapes(min_dims=0, max_dims=1, min_size=1, max_size=5))
-        whole = sum(size for size, _ in parts)
-        shape = (whole, *rest) if way == "rows" else (*rest, whole)
-        return cut(shape, 0 if way == "rows" else len(shape) - 1, parts).filled()
+        extent = sum(size for size, _ in parts)
+        shape = (extent, *rest) if way == "rows" else (*rest, extent)
+        return shards_along(shape, 0 if way == "rows" else len(shape) - 1, parts).without_empty()
 
-    return handed()
+    return sharded()

@@ -13,14 +13,14 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.strategies._arguments import check_count, check_range, check_sizes, refuse
+from shardlaw.strategies._arguments import check_count, check_range, check_sizes, format_arguments
 
-# How often each number of mesh dims is drawn, and which share of its shapes has extents of 1.
+# The weight of each number of mesh dims, and the share of its shapes that have extents of 1.
 DIMS_WEIGHT = {1: 10, 2: 10, 3: 3}
 UNIT_SHARE = {1: 0.1, 2: 0.3, 3: 0.5}
 SLOTS = 60
-# Which ranks sit in a mesh: the first ones, all but one in the middle, all but rank 0. And the order in which they fill its cells:
-# ascending, or not along one mesh dim, or along none. What comes first is plainest. 60 % of meshes are plain in both.
+# Which ranks a mesh has: the first ones, all but one in the middle, all but rank 0. The order of ranks in its table: ascending, or
+# permuted along one mesh dim or several. The plainest come first. 60 % of meshes are plain in both.
 MEMBERS = ("first",) * 11 + ("gap", "shift")
 ORDERS = ("ascending",) * 12 + ("flip-last", "flip-first", "transpose", "rotate", "mix")
 
@@ -40,9 +40,8 @@ def meshes(
 
     ``min_dims`` and ``max_dims`` bound the number of mesh dims, ``min_size`` the number of ranks in the mesh; ``sizes``, where
     given, are the only extents that a mesh dim may have, and ``unit_dims=False`` excludes extent 1. ``permuted`` meshes have
-    a table of ranks that does not ascend: along the last mesh dim, the first, both, or in no order at all. ``submeshes`` leave a
-    rank out, the first one or one in the middle. About 60 % of the meshes are plain, all from a small palette, so that
-    a world meets most of them more than once.
+    a table of ranks that does not ascend along the last mesh dim, the first, or any. ``submeshes`` leave a rank out, the first one
+    or one in the middle. About 60 % of the meshes are plain. All are from a small palette, so that a world can reuse them.
 
     Shrinks to ``2``, the plain mesh of two ranks (or to the first that the options allow): first to fewer mesh dims, without
     extents of 1, over fewer ranks; apart from that to ascending ranks ``0..n-1``.
@@ -55,7 +54,9 @@ def meshes(
     allowed = None if sizes is None else check_sizes("sizes", sizes, 1)
     shapes = _shapes(world_size, least, most, min_size, bool(unit_dims), allowed)
     if not shapes:
-        options = refuse(world_size=world_size, min_dims=least, max_dims=most, min_size=min_size, unit_dims=unit_dims, sizes=allowed)
+        options = format_arguments(
+            world_size=world_size, min_dims=least, max_dims=most, min_size=min_size, unit_dims=unit_dims, sizes=allowed
+        )
         raise InvalidArgument(f"{options}: no mesh is like that")
     # the first of each number of dims comes before the second, so that a mesh can lose a dim in one step while it is shrunk
     ndims = [*shapes, *(ndim for ndim in shapes for _ in range(DIMS_WEIGHT.get(ndim, 1)))]
@@ -66,7 +67,7 @@ def meshes(
 
     @st.composite
     def mesh(draw: st.DrawFn) -> Mesh:
-        return fill(draw(by_dims[draw(drawn_dims)]), draw(members), draw(orders), world_size)
+        return fill_mesh(draw(by_dims[draw(drawn_dims)]), draw(members), draw(orders), world_size)
 
     return mesh()
 
@@ -80,52 +81,57 @@ def exact_meshes(
     """
     check_count("world_size", world_size, 1)
     check_count("max_dims", max_dims, 1)
-    return st.sampled_from(_exact(world_size, max_dims, bool(unit_dims), bool(submeshes), bool(permuted)))
+    return st.sampled_from(_exact_meshes(world_size, max_dims, bool(unit_dims), bool(submeshes), bool(permuted)))
 
 
-def pool(palette: Iterable[str], world_size: int) -> list[Mesh]:
+def palette_meshes(palette: Iterable[str], world_size: int) -> list[Mesh]:
     """The meshes of a palette that fit into ``world_size`` ranks, each as often as it is named, the plainest first.
 
-    In a world of more than four ranks a third of them are :func:`larger`: of as many dims as some mesh of the palette, with tables that do
-    not ascend or ranks outside only where the palette has such.
+    In a world of more than four ranks a third of them are :func:`larger_meshes`: with as many dims as some mesh of the palette, permuted or
+    without some ranks only where the palette has such meshes.
     """
     fitting = [mesh for mesh in map(Mesh.parse, palette) if max(mesh.ranks) < world_size]
-    dims, ways = {mesh.ndim for mesh in fitting}, {False, *map(_falls, fitting)}
+    dims, ways = {mesh.ndim for mesh in fitting}, {False, *map(_is_reordered, fitting)}
     outside = {False, *(max(mesh.ranks) >= mesh.size for mesh in fitting)}
-    more = [mesh for mesh in larger(world_size) if mesh.ndim in dims and _falls(mesh) in ways and (max(mesh.ranks) >= mesh.size) in outside]
+    more = [
+        mesh
+        for mesh in larger_meshes(world_size)
+        if mesh.ndim in dims and _is_reordered(mesh) in ways and (max(mesh.ranks) >= mesh.size) in outside
+    ]
     if not more:
         return fitting
     share = 2 * len(more) / len(fitting)
     return fitting * max(1, round(share)) + more * max(1, round(1 / share))
 
 
-def _falls(mesh: Mesh) -> bool:
+def _is_reordered(mesh: Mesh) -> bool:
     return list(mesh.ranks) != sorted(mesh.ranks)
 
 
 @cache
-def larger(world_size: int) -> tuple[Mesh, ...]:
-    """Meshes of more than four ranks, few, since to make a mesh costs more than most of what is done on it: of all ranks, with one, two and
-    three dims where they can be had without extents of 1, that of most dims in another order too, and three by two, with and without
-    rank 0."""
+def larger_meshes(world_size: int) -> tuple[Mesh, ...]:
+    """A few meshes of more than four ranks; few, since creating a mesh costs more than most of what is done on it. Over all ranks: one each
+    of one, two and three dims without extents of 1, where there are such, and the last also permuted. And 3x2, with and without rank 0."""
     if world_size <= 4:
         return ()
     by_dims = (
         [shape for shape in _products(range(2, world_size + 1), ndim, world_size) if math.prod(shape) == world_size] for ndim in (1, 2, 3)
     )
-    whole = [shapes[0] for shapes in by_dims if shapes]
-    found = [*map(_plain, whole), fill(whole[-1], "first", "transpose" if len(whole) > 1 else "flip-first", world_size)]
-    found += [fill((3, 2), "first" if world_size < 7 else who, "ascending", world_size) for who in ("first", "shift") if world_size > 5]
+    shapes = [fitting[0] for fitting in by_dims if fitting]
+    found = [*map(_ascending_mesh, shapes), fill_mesh(shapes[-1], "first", "transpose" if len(shapes) > 1 else "flip-first", world_size)]
+    found += [
+        fill_mesh((3, 2), "first" if world_size < 7 else who, "ascending", world_size) for who in ("first", "shift") if world_size > 5
+    ]
     return tuple(dict.fromkeys(found))
 
 
 @cache
-def _exact(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, permuted: bool) -> Sequence[Mesh]:
+def _exact_meshes(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, permuted: bool) -> Sequence[Mesh]:
     by_dims = _shapes(world_size, 1, max_dims, 1, unit_dims or world_size == 1, None)
     weight = {shape: some.count(shape) * DIMS_WEIGHT.get(ndim, 1) for ndim, some in by_dims.items() for shape in some}
-    plain = {_plain(shape): weight[shape] for shape in weight if math.prod(shape) == world_size}
+    plain = {_ascending_mesh(shape): weight[shape] for shape in weight if math.prod(shape) == world_size}
     ways = [(who, how) for how in (ORDERS[11:] if permuted else ORDERS[:1]) for who in (MEMBERS[10:] if submeshes else MEMBERS[:1])]
-    odd = {fill(shape, *way, world_size): weight[shape] for way in ways for shape in weight}
+    odd = {fill_mesh(shape, *way, world_size): weight[shape] for way in ways for shape in weight}
     odd = {mesh: times for mesh, times in odd.items() if max(mesh.ranks) == world_size - 1 and mesh not in plain}
     drawn: list[Mesh] = []
     for group, share in ((plain, 0.6 if odd else 1.0), (odd, 0.4)):
@@ -139,7 +145,7 @@ def _exact(world_size: int, max_dims: int, unit_dims: bool, submeshes: bool, per
 def _shapes(
     world_size: int, min_dims: int, max_dims: int, min_size: int, unit_dims: bool, sizes: tuple[int, ...] | None
 ) -> dict[int, list[Shape]]:
-    """By number of dims, every mesh shape that the options allow, the plainest first, repeated by its weight."""
+    """Every mesh shape that the options allow, by number of dims, the plainest first, repeated by its weight."""
     extents = [size for size in range(1, world_size + 1) if (unit_dims or size > 1) and (sizes is None or size in sizes)]
     found: dict[int, list[Shape]] = {}
     for ndim in range(min_dims, max_dims + 1):
@@ -148,7 +154,7 @@ def _shapes(
         full = [shape for shape in fitting if 1 not in shape]
         unit = [shape for shape in fitting if 1 in shape]
         if ndim > 2:
-            # of many dims, leave out the shapes that are all but 1-D, where there are others
+            # leave out shapes with a single extent above 1, where there are others
             unit = [shape for shape in unit if ndim - shape.count(1) > 1] or unit
         share = UNIT_SHARE[min(ndim, 3)] if full and unit else float(not full)
         drawn = [shape for shape in full for _ in range(max(1, round(SLOTS * (1 - share) / len(full))))]
@@ -163,15 +169,15 @@ def _products(extents: Sequence[int], ndim: int, most: int) -> list[Shape]:
 
 
 @cache
-def _plain(shape: Shape) -> Mesh:
+def _ascending_mesh(shape: Shape) -> Mesh:
     return Mesh.of(*shape)
 
 
 @cache
-def fill(shape: Shape, members: str, order: str, world_size: int) -> Mesh:
-    """The mesh of ``shape`` that is filled in one of the ways above.
+def fill_mesh(shape: Shape, members: str, order: str, world_size: int) -> Mesh:
+    """The mesh of ``shape`` with these ``members`` in this ``order``, one of :data:`MEMBERS` and of :data:`ORDERS`.
 
-    Where one does not apply, another of its kind takes its place, so that the kind stays while the mesh is shrunk.
+    Where an order does not apply to the shape another permutation replaces it, so that a mesh stays permuted while it shrinks.
     """
     size = math.prod(shape)
     ranks, (first, last) = list(range(size)), (shape[0], shape[-1])

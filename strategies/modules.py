@@ -1,7 +1,7 @@
-"""Small models with exact weights, and the sizes to build them in: what the laws of modules run, dense and sharded.
+"""Small models with exact weights, and strategies for their sizes, for the laws of modules.
 
 Weights, inputs and incoming gradients are eighths between -6/8 and 6/8, a pure function of the position: sums of products of them are
-exact in float64. Before the kink of a ReLU no sum is 0, so that no rounding decides which side it is on.
+exact in float64. The input of a ReLU is never 0, so that rounding cannot decide on which side of the kink it is.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Normed(nn.Module):
 
 
 class Tied(nn.Module):
-    """An embedding whose table is the weight of the linear layer behind it."""
+    """An embedding that shares its weight with the linear layer after it."""
 
     def __init__(self, sizes: Shape, bias: bool = True) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Tied(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with several heads, as many as the projections leave to a rank."""
+    """Causal attention with several heads; their number follows from the local size of the projections."""
 
     def __init__(self, dim: int, heads: int, bias: bool = False) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Attention(nn.Module):
 
 
 class Attentive(nn.Module):
-    """Attention as a whole model: sizes are heads and the width of each."""
+    """A model of one attention layer; sizes are heads and the width of each."""
 
     def __init__(self, sizes: Shape, bias: bool = True) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Attentive(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block whose norms come first."""
+    """A pre-norm transformer block."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two blocks between a table of tokens, also the weight of the last layer, and one of positions; sizes are heads, width, tokens."""
+    """Token and position embeddings, two blocks, and a linear layer with the weight of the tokens; sizes are heads, width, tokens."""
 
     def __init__(self, sizes: Shape, bias: bool = True) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Transformer(nn.Module):
 
 
 class Filled(nn.Linear):
-    """A linear layer that sets its parameters and a buffer to numbers which follow from its sizes."""
+    """A linear layer whose ``reset_parameters`` sets its parameters and a buffer to functions of its sizes."""
 
     scale: torch.Tensor
 
@@ -162,7 +162,7 @@ class Filled(nn.Linear):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, self.in_features / 8)
         nn.init.constant_(self.bias, -self.out_features / 8)
-        if hasattr(self, "scale"):  # not while a linear layer is made of it
+        if hasattr(self, "scale"):  # nn.Linear calls it before the buffer exists
             self.scale.fill_(self.in_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -170,7 +170,7 @@ class Filled(nn.Linear):
 
 
 class Blank(nn.Module):
-    """Two such layers and a norm, each of which can set its own parameters."""
+    """Two :class:`Filled` layers and a norm, all with ``reset_parameters``."""
 
     def __init__(self, sizes: Shape) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Blank(nn.Module):
 
 
 class Experts(nn.Module):
-    """As many networks of two layers as there are experts, in one tensor a layer; sizes are experts, width, hidden width."""
+    """Experts of two layers, with one tensor for each layer of all experts; sizes are experts, width, hidden width."""
 
     def __init__(self, sizes: Shape) -> None:
         super().__init__()
@@ -191,14 +191,14 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.zeros(experts, hidden, width))
 
     def forward(self, x: torch.Tensor, shares: torch.Tensor) -> object:
-        """The sum of what the experts make of rows, each with its share of a row."""
-        every = x.unsqueeze(0).expand(self.w1.shape[0], -1, -1)
-        made = torch.bmm(torch.relu(torch.bmm(every, self.w1)), self.w2)
-        return (shares.t().unsqueeze(-1) * made).sum(0)
+        """The sum of the experts' outputs for each row, weighted by ``shares``, of shape (rows, experts)."""
+        rows = x.unsqueeze(0).expand(self.w1.shape[0], -1, -1)
+        outputs = torch.bmm(torch.relu(torch.bmm(rows, self.w1)), self.w2)
+        return (shares.t().unsqueeze(-1) * outputs).sum(0)
 
 
 class Mixture(nn.Module):
-    """A layer of experts among which a router shares out each row; sizes are those of the experts."""
+    """A router and experts; every expert gets all rows, weighted. Sizes are those of the experts."""
 
     def __init__(self, sizes: Shape, bias: bool = True) -> None:
         super().__init__()
@@ -221,50 +221,51 @@ def indices(shape: Shape, count: int, seed: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A model of the zoo: its class, and which of its sizes make up the last dims of what goes in and comes out, or count its tokens."""
+class ZooModel:
+    """A model of the zoo. ``input_sizes``, ``output_sizes``: the indices of the sizes whose product is the last dim of the input and the
+    output, or the number of tokens. ``tokens``: inputs are indices; ``sequences``: inputs have a sequence dim."""
 
     build: type[nn.Module]
-    enter: tuple[int, ...]
-    leave: tuple[int, ...]
+    input_sizes: tuple[int, ...]
+    output_sizes: tuple[int, ...]
     tokens: bool = False
     sequences: bool = False
 
-    def entry(self, sizes: Shape, rows: int, length: int, seed: int) -> torch.Tensor:
-        """An input of so many rows, each of so many steps where the model takes sequences."""
-        shape, width = ((rows, length) if self.sequences else (rows,)), math.prod(sizes[at] for at in self.enter)
+    def make_input(self, sizes: Shape, rows: int, length: int, seed: int) -> torch.Tensor:
+        """An input with ``rows`` rows, each a sequence of ``length`` steps where the model takes sequences."""
+        shape, width = ((rows, length) if self.sequences else (rows,)), math.prod(sizes[at] for at in self.input_sizes)
         return indices(shape, width, seed) if self.tokens else eighths((*shape, width), seed + 5)
 
-    def incoming(self, sizes: Shape, entry: torch.Tensor, seed: int) -> torch.Tensor:
-        """The gradient that arrives at the output of an input."""
+    def make_output_gradient(self, sizes: Shape, entry: torch.Tensor, seed: int) -> torch.Tensor:
+        """An incoming gradient for the output of the input ``entry``."""
         rows = entry.shape if self.tokens else entry.shape[:-1]
-        return incoming((*rows, math.prod(sizes[at] for at in self.leave)), seed)
+        return output_gradient((*rows, math.prod(sizes[at] for at in self.output_sizes)), seed)
 
 
-ZOO: Mapping[str, Kind] = {
-    "mlp": Kind(MLP, (0,), (2,)),
-    "stacked": Kind(Stacked, (0,), (0,)),
-    "norm": Kind(Normed, (0,), (1,), sequences=True),
-    "tied": Kind(Tied, (0,), (0,), tokens=True, sequences=True),
-    "attention": Kind(Attentive, (0, 1), (0, 1), sequences=True),
-    "transformer": Kind(Transformer, (2,), (2,), tokens=True, sequences=True),
+ZOO: Mapping[str, ZooModel] = {
+    "mlp": ZooModel(MLP, (0,), (2,)),
+    "stacked": ZooModel(Stacked, (0,), (0,)),
+    "norm": ZooModel(Normed, (0,), (1,), sequences=True),
+    "tied": ZooModel(Tied, (0,), (0,), tokens=True, sequences=True),
+    "attention": ZooModel(Attentive, (0, 1), (0, 1), sequences=True),
+    "transformer": ZooModel(Transformer, (2,), (2,), tokens=True, sequences=True),
 }
 
 
-def incoming(shape: Shape, seed: int) -> torch.Tensor:
-    """The gradient that arrives at an output."""
+def output_gradient(shape: Shape, seed: int) -> torch.Tensor:
+    """An incoming gradient for an output of ``shape``."""
     return eighths(shape, seed + 7)
 
 
-def built(model: type[nn.Module], sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
-    """A model of the zoo in float64 with exact weights, in eval mode. Tied parameters are one."""
-    made = model(sizes, bias, **options).double()
+def build_model(model: type[nn.Module], sizes: Shape, bias: bool, seed: int, **options: object) -> nn.Module:
+    """A model of the zoo in float64 with exact weights, in eval mode."""
+    module = model(sizes, bias, **options).double()
     with torch.no_grad():
-        for at, (name, parameter) in enumerate(made.named_parameters()):
+        for at, (name, parameter) in enumerate(module.named_parameters()):
             parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at))
             if name.endswith("net1.bias"):
                 parameter.add_(1 / 128)
-    return made.eval()
+    return module.eval()
 
 
 LAYERS: Mapping[str, Callable[..., nn.Module]] = {
@@ -276,17 +277,17 @@ LAYERS: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
-def layer(name: str, sizes: Shape, seed: int, frozen: str = "") -> nn.Module:
-    """One layer in float64 with exact weights, in eval mode; ``frozen`` is the parameter that asks for no gradient, or ``all``."""
-    made = LAYERS[name](*sizes).double()
+def build_layer(name: str, sizes: Shape, seed: int, frozen: str = "") -> nn.Module:
+    """One layer in float64 with exact weights, in eval mode; ``frozen`` is a parameter without ``requires_grad``, or ``all``."""
+    module = LAYERS[name](*sizes).double()
     with torch.no_grad():
-        for at, (path, parameter) in enumerate(made.named_parameters()):
+        for at, (path, parameter) in enumerate(module.named_parameters()):
             parameter.copy_(eighths(tuple(parameter.shape), seed + 3 * at)).requires_grad_(frozen not in (path, "all"))
-    return made.eval()
+    return module.eval()
 
 
 def module_sizes(kind: str, ranks: int, *, even: bool) -> SearchStrategy[Shape]:
-    """Sizes of a model of the zoo; what its styles hand out as local tensors splits evenly over ``ranks`` where ``even``."""
+    """Sizes of a model of the zoo. With ``even``, the dims that its parallel styles shard divide by ``ranks``."""
     odd = st.sampled_from([3, 5, 7, 2, 8])
     split = st.sampled_from([ranks, 2 * ranks, 3 * ranks]) if even else st.sampled_from([3, 5, 7, 4, 8, 2, 1])
     match kind:

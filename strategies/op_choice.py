@@ -21,7 +21,7 @@ def ops(
     """Calls of ops on sharded tensors: a mesh of up to ``world_size`` ranks, the tensors with their placements on it, and what is called.
 
     ``names`` are what a user calls: ``mean``, ``nn.functional.softmax``, ``add.in-place``, as ``shardlaw laws 'op.forward'`` lists them;
-    left out, they are all. ``dtypes`` are those that tensors may have; an op that takes none of them has its own first one.
+    left out, they are all. ``dtypes`` are those that tensors may have; an op that takes none of them uses its own first one.
 
     A :class:`~shardlaw.strategies.ops.Sample` has ``mesh``, ``tensors`` (pairs of a name and a
     :class:`~shardlaw.reference.tensors.TensorSpec`) and ``steps``, such as ``mean(a,1)``, which
@@ -33,10 +33,10 @@ def ops(
     Raises ``InvalidArgument`` where an option is wrong.
     """
     chosen = tuple(OPS) if names is None else check_choices("names", names)
-    strange = [name for name in chosen if name not in OPS]
-    if strange:
-        near = difflib.get_close_matches(str(strange[0]), OPS, n=3, cutoff=0.4)
-        raise InvalidArgument(f"names: no op is called {strange[0]!r}" + (f" (nearest: {', '.join(near)})" if near else ""))
+    unknown = [name for name in chosen if name not in OPS]
+    if unknown:
+        near = difflib.get_close_matches(str(unknown[0]), OPS, n=3, cutoff=0.4)
+        raise InvalidArgument(f"names: no op is called {unknown[0]!r}" + (f" (nearest: {', '.join(near)})" if near else ""))
     check_count("world_size", world_size, 2)
     allowed = tuple(dtypes)
     return st.sampled_from(chosen).flatmap(lambda name: op_samples(OPS[name], world_size=world_size, dtypes=allowed))

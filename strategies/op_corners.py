@@ -1,4 +1,4 @@
-"""Programs of tables: what chance puts together too seldom, each written down once.
+"""Tables of programs that random draws would rarely give.
 
 A line is ``MESH | TENSORS | PROGRAMS``. ``P(*)`` among the placements stands for each reduction in turn. Programs hold no spaces.
 """
@@ -15,20 +15,20 @@ from shardlaw.strategies.ops import Sample
 
 REDUCTIONS = ("sum", "avg", "max", "min")
 
-# scalars of either sign on what is pending: a reduction that one of them keeps another turns round
+# scalars of either sign on pending reductions: a negative one swaps a minimum and a maximum
 SCALED = """
 2 | a=4x4:P(sum):float32:unit | x=to(a,torch.float64);to(a,torch.int64) x=to(a,torch.float64);y=to(a,torch.bool);to(a,torch.int32)
 2 | a=4x3:P(*):float32:small | mul(a,-1) mul(a,2.5) div(a,-2) add(a,-3) sub(a,2) rsub(a,2) add(a,a,alpha=-1) clamp(a,-1,2) lerp(a,a,-1.0)
 """
 
-# operands that wait for reductions of two kinds, each along a mesh dim of its own
+# operands with different pending reductions, on different mesh dims
 UNLIKE = """
 2x2 | a=4x4:R,P(max) b=4x4:P(avg),R | add(a,b) sub(a,b) add(b,a) maximum(a,b)
 2x2 | a=4x4:P(sum),R:float32:small b=4x4:R,P(min):float32:small | add(a,b) mul(a,b) minimum(a,b) mm(a,b)
 2x2 | a=4x4:S(0),P(avg) b=4x4:P(max),S(0) | add(a,b) neg(a)
 """
 
-# both mesh dims shard one dim of the tensor, whose halves split evenly and whose quarters do not
+# both mesh dims shard one tensor dim, whose halves are even and whose quarters are not
 NESTED = """
 2x2 | a=6x5:S(0),S(0) | mean(a,0) mean(a) sum(a,0) amax(a,0) linalg.vector_norm(a,2,0) var(a,0) select(a,0,3) narrow(a,0,1,4) t(a)
 2x2 | a=6x5:S(0),S(0) | view(a,(30,)) unsqueeze(a,0) cat([a,a]) stack([a,a]) mm(t(a),a) sort(a,0) cumsum(a,0) argmax(a,0) argmax(a)
@@ -39,7 +39,7 @@ NESTED = """
 2x2 | a=3x2x6:S(2),S(2) | view(a,(3,12)) flatten(a) reshape(a,(6,6)) mean(a,(0,2)) mean(a,(1,2))
 """
 
-# results whose reduction is pending, scattered, and put beside others
+# pending results that are scattered, or joined with others
 JOINED = """
 2 | a=4x3:S(0):float32:small | x=linalg.vector_norm(a,2,0);redistribute(x,'S(0)') x=linalg.vector_norm(a,3,0);redistribute(x,'S(0)')
 2 | a=5x6:S(1):float32:small | x=linalg.vector_norm(a,1,1);redistribute(x,'S(0)') x=mean(a,1);redistribute(x,'S(0)')
@@ -85,7 +85,7 @@ SHAPED = """
 3 | a=5x4:S(0) | view_copy(a,(20,)) view_copy(a,(5,2,2)) x=t(a);reshape(x,(20,))
 """
 
-# on a mesh of some ranks, what is said to the others too
+# on a submesh, ops whose result goes to the other ranks too
 OUTSIDE = """
 2@1,2 | a=4x3:S(0) b=4x3:R | equal(a,a) equal(a,b) equal(b,b)
 """
@@ -106,7 +106,7 @@ OWN_RULES = """
 2 | a=4x3:R i=2:R:int64:index4 v=():P(*) | index_fill(a,0,i,v)
 """
 
-# a reduced dim that is kept stands before the dim that is sharded
+# keepdim: the reduced dim stays before the sharded dim
 KEPT = """
 2 | a=3x5:S(1):float32:small | sum(a,0,keepdim=True) mean(a,0,keepdim=True) amax(a,0,keepdim=True) max(a,0,keepdim=True)
 2 | a=3x5:S(1):float32:small | min(a,-2,keepdim=True)
@@ -120,13 +120,14 @@ KEPT = """
 2 | a=2x3x5:S(2):float32:distinct | mean(a,(0,1))
 """
 
-# the dim is named, and is the one that is sharded
+# the sharded dim is a keyword argument
 NAMED = """
 2 | a=3x4:S(0) b=3x4:S(0) | linalg.cross(a,b,dim=0) cross(a,b,dim=0) cat([a,b],dim=0) stack([a,b],dim=1)
 2 | a=5x4:S(0):float32:small | sum(a,dim=0) amax(a,dim=0) argmax(a,dim=0) cumsum(a,dim=0) flip(a,dims=(0,)) roll(a,1,dims=0) std(a,dim=0)
 2 | a=5x4:S(0) | nn.functional.softmax(a,dim=0) logsumexp(a,dim=0) topk(a,2,dim=0) sort(a,dim=0,descending=True)
 2 | a=5x4:S(0):float32:small | aminmax(a,dim=0)
-2 | a=5x4:S(0) | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1) linalg.vector_norm(a,2,dim=0)
+2 | a=5x4:S(0) | median(a,dim=0) kthvalue(a,2,dim=0) split(a,2,dim=0) select(a,dim=0,index=-1)
+2 | a=5x4:S(0):float32:distinct | linalg.vector_norm(a,2,dim=0)
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | gather(a,dim=0,index=i) index_select(a,dim=0,index=select(i,0,1)) unsqueeze(a,dim=0)
 2 | a=5x4:S(0) i=5x4:S(0):int64:index4 | diagonal(a,dim1=1,dim2=0)
 """
@@ -142,7 +143,7 @@ SLICED = """
 2 | a=4x3:P(sum):float32:small b=4x3:P(max):float32:small | stack([a,b]) stack([b,a],-1) add(a,b) maximum(b,a)
 """
 
-# three dims, those behind the one that is spoken of alike, so that no shape tells one from the other
+# three dims; those behind the dim argument have equal sizes, so that no shape reveals a swap
 SOLID = """
 2 | a=4x4:S(1) | repeat(a,(1,1,2)) tile(a,(1,2)) repeat(a,(2,1,1)) expand(a,(2,4,4))
 2 | a=4x4:S(0) | repeat(a,(1,2,1)) tile(a,(2,1)) repeat(a,(2,1,1)) expand(a,(2,4,4))
@@ -156,7 +157,7 @@ SOLID = """
 2 | a=4x4x4:S(1) i=3:R:int64:index4 | getitem(a,(slice(None),slice(None),i))
 """
 
-# what is no number, infinite, a zero of either sign or at the end of its dtype
+# NaN, infinities, zeros of both signs, and the limits of a dtype
 EDGES = """
 2 | a=5x4:S(0):float32:edges | amax(a,0) amin(a,0) max(a) argmax(a,0) sum(a,0) sort(a,0) isnan(a) nn.functional.softmax(a,0) logsumexp(a,0)
 2 | a=5x4:S(1):float32:edges b=5x4:R:float32:edges | maximum(a,b) where(gt(a,b),a,b) mul(a,b) add(b,a) nn.functional.relu(a) cumsum(a,1)
@@ -165,14 +166,14 @@ EDGES = """
 2 | a=5x4:S(0):float64:wide b=5x4:P(sum):float64:wide | sum(a,0) add(a,b) sub(b,a) x=sum(a);neg(x) x=add(b,b);redistribute(x,'R')
 """
 
-# the same under a maximum or minimum, where no reduction over ranks loses a NaN
+# the same under a maximum or minimum; a reduction over ranks must not lose a NaN
 EXTREMES = """
 2 | a=5x4:S(1):float32:edges | amax(a,1) amin(a,1) amin(a,0)
 3 | a=7x4:S(0):float64:edges | amin(a,0) min(a)
 2x2 | a=6x4:S(0),S(1):float32:edges | linalg.vector_norm(a,inf)
 """
 
-# values of eight bits between a cast and another
+# float8 values between two casts
 E4, E5 = "torch.float8_e4m3fn", "torch.float8_e5m2"
 RARE = f"""
 2 | a=4x3:S(0):float32:small | x=to(a,{E4});to(x,torch.float32) x=to(a,{E5});y=t(x);to(y,torch.float32)
@@ -183,7 +184,7 @@ RARE = f"""
 2x2 | a=4x6:S(1),S(0):float32:small | x=to(a,{E5});y=transpose(x,0,1);to(y,torch.float32) x=to(a,{E4});y=clone(x);to(y,torch.float32)
 """
 
-# dims of which one lies between others, or behind them, and what only tensors of more dims tell apart
+# dims between or behind others, and faults that only tensors of more dims show
 BETWEEN = """
 2 | a=4x4x4:S(1) b=4x4:R | diagonal_scatter(a,b,0,0,2)
 2 | a=2x4x3x4:R i=4:S(0):int64:index4 | getitem(a,(slice(None),i,slice(None),i)) getitem(a,(slice(None),i,i))
@@ -196,13 +197,13 @@ BETWEEN = """
 2 | a=3x5x2x8:_S(3,2) i=3x2x8:R:int64:index5 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i,reduction='sum')
 """
 
-# what is said of sizes: of as many dims, and of other sizes on the ranks alone
+# comparisons of sizes: with equal numbers of dims, and with sizes that differ in the local tensors only
 SIZES = """
 2 | a=4x3:S(0) b=4x2:S(0) | is_same_size(a,b) is_same_size(a,a)
 2 | a=3x4:S(0) b=3x4:S(1) | is_same_size(a,b) is_same_size(a,t(b))
 """
 
-# strided shards of unlike lengths
+# uneven strided shards
 LOOSE = """
 2 | a=6x4:_S(0,2):float32:small | mean(a,0) mean(a) var(a,0) amax(a,0) linalg.vector_norm(a,2,0) cumsum(a,0) sort(a,0) narrow(a,0,1,4)
 2 | a=6x4:_S(0,2):float32:small | select(a,0,3) split(a,2) nn.functional.pad(a,(0,0,1,1)) cat([a,a]) stack([a,a]) repeat(a,(2,1)) a.add_(1)
@@ -211,14 +212,14 @@ LOOSE = """
 3 | a=9x2:_S(0,2):float32:small | mean(a,0) neg(a)
 """
 
-# dims that go without a copy: what is left of the tensor lies along other dims
+# in-place squeezes, after which shards are on other dims
 SQUEEZED = """
 2 | a=1x4:S(1) | a.squeeze_(0) a.squeeze_() a.squeeze_(0);mul(a,2)
 2 | a=2x1x4:S(2) | a.squeeze_(1) a.squeeze_((0,1)) a.squeeze_(-2);sum(a,0)
 2x2 | a=4x1x6:S(0),S(2) | a.squeeze_(1);t(a)
 """
 
-# what a view put together, taken apart at other places than it was put together, or where two mesh dims shard one dim of it
+# dims that a view merged and another splits at other places, or where two mesh dims shard one of them
 REGROUPED = """
 2 | a=4x4:S(1) | x=view(a,(16,));view(x,(2,8)) x=view(a,(16,));view(x,(8,2)) x=view(a,(16,));view(x,(2,2,4)) x=view(a,(16,));view(x,(4,2,2))
 2 | a=2x8x2:S(1) | x=view(a,(16,2));view(x,(4,4,2)) x=flatten(a,0,1);unflatten(x,0,(2,2,4)) x=view(a,(2,16));view(x,(2,2,8)) view(a,(4,8))
@@ -230,7 +231,7 @@ REGROUPED = """
 2x2 | a=2x8x3:S(1),S(1):float32:small w=5x3:R,R:float32:small | nn.functional.linear(a,w)
 """
 
-# options and values under which a rule does not hold that otherwise does: what is left pending or sharded would have to be whole
+# options and values for which the usual rule is wrong: a pending or sharded operand must be replicated
 UNDER_OPTIONS = """
 2 | a=5x4:S(0) | histc(a,4,1,1) histc(a,3,-2,-2)
 2 | a=5x4:S(0):float32:edges | x=sum(a,0);nansum(x) x=sum(a,0);nansum(x,0) x=sum(a,0);nanmean(x)
@@ -240,7 +241,7 @@ UNDER_OPTIONS = """
 2 | a=4x3:S(0):float32:small | aten.linalg__powsum.default(a,2) aten.linalg__powsum.default(a,3,[-1],True)
 """
 
-# operands of unlike numbers of dims, and those that lack the dim of a batch
+# operands with different numbers of dims, and without a batch dim
 UNLIKE_DIMS = """
 2 | a=4x3:S(1) b=3:R | equal(a,b) equal(b,a)
 2 | a=4x3:S(1) e=0:R | cat([e,a],1) cat([e,a],-1) cat([a,e],0) cat([e,a,a],-2)
@@ -268,7 +269,7 @@ MODES = """
 2 | a=4x6:S(0) b=1x6:R | x=mul(a,2);reshape(x,(2,2,6)) x=mul(a,2);flatten(x) x=mul(a,2);tensor_split(x,3,1) expand_as(b,a)
 """
 
-# the gradient arrives as the last column says: means of even batches, ops with backward rules of their own
+# the last column has the placements of the incoming gradient: means of even batches, ops with backward rules of their own
 BACKWARD = """
 2 | a=4x3:S(0) i=4:S(0):int64:index3 | nn.functional.nll_loss(a,i) nn.functional.cross_entropy(a,i) | a |
 2 | a=4x3:S(0) i=4:R:int64:index3 | nn.functional.nll_loss(a,i,ignore_index=1) nn.functional.cross_entropy(a,i,ignore_index=1) | a | R
@@ -319,7 +320,7 @@ def corner_samples(table: str = FORWARD) -> list[Sample]:
 
 
 def corner_gradients(table: str = BACKWARD) -> list[Backward]:
-    """The programs of ``table``, with the leaves whose gradients are judged and how the incoming one lies."""
+    """The programs of ``table``, with the leaves whose gradients are compared, and the placements of the incoming gradient."""
     return [
         Backward(sample, tuple(wrt.split(",")), parse_placements(arrives) if arrives else None)
         for mesh, tensors, programs, wrt, arrives in table_lines(table)
@@ -328,7 +329,7 @@ def corner_gradients(table: str = BACKWARD) -> list[Backward]:
 
 
 def table_lines(table: str) -> Iterator[list[str]]:
-    """The columns of each line, with every reduction that it asks for."""
+    """The columns of each line; a line with ``P(*)`` once for every reduction."""
     for line in filter(None, table.splitlines()):
         for op in REDUCTIONS if "P(*)" in line else ("",):
             yield [column.strip() for column in line.replace("P(*)", f"P({op})").split("|")]

@@ -1,6 +1,6 @@
 """Families whose arguments matter as much as their shapes: convolutions, attention, losses, einsum, indexing, ties, promotion, foreach.
 
-What stands here tries options of ops that have a line of their own elsewhere; the part of the name behind the last dot says which.
+These ops try options of ops in other tables; the last part of a name says which.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ nn.functional.conv2d.options small light flat refuses-any
     a=p,m,n,n:::B w=k,m,2,2:::R n>=3 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,stride=(2,1)) nn.functional.conv2d(a,w,padding=(1,0))
                                                     | nn.functional.conv2d(a,w,dilation=2) nn.functional.conv2d(a,w,padding='valid')
     a=p,2*m,n,n:::B w=2*k,m,2,2:::R b=2*k:::R n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b,groups=2)
-# sharded along other dims than the batch, pending, or with weights that are not whole
+# sharded along other dims than the batch, pending, or with sharded weights
 nn.functional.conv1d.layouts flat
     a=p,m,n:::B w=k,m,2:::R n>=3 m>=1 k>=1 p>=3 | nn.functional.conv1d(a,w)
     a=p,m,n w=k,m,2 n>=3 m>=1 k>=1 p>=3         | nn.functional.conv1d(a,w)
@@ -27,7 +27,7 @@ nn.functional.conv2d.layouts flat
 """)
 
 ATTENTION = read_ops("""
-# the kernel for four dims is left out: the first call takes DTensor ten seconds of planning, which a busy machine takes for a hang
+# four dims are left out: DTensor plans their first call for ten seconds, which looks like a hang on a busy machine
 nn.functional.scaled_dot_product_attention.math small light inexact no-zeros refuses-any shallow
     a=m,n,k b=m,n,k c=m,n,k m>=1 n>=1 k>=1 | nn.functional.scaled_dot_product_attention(a,b,c)
         | nn.functional.scaled_dot_product_attention(a,b,c,is_causal=True) nn.functional.scaled_dot_product_attention(a,b,c,scale=0.5)

@@ -1,8 +1,8 @@
-"""How the operands of programs lie: one source for chains, histories, results that are given, views and gradients.
+"""The sizes and placements of operands of programs: chains, histories, calls with ``out=``, views and gradients.
 
-A :class:`Ground` is a mesh and what is out of the way on it. It comes from chance (:func:`grounds`) or from a table that goes through
-meshes and kinds evenly (:func:`enumerated`). What is built on it is built by one function of a :class:`Choose`, which draws, or takes what
-a number says (:func:`numbered`).
+A :class:`Scenario` is a mesh and the corners that a sample must have on it. Scenarios are drawn (:func:`scenarios`), or enumerated from a
+table that covers meshes and kinds evenly (:func:`enumerate_scenarios`). A sample is built from a scenario by a function of a
+:class:`Choose`, which draws from Hypothesis, or is determined by a number (:func:`choose_by_number`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard, is_reduction
 from shardlaw.reference.tensors import scatter_bits
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.ops import Variant, reducible
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.ops import Variant, reduces_safely
 
 Option = TypeVar("Option")
 Built = TypeVar("Built")
 
 SIZES = (2, 3, 4, 5, 1, 6, 7)
-FACTOR = 2  # of strided shards
-MANY = 240  # grounds that are enumerated, for the larger profiles
-# of what has no elements torch looks for groups of dims without end: op.forward[view] is tried on such tensors
+SPLIT_FACTOR = 2  # of strided shards
+SCENARIO_COUNT = 240  # how many scenarios are enumerated, for the larger profiles
+# torch does not terminate on these calls for tensors without elements; op.forward[view] covers that
 REGROUPED = re.compile(r"\b(view|unflatten|flatten)\(")
-# the plainest first, each as often as it is to be drawn
+# the plainest first, repeated by weight
 MESHES = (*("2",) * 8, *("3",) * 3, *("2x2",) * 4, *("2@1,0",) * 2, "3@2,0,1", "2x2@0,2,1,3", *("2@1,2",) * 2, "2@2,0", "1x2", "2x1x2")
 KINDS = (*((),) * 10, *(("strided",),) * 3, ("avg",), ("max",), ("min",), ("product",), ("max", "strided"))
-# Of 24 grounds in a row each is of another of these meshes (10 of three dims, 11 whose ranks do not ascend though most of their
-# groups do, 10 with ranks outside) and of another of these kinds: 10 and more strided, 11 with a reduction that is no sum.
-TABLE = tuple(map(Mesh.parse, (
+# 24 scenarios in a row have each of these meshes (10 are 3-D, 11 are permuted although most of their groups ascend, 10 are submeshes) and
+# each of these kinds (10 and more are strided, 11 have a reduction other than a sum).
+MESH_TABLE = tuple(map(Mesh.parse, (
     "2x2x2", "2@1,0", "2@1,2", "2x2x2@0,4,2,6,1,5,3,7", "2@2,1", "2x2x2", "3@0,1,3", "2x2@0,2,1,3", "2@0,2",
     "2x2x2@0,1,4,5,2,3,6,7", "2x2@0,3,1,4", "2x2x2", "2@1,2", "2x2x2", "2x2@0,2,1,3", "2@0,2", "2x2x2@0,4,1,5,2,6,3,7",
     "3@2,0,1", "2x2x2", "1x2@0,2", "2x2x2@0,2,1,3,4,6,5,7", "2x2@1,4,2,5", "3@1,2,3", "2x2x2",
@@ -49,8 +49,8 @@ EMPTY_TABLE = (0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0,
 
 
 @dataclass(frozen=True)
-class Ground:
-    """A mesh; ``kinds`` of its first operand: ``strided``, and the reduction that is pending; whether a size is 0."""
+class Scenario:
+    """A mesh, the ``kinds`` of placements of the first operand (``strided``, or the op of a pending reduction), and whether a size is 0."""
 
     mesh: Mesh
     kinds: tuple[str, ...] = ()
@@ -58,88 +58,88 @@ class Ground:
 
 
 class Choose(Protocol):
-    """One of several options, the plainest of which is the first."""
+    """A function that chooses one of several options, of which the first is the plainest."""
 
     def __call__(self, options: Sequence[Option], /) -> Option:
-        """One of these."""
+        """One of the options."""
 
 
-def numbered(number: int) -> Choose:
-    """Takes options as a number says, the same ones each time."""
+def choose_by_number(number: int) -> Choose:
+    """A choice function that ``number`` determines: it makes the same choices each time."""
     turn = iter(range(1 << 20))
     return lambda options: options[scatter_bits(number, next(turn)) % len(options)]
 
 
-def built(build: Callable[[Choose, Ground], Built], world_size: int, *, deep: bool = True) -> SearchStrategy[Built]:
-    """What ``build`` makes on any ground."""
+def strategy_of(build: Callable[[Choose, Scenario], Built], world_size: int, *, deep: bool = True) -> SearchStrategy[Built]:
+    """A strategy for what ``build`` returns for drawn scenarios and choices."""
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Built:
-        return build(lambda options: draw(st.sampled_from(options)), draw(grounds(world_size, deep=deep)))
+        return build(lambda options: draw(st.sampled_from(options)), draw(scenarios(world_size, deep=deep)))
 
     return drawn()
 
 
-def grounds(world_size: int, *, deep: bool = True) -> SearchStrategy[Ground]:
-    """Any ground; ``deep``: on meshes of three dims as well. Shrinks to the mesh ``2`` with nothing out of the way."""
-    meshes = [mesh for mesh in pool(MESHES, world_size) if deep or mesh.ndim < 3]
+def scenarios(world_size: int, *, deep: bool = True) -> SearchStrategy[Scenario]:
+    """Scenarios; with ``deep``, on 3-D meshes as well. Shrinks to the mesh ``2`` without kinds or empty sizes."""
+    meshes = [mesh for mesh in palette_meshes(MESHES, world_size) if deep or mesh.ndim < 3]
     empty = (False,) * 9 + (True,)
-    return st.builds(Ground, st.sampled_from(meshes), st.sampled_from(KINDS), st.sampled_from(empty))
+    return st.builds(Scenario, st.sampled_from(meshes), st.sampled_from(KINDS), st.sampled_from(empty))
 
 
-def enumerated(world_size: int, count: int, start: int = 0) -> list[Ground]:
-    """``count`` grounds from the ``start``-th on, those that have ranks enough: each 24 of them go through all meshes and kinds."""
+def enumerate_scenarios(world_size: int, count: int, start: int = 0) -> list[Scenario]:
+    """The scenarios ``start`` to ``start + count - 1`` whose meshes fit into ``world_size``; 24 in a row cover all meshes and kinds."""
     found = []
     for at in range(start, start + count):
-        turn, place = divmod(at, len(TABLE))
-        kinds = KIND_TABLE[(5 * place + 7 * turn) % len(TABLE)]
-        empty = EMPTY_TABLE[(7 * place + 5 * turn) % len(TABLE)]
-        found.append(Ground(TABLE[place], kinds, bool(empty)))
-    return [ground for ground in found if max(ground.mesh.ranks) < world_size]
+        turn, place = divmod(at, len(MESH_TABLE))
+        kinds = KIND_TABLE[(5 * place + 7 * turn) % len(MESH_TABLE)]
+        empty = EMPTY_TABLE[(7 * place + 5 * turn) % len(MESH_TABLE)]
+        found.append(Scenario(MESH_TABLE[place], kinds, bool(empty)))
+    return [scenario for scenario in found if max(scenario.mesh.ranks) < world_size]
 
 
-def sized(choose: Choose, ground: Ground, names: Iterable[str], variant: Variant | None = None) -> dict[str, int]:
-    """A size for each name, as large as ``variant`` needs: the first one such that a strided shard cuts it evenly, mostly; one of them 0
-    where the ground has it so."""
+def choose_sizes(choose: Choose, scenario: Scenario, names: Iterable[str], variant: Variant | None = None) -> dict[str, int]:
+    """A size for each name, at least what ``variant`` needs. In a strided scenario the first is mostly even under a strided shard; in an
+    empty one, one is 0."""
     names = list(names)
     least = dict(variant.least) if variant is not None else {}
     sizes = {name: max(choose(SIZES), least.get(name, 0)) for name in names}
     free = [name for name in names if not least.get(name, 0)]
-    if "strided" in ground.kinds and names and choose((True, True, False)):
-        sizes[names[0]] = max(ground.mesh.shape) * FACTOR * choose((1, 2))
+    if "strided" in scenario.kinds and names and choose((True, True, False)):
+        sizes[names[0]] = max(scenario.mesh.shape) * SPLIT_FACTOR * choose((1, 2))
         free = [name for name in free if name != names[0]] or free
-    if ground.empty and free:
+    if scenario.empty and free:
         sizes[choose(free)] = 0
     return sizes
 
 
-def placed(
+def choose_placements(
     choose: Choose,
-    ground: Ground,
+    scenario: Scenario,
     shape: Shape,
     dtype: str = "float32",
     *,
     kinds: Iterable[str] = (),
     pending: Sequence[str] = ("sum",),
 ) -> Placements:
-    """Placements of one operand: shards most often, and what ``kinds`` asks for, each along a mesh dim of its own, as far as there are
-    such; ``pending`` reductions may come beside where nothing else is pending."""
-    mesh, dims = ground.mesh, range(len(shape))
+    """Placements of one operand: shards most often, and each of ``kinds`` on another mesh dim, while there are any. Reductions in
+    ``pending`` may occur where no other is pending."""
+    mesh, dims = scenario.mesh, range(len(shape))
     shards: list[Placement] = [Shard(dim) for dim in dims]
-    sums: list[Placement] = [Partial(op) for op in pending if reducible(dtype, op)]
+    sums: list[Placement] = [Partial(op) for op in pending if reduces_safely(dtype, op)]
     row: list[Placement] = []
     for _ in mesh.shape:
         taken = {p for p in row if is_reduction(p)}
         row.append(choose([Replicate(), *shards, *shards, *(p for p in sums if not taken or p in taken)]))
     left = list(range(mesh.ndim))
     for kind in kinds:
-        if not left or (kind == "strided" and not shape) or (kind != "strided" and not reducible(dtype, kind)):
+        if not left or (kind == "strided" and not shape) or (kind != "strided" and not reduces_safely(dtype, kind)):
             continue
         at = choose(sorted(left, key=lambda at: mesh.shape[at] == 1))
         left.remove(at)
         if kind == "strided":
-            even = [dim for dim in dims if shape[dim] and shape[dim] % (mesh.shape[at] * FACTOR) == 0]
-            row[at] = StridedShard(choose(even or dims), FACTOR)
+            even = [dim for dim in dims if shape[dim] and shape[dim] % (mesh.shape[at] * SPLIT_FACTOR) == 0]
+            row[at] = StridedShard(choose(even or dims), SPLIT_FACTOR)
         else:
             row = [Replicate() if is_reduction(p) else p for p in row]
             row[at] = Partial(kind)

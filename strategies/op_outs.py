@@ -1,4 +1,4 @@
-"""Results that are written into a tensor that is given, and views beside what they look at."""
+"""Calls with ``out=``, and writes to a tensor and a view of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from functools import cache, partial
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.placement import Partial, Placements, StridedShard
-from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
+from shardlaw.strategies.op_operands import (
+    REGROUPED,
+    SCENARIO_COUNT,
+    Choose,
+    Scenario,
+    choose_by_number,
+    choose_placements,
+    choose_sizes,
+    enumerate_scenarios,
+    strategy_of,
+)
 from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Op, Sample
 
-OUT_GROUNDS = 2  # of each op under smoke
-SCALE = 8  # times as many are enumerated
+OUT_SCENARIOS = 2  # for each op in a smoke run
+SCALE = 8  # times as many are enumerated for the larger profiles
 
-# o is the tensor that takes the result in: of its shape and dtype, and with elements that are not the result's
+# o is the output tensor: it has the shape and dtype of the result, and other elements
 OUTS = read_ops("""
 add
     a=m,n b=m,n o=m,n::small:W | add(a,b,out=o)
@@ -51,7 +61,7 @@ eq ties
     a=m,n b=m,n o=m,n:bool::W  | eq(a,b,out=o)
 index_select
     a=m,n i=k:int64:index2:R o=k,n::small:W m>=2 | index_select(a,0,i,out=o)
-# two results, the second of another dtype: what takes it in is of that dtype for the op that comes next, too
+# two results, the second (e) of another dtype, which the next op reads
 frexp
     a=m,n o=m,n::small:W e=m,n:int32:small:W       | frexp(a,out=(o,e));neg(e)
 max
@@ -59,7 +69,7 @@ max
     a=m,n o=m::small:W e=m:int64:small:W m>=3 n>=3 | max(a,1,out=(o,e));neg(e)
 """)
 
-# of a view v of a
+# views v of a
 VIEWS = read_ops("""
 alias
     a=m,n       | t(a) transpose(a,0,-1) view(a,({m},1,{n})) view(a,({m},{n})) unsqueeze(a,0) detach(a) permute(a,(1,0)) a.T
@@ -71,11 +81,11 @@ alias
 WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 
 
-def out(op: Op, choose: Choose, ground: Ground) -> Sample:
-    """A call of ``op`` with ``out=``: its first operand lies as the ground says, what takes the result in is replicated or sharded; one in
-    five once more with another such tensor ``p``. What takes a second result in, ``e``, lies as the first."""
-    variant = choose([variant for variant in op.variants if not (ground.empty and variant.least)] or op.variants)
-    sizes = sized(choose, ground, variant.symbols, variant)
+def build_out_call(op: Op, choose: Choose, scenario: Scenario) -> Sample:
+    """A call of ``op`` with ``out=``. Its first operand has the kinds of placements of the scenario; the output is replicated or sharded, a
+    second output ``e`` like the first. One sample in five repeats the call with another output ``p``."""
+    variant = choose([variant for variant in op.variants if not (scenario.empty and variant.least)] or op.variants)
+    sizes = choose_sizes(choose, scenario, variant.symbols, variant)
     together = choose((False, True))
     lies: dict[str, Placements] = {}
     for arg in variant.args:
@@ -86,44 +96,44 @@ def out(op: Op, choose: Choose, ground: Ground) -> Sample:
         if alike and not any(isinstance(p, Partial | StridedShard) for p in alike):
             lies[arg.name] = alike
             continue
-        kinds = ground.kinds if arg.name == "a" else ()
+        kinds = scenario.kinds if arg.name == "a" else ()
         pending = () if arg.bound or arg.dtype else ("sum",)
-        lies[arg.name] = placed(choose, ground, () if arg.bound == "R" else arg.shape(sizes), kinds=kinds, pending=pending)
-    sample = variant.sample(ground.mesh, sizes, lies, "float32")
+        lies[arg.name] = choose_placements(choose, scenario, () if arg.bound == "R" else arg.shape(sizes), kinds=kinds, pending=pending)
+    sample = variant.sample(scenario.mesh, sizes, lies, "float32")
     if "e" in lies or choose((True, True, True, True, False)):
         return sample
     taking = dict(sample.tensors)["o"]
-    other = replace(taking, placements=placed(choose, ground, taking.shape, pending=()))
-    return Sample(ground.mesh, (*sample.tensors, ("p", other)), f"{sample.steps};{sample.steps.replace('out=o', 'out=p')}")
+    other = replace(taking, placements=choose_placements(choose, scenario, taking.shape, pending=()))
+    return Sample(scenario.mesh, (*sample.tensors, ("p", other)), f"{sample.steps};{sample.steps.replace('out=o', 'out=p')}")
 
 
 def out_samples(op: Op, *, world_size: int = 4) -> SearchStrategy[Sample]:
     """Calls of ``op`` with ``out=``."""
-    return built(partial(out, op), world_size)
+    return strategy_of(partial(build_out_call, op), world_size)
 
 
-def outs_enumerated(op: Op, world_size: int) -> list[Sample]:
-    """Calls of ``op`` with ``out=`` on grounds of its own: those of all ops together go through every mesh and kind."""
-    grounds = enumerated(world_size, OUT_GROUNDS * SCALE, OUTS.index(op) * OUT_GROUNDS)
-    return [out(op, numbered(at), ground) for at, ground in enumerate(grounds)]
+def enumerate_out_calls(op: Op, world_size: int) -> list[Sample]:
+    """Calls of ``op`` with ``out=`` for its own scenarios; those of all ops together cover every mesh and kind."""
+    own = enumerate_scenarios(world_size, OUT_SCENARIOS * SCALE, OUTS.index(op) * OUT_SCENARIOS)
+    return [build_out_call(op, choose_by_number(at), scenario) for at, scenario in enumerate(own)]
 
 
-def alias(choose: Choose, ground: Ground) -> Sample:
-    """A view ``v`` of ``a``, which lies as the ground says, and a write to either, whose result is the other one."""
-    variant = choose([variant for variant in VIEWS[0].variants if not (ground.empty and REGROUPED.search(variant.call))])
-    sizes = sized(choose, ground, variant.symbols)
-    lies = {arg.name: placed(choose, ground, arg.shape(sizes), kinds=ground.kinds, pending=()) for arg in variant.args}
-    sample = variant.sample(ground.mesh, sizes, lies, "float32")
+def build_alias(choose: Choose, scenario: Scenario) -> Sample:
+    """A view ``v`` of ``a``, and a write to one of them; the result is the other. ``a`` has the kinds of placements of the scenario."""
+    variant = choose([variant for variant in VIEWS[0].variants if not (scenario.empty and REGROUPED.search(variant.call))])
+    sizes = choose_sizes(choose, scenario, variant.symbols)
+    lies = {arg.name: choose_placements(choose, scenario, arg.shape(sizes), kinds=scenario.kinds, pending=()) for arg in variant.args}
+    sample = variant.sample(scenario.mesh, sizes, lies, "float32")
     written, seen = choose((("a", "v"), ("v", "a")))
-    return Sample(ground.mesh, sample.tensors, f"v={sample.steps};{written}.{choose(WRITES)};{seen}")
+    return Sample(scenario.mesh, sample.tensors, f"v={sample.steps};{written}.{choose(WRITES)};{seen}")
 
 
 def alias_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
-    """Views beside what they look at."""
-    return built(alias, world_size)
+    """Tensors and views, one of which is written to."""
+    return strategy_of(build_alias, world_size)
 
 
 @cache
-def aliases_enumerated(world_size: int) -> list[Sample]:
-    """A view and a write on each of many grounds."""
-    return [alias(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]
+def enumerate_aliases(world_size: int) -> list[Sample]:
+    """A view and a write for each of many scenarios."""
+    return [build_alias(choose_by_number(at), scenario) for at, scenario in enumerate(enumerate_scenarios(world_size, SCENARIO_COUNT))]

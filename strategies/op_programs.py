@@ -1,7 +1,7 @@
-"""Strategies for programs of several ops: chains of calls, and one op called several times in other ways.
+"""Strategies for programs of several ops: chains of calls, and one op called several times with different arguments.
 
-A chain is built link by link, with the symbolic shape and the kind of every value known, so that it means something for any sizes. What
-rounds is never followed by what jumps (a cast to integers, a comparison): a rounding difference must stay one.
+A chain is built call by call. The symbolic shape and the kind of every value are known, so it is valid for any sizes. A value that is
+rounded is never cast to integers or compared, so that a rounding difference stays small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.op_operands import MANY, REGROUPED, Choose, Ground, built, enumerated, numbered, placed, sized
+from shardlaw.strategies.op_operands import (
+    REGROUPED,
+    SCENARIO_COUNT,
+    Choose,
+    Scenario,
+    choose_by_number,
+    choose_placements,
+    choose_sizes,
+    enumerate_scenarios,
+    strategy_of,
+)
 from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Op, Sample
 
@@ -25,7 +35,7 @@ NAMES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a value: its symbolic dims, whether ``float``, ``int`` or ``bool``, and whether it is exact."""
+    """A value of a chain: its name, its symbolic dims, its kind (``float``, ``int`` or ``bool``), and whether it is exact."""
 
     name: str
     dims: tuple[str, ...]
@@ -35,7 +45,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Link:
-    """A call on ``{x}`` (and on a tensor of the case, ``{a}``) and what it makes of the value."""
+    """A call on ``{x}``, and maybe on ``{a}``, a tensor of the case; the other fields describe its result."""
 
     call: str
     dims: tuple[str, ...]
@@ -44,7 +54,7 @@ class Link:
 
 
 def links(x: Value, a: Value, mesh_ndim: int) -> Iterator[Link]:
-    """Every call that means something on ``x``, the plainest first."""
+    """Every valid call on ``x``, the plainest first."""
     ndim, number = len(x.dims), x.kind != "bool"
     same = x.dims
 
@@ -100,9 +110,9 @@ def links(x: Value, a: Value, mesh_ndim: int) -> Iterator[Link]:
         if x.kind == "float" and x.exact and same[1] == a.dims[-1]:
             yield from keep("mm({x},t({a}))", dims=(same[0], a.dims[0]))
     if number and _broadcasts(same, a.dims):
-        yield Link("add({x},{a})", _joined(same, a.dims), "float", x.exact)
-        yield Link("sub({a},{x})", _joined(same, a.dims), "float", x.exact)
-        yield Link("mul({a},{x})", _joined(same, a.dims), "float", x.exact)
+        yield Link("add({x},{a})", _broadcast_dims(same, a.dims), "float", x.exact)
+        yield Link("sub({a},{x})", _broadcast_dims(same, a.dims), "float", x.exact)
+        yield Link("mul({a},{x})", _broadcast_dims(same, a.dims), "float", x.exact)
     if number and same == a.dims and x.kind == "float":
         yield from keep("where(gt({a},0),{x},{a})", "maximum({x},{a})", "masked_fill({x},gt({a},0),5)")
 
@@ -111,7 +121,7 @@ def _broadcasts(x: tuple[str, ...], a: tuple[str, ...]) -> bool:
     return all(p == q or "1" in (p, q) for p, q in zip(reversed(x), reversed(a), strict=False))
 
 
-def _joined(x: tuple[str, ...], a: tuple[str, ...]) -> tuple[str, ...]:
+def _broadcast_dims(x: tuple[str, ...], a: tuple[str, ...]) -> tuple[str, ...]:
     longer, shorter = (x, a) if len(x) >= len(a) else (a, x)
     padded = ("1",) * (len(longer) - len(shorter)) + shorter
     return tuple(q if p == "1" else p for p, q in zip(longer, padded, strict=True))
@@ -120,46 +130,46 @@ def _joined(x: tuple[str, ...], a: tuple[str, ...]) -> tuple[str, ...]:
 STARTS = frozenset(
     ("sum({a},0)", "sum({a},1)", "amax({a},0)", "linalg.vector_norm({a},2,0)", "mm({a},t({a}))", "mul({a},2)", "mean({a},-1)", "sum({a})")
 )
-# what no elements at all do not have
-OF_SOME = re.compile(r"^(amax|amin)\(|inf,")
+# reductions that are undefined for no elements
+NEEDS_ELEMENTS = re.compile(r"^(amax|amin)\(|inf,")
 
 
-def program(choose: Choose, ground: Ground) -> Sample:
-    """A chain of two to four calls on a tensor ``a`` of two dims that lies as the ground says."""
-    mesh = ground.mesh
-    sizes = sized(choose, ground, ("m", "n"))
+def build_program(choose: Choose, scenario: Scenario) -> Sample:
+    """A chain of two to four calls on a 2-D tensor ``a`` with the kinds of placements of the scenario."""
+    mesh = scenario.mesh
+    sizes = choose_sizes(choose, scenario, ("m", "n"))
     shape = (sizes["m"], sizes["n"])
-    spec = TensorSpec(shape, placed(choose, ground, shape, kinds=ground.kinds, pending=("sum", "max")), "float32", "small")
+    spec = TensorSpec(shape, choose_placements(choose, scenario, shape, kinds=scenario.kinds, pending=("sum", "max")), "float32", "small")
     a = x = Value("a", ("m", "n"))
     calls = []
     for at in range(choose((2, 3, 4))):
-        options = [link for link in links(x, a, mesh.ndim) if not (ground.empty and OF_SOME.search(link.call))]
+        options = [link for link in links(x, a, mesh.ndim) if not (scenario.empty and NEEDS_ELEMENTS.search(link.call))]
         favoured = [link for link in options if link.call.replace("{x}", "{a}") in STARTS] if at == 0 else []
         link = choose(favoured + options)
         calls.append(link.call.replace("{x}", x.name).replace("{a}", "a"))
         x = Value(NAMES[at] if at < len(NAMES) else "", link.dims, link.kind, link.exact)
-    return Sample(mesh, (("a", spec),), chained(calls))
+    return Sample(mesh, (("a", spec),), join_calls(calls))
 
 
 def op_programs(*, world_size: int = 4) -> SearchStrategy[Sample]:
-    """Chains of two to four calls on a tensor ``a`` of two dims; later calls take what earlier ones left, un-reduced where it is.
+    """Chains of two to four calls on a tensor ``a`` of two dims; a later call gets the result of an earlier one, pending where it is.
 
     Shrinks to two calls on a 2x2 tensor on the mesh ``2``.
     """
-    return built(program, world_size)
+    return strategy_of(build_program, world_size)
 
 
 @cache
-def programs_enumerated(world_size: int) -> list[Sample]:
-    """A chain on each of many grounds."""
-    return [program(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]
+def enumerate_programs(world_size: int) -> list[Sample]:
+    """A chain for each of many scenarios."""
+    return [build_program(choose_by_number(at), scenario) for at, scenario in enumerate(enumerate_scenarios(world_size, SCENARIO_COUNT))]
 
 
-def chained(calls: list[str]) -> str:
+def join_calls(calls: list[str]) -> str:
     return ";".join(call if at == len(calls) - 1 else f"{NAMES[at]}={call}" for at, call in enumerate(calls))
 
 
-# One op in several ways on the same tensors: what differs is all that a cache may confuse.
+# One op with different arguments on the same tensors; a cache may confuse calls that differ in them.
 FAMILIES = read_ops("""
 add      int64,float32 positive
     a=m,n | add(a,2) add(a,2.0) add(a,2.5) add(a,True) add(a,tensor(2)) add(a,tensor(2.5))
@@ -302,13 +312,13 @@ diagonals
 """)
 
 
-def history(choose: Choose, ground: Ground) -> Sample:
-    """Two or three calls of one family on tensors of which the first lies as the ground says."""
-    fitting = [[v for v in family.variants if not ground.empty or not (v.least or REGROUPED.search(v.call))] for family in FAMILIES]
+def build_history(choose: Choose, scenario: Scenario) -> Sample:
+    """Two or three calls of one family. The first tensor has the kinds of placements of the scenario."""
+    fitting = [[v for v in family.variants if not scenario.empty or not (v.least or REGROUPED.search(v.call))] for family in FAMILIES]
     several = choose([variants for variants in fitting if variants])
     first = choose(several)
     family = [variant for variant in several if variant.args == first.args]
-    sizes = sized(choose, ground, first.symbols, first)
+    sizes = choose_sizes(choose, scenario, first.symbols, first)
     dtype = choose(first.dtypes)
     calls = list(family)
     while len(calls) > max(2, min(len(family), choose((2, 3)))):
@@ -317,35 +327,35 @@ def history(choose: Choose, ground: Ground) -> Sample:
         calls.reverse()
     specs = []
     for at, arg in enumerate(first.args):
-        kinds = ground.kinds if at == 0 else ()
-        lies = placed(choose, ground, arg.shape(sizes), arg.dtype or dtype, kinds=kinds, pending=("sum", "max"))
+        kinds = scenario.kinds if at == 0 else ()
+        lies = choose_placements(choose, scenario, arg.shape(sizes), arg.dtype or dtype, kinds=kinds, pending=("sum", "max"))
         specs.append((arg.name, first.spec(arg, sizes, dtype, lies)))
-    return Sample(ground.mesh, tuple(specs), ";".join(call.steps(sizes) for call in calls))
+    return Sample(scenario.mesh, tuple(specs), ";".join(call.steps(sizes) for call in calls))
 
 
 def op_histories(*, world_size: int = 4) -> SearchStrategy[Sample]:
-    """One op called two or three times in one program, in other ways: scalars of another kind, dims, dtypes, shapes.
+    """One op called two or three times in one program with different arguments: kinds of scalars, dims, dtypes, shapes.
 
     Shrinks to two calls of the first family on a 2x2 tensor on the mesh ``2``.
     """
-    return built(history, world_size)
+    return strategy_of(build_history, world_size)
 
 
 @cache
-def histories_enumerated(world_size: int) -> list[Sample]:
-    """A family on each of many grounds."""
-    return [history(numbered(at), ground) for at, ground in enumerate(enumerated(world_size, MANY))]
+def enumerate_histories(world_size: int) -> list[Sample]:
+    """A family for each of many scenarios."""
+    return [build_history(choose_by_number(at), scenario) for at, scenario in enumerate(enumerate_scenarios(world_size, SCENARIO_COUNT))]
 
 
 def family_histories() -> list[Sample]:
-    """Every call of each family on the same tensors, in order, sharded on one dim or the other in turn; after these, on the last dim where
-    that was the first one: what is planned for a dim that no rank has a part of does harm along one that is sharded."""
+    """Every call of each family on the same tensors, in order, sharded on dims in turn; then, where that was the first dim, on the last: a
+    cached plan of a call along an unsharded dim is wrong along a sharded one."""
     families = [*FAMILIES, *MORE_FAMILIES]
-    found = [sample for at, family in enumerate(families) for sample in _sharded_on(family, at)]
-    return found + [sample for family in families[::2] for sample in _sharded_on(family, -1)]
+    found = [sample for at, family in enumerate(families) for sample in _family_samples(family, at)]
+    return found + [sample for family in families[::2] for sample in _family_samples(family, -1)]
 
 
-def _sharded_on(family: Op, dim: int) -> Iterator[Sample]:
+def _family_samples(family: Op, dim: int) -> Iterator[Sample]:
     for args in dict.fromkeys(variant.args for variant in family.variants):
         several = [variant for variant in family.variants if variant.args == args]
         sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))

@@ -1,4 +1,4 @@
-"""Calls that an op must refuse: of tensors that have no meaning together, and calls that no tensor allows."""
+"""Calls that an op must refuse: on tensors that do not go together, and calls that are invalid for plain tensors too."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.ops import Sample
 
-PAIRED = [
+PAIR_CALLS = [
     "add(a,b)",
     "mul(b,a)",
     "mm(a,b)",
@@ -32,10 +32,10 @@ PAIRED = [
     "gather(a,0,argsort(b,0))",
     "scatter(a,0,argsort(a,0),b)",
 ]
-# of these, the ones that a plain vector could be broadcast in
-BROADCAST = ["add(a,b)", "mul(b,a)", "where(gt(a,0),a,b)", "maximum(a,b)", "eq(a,b)", "a.add_(b)", "lerp(a,b,0.5)"]
-# calls on a 4x6 tensor a and a 6x4 tensor b that no tensor allows
-SENSELESS = [
+# of these, the ones in which a plain vector would broadcast
+BROADCAST_CALLS = ["add(a,b)", "mul(b,a)", "where(gt(a,0),a,b)", "maximum(a,b)", "eq(a,b)", "a.add_(b)", "lerp(a,b,0.5)"]
+# calls on a 4x6 tensor a and a 6x4 tensor b that are invalid for plain tensors
+INVALID_CALLS = [
     "add(a,b)",
     "mm(a,a)",
     "cat([a,b],0)",
@@ -71,8 +71,8 @@ SENSELESS = [
     "dot(a,b)",
     "matmul(a,a)",
 ]
-# calls on a 4x4 tensor a that speak of the memory of the whole; the first two of what it is already
-RESTRIDED = [
+# calls on a 4x4 tensor a that name strides of the full tensor; in the first two it has them already
+STRIDE_CALLS = [
     "as_strided(a,(4,4),(4,1))",
     "as_strided(a,(4,4),(4,1),0)",
     "as_strided(a,(4,4),(1,4))",
@@ -96,10 +96,10 @@ TWO_MESHES = [
 
 
 def _meshes(world_size: int) -> list[Mesh]:
-    return pool(("2", "3", "2x2"), world_size)
+    return palette_meshes(("2", "3", "2x2"), world_size)
 
 
-def _placed(mesh: Mesh, ndim: int) -> SearchStrategy[Placements]:
+def _shards_or_replicas(mesh: Mesh, ndim: int) -> SearchStrategy[Placements]:
     return st.tuples(*(st.sampled_from([Replicate(), *map(Shard, range(ndim))]) for _ in mesh.shape))
 
 
@@ -110,10 +110,10 @@ def mixed_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
     def drawn(draw: st.DrawFn) -> Sample:
         mesh = draw(st.sampled_from(_meshes(world_size)))
         if draw(st.integers(0, 3)) == 3:
-            a, b = TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4,), None)
-            return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(BROADCAST)))
-        steps = draw(st.sampled_from(PAIRED))
-        specs = [TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4, 4), None)]
+            a, b = TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4,), None)
+            return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(BROADCAST_CALLS)))
+        steps = draw(st.sampled_from(PAIR_CALLS))
+        specs = [TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4, 4), None)]
         a, b = specs if draw(st.booleans()) else reversed(specs)
         return Sample(mesh, (("a", a), ("b", b)), steps)
 
@@ -121,42 +121,42 @@ def mixed_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
 
 
 def samples_on_two_meshes(*, world_size: int = 4) -> SearchStrategy[tuple[Sample, Mesh]]:
-    """Two tensors, and the mesh on which ``b`` lies."""
+    """Two tensors on different meshes; the second value is the mesh of ``b``."""
     parsed = [(Mesh.parse(mesh), Mesh.parse(other)) for mesh, other in TWO_MESHES]
     fitting = [pair for pair in parsed if all(max(mesh.ranks) < world_size for mesh in pair)]
 
     @st.composite
     def drawn(draw: st.DrawFn) -> tuple[Sample, Mesh]:
         mesh, other = draw(st.sampled_from(fitting))
-        a, b = TensorSpec((4, 4), draw(_placed(mesh, 2))), TensorSpec((4, 4), draw(_placed(other, 2)))
-        return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(PAIRED))), other
+        a, b = TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4, 4), draw(_shards_or_replicas(other, 2)))
+        return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(PAIR_CALLS))), other
 
     return drawn()
 
 
-def senseless_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+def invalid_call_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
     """Sharded tensors and a call that the plain op refuses."""
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:
         mesh = draw(st.sampled_from(_meshes(world_size)))
-        steps = draw(st.sampled_from(SENSELESS))
-        a = TensorSpec((4, 6), draw(_placed(mesh, 2)))
+        steps = draw(st.sampled_from(INVALID_CALLS))
+        a = TensorSpec((4, 6), draw(_shards_or_replicas(mesh, 2)))
         both = re.search(r"\bb\b", steps)
-        return Sample(mesh, (("a", a), *([("b", TensorSpec((6, 4), draw(_placed(mesh, 2))))] if both else [])), steps)
+        return Sample(mesh, (("a", a), *([("b", TensorSpec((6, 4), draw(_shards_or_replicas(mesh, 2))))] if both else [])), steps)
 
     return drawn()
 
 
-def restrided_samples() -> list[Sample]:
-    """Each of :data:`RESTRIDED` on tensors that are whole, sharded, and pending."""
+def stride_call_samples() -> list[Sample]:
+    """Each of :data:`STRIDE_CALLS` on replicated, sharded and pending tensors."""
     lies = [("2", "R"), ("2", "S(0)"), ("2", "S(1)"), ("2x2", "S(1),R"), ("2", "P(sum)")]
     tensors = [(Mesh.parse(mesh), TensorSpec.parse(f"4x4:{at}")) for mesh, at in lies]
-    return [Sample(mesh, (("a", a),), steps) for steps in RESTRIDED for mesh, a in tensors]
+    return [Sample(mesh, (("a", a),), steps) for steps in STRIDE_CALLS for mesh, a in tensors]
 
 
 def unbind_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
-    """A tensor to be taken apart along a sharded dim."""
+    """``unbind`` along a sharded dim."""
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:

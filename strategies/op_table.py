@@ -1,15 +1,14 @@
 """Reads tables of ops.
 
-An op is a line with its name and what is said of it, and below it, indented, the arguments and the calls on them::
+An op is a line with its name and properties, followed by indented lines with arguments and calls on them::
 
     mm pairs small float32,int64
         a=m,k b=k,n | mm(a,b)
         a=m,n n>=1  | mm(a,t(a))
 
 Words after the name: a fill (``small``), dtypes (``floats``, ``numbers``, ``any``, ``integers``, or names joined by commas), ``inexact``,
-``pairs``, ``light``, ``no-zeros``, ``flat``, ``shallow``, ``square``, ``refuses-pending``, ``refuses-any``; and two that write calls
-themselves: ``unary`` (the op of a tensor of two dims and of a 0-d one) and ``binary`` (of two tensors alike, broadcast either way, 0-d,
-the same one twice).
+``pairs``, ``light``, ``no-zeros``, ``flat``, ``shallow``, ``square``, ``refuses-pending``, ``refuses-any``; and two that add
+calls: ``unary`` (on a 2-D and on a 0-d tensor) and ``binary`` (on two tensors of one shape, broadcast either way, 0-d, the same one twice).
 Words between arguments and ``|``: a smallest size (``n>=1``), a fill or dtypes other than the op's. Calls hold no spaces; a line that
 starts with ``|`` holds further ones on the same arguments. ``#`` starts a comment line.
 """
@@ -51,15 +50,15 @@ def _op(head: str, lines: Sequence[str]) -> Op:
     fill, dtypes, least, flags = _words(words, head)
     if least:
         raise TableError(f"{head!r}: smallest sizes belong to arguments")
-    made: list[Variant] = []
+    variants: list[Variant] = []
 
     def add(args: str, words: Sequence[str], calls: Sequence[str]) -> None:
-        own_fill, own_dtypes, least, strange = _words(words, head)
-        if strange:
-            raise TableError(f"{head!r}: {strange} belongs behind the name")
+        own_fill, own_dtypes, least, misplaced = _words(words, head)
+        if misplaced:
+            raise TableError(f"{head!r}: {misplaced} belongs behind the name")
         parsed = tuple(map(Arg.parse, args.split()))
         for call in calls:
-            made.append(Variant(parsed, call, own_dtypes or dtypes or ("float32",), own_fill or fill or "distinct", least))
+            variants.append(Variant(parsed, call, own_dtypes or dtypes or ("float32",), own_fill or fill or "distinct", least))
 
     if "unary" in flags:
         add("a=m,n", (), [f"{name}(a)"])
@@ -80,7 +79,7 @@ def _op(head: str, lines: Sequence[str]) -> Op:
     refuses: Refuses = "pending" if "refuses-pending" in flags else "any" if "refuses-any" in flags else "never"
     return Op(
         name,
-        tuple(made),
+        tuple(variants),
         exact="inexact" not in flags,
         pairs="pairs" in flags,
         light="light" in flags or "unary" in flags,

@@ -1,14 +1,14 @@
-"""Ops: what a user calls, on which tensors, in which variants.
+"""Ops: the calls of each, and the tensors that they take.
 
 An :class:`Op` is a list of variants; a :class:`Variant` is a call, such as ``mm(a,b)``, and the tensors that it takes, with symbolic
 sizes: ``a=m,k b=k,n``. They are written down in tables (see :mod:`shardlaw.strategies.op_table`).
 
-``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may what stands in
+``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may the text in
 braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
-op's. ``w=n:::R`` is replicated, whatever the others are; ``w=n:::W`` has no reduction pending; ``w=n:::B`` is
-sharded on its first dim at most. Calls are in the notation of programs of steps.
+op's. ``w=n:::R`` is always replicated; ``w=n:::W`` has no pending reduction; ``w=n:::B`` is
+sharded on its first dim only, or not. Calls are in the notation of programs of steps.
 
-With sizes, a mesh and placements a variant becomes a :class:`Sample`: all that a case needs. :meth:`Variant.match` finds the sizes back.
+With sizes, a mesh and placements a variant becomes a :class:`Sample`, from which a case is made. :meth:`Variant.match` recovers the sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Refuses = Literal["never", "pending", "any"]
 
 @dataclass(frozen=True)
 class Sample:
-    """Tensors on a mesh, and what to do with them. ``origin`` names the sample of OpInfo that it was made of, where there is one."""
+    """Tensors on a mesh, and a program on them. ``origin`` names the OpInfo sample from which it was made, if there is one."""
 
     mesh: Mesh
     tensors: tuple[tuple[str, TensorSpec], ...]
@@ -45,8 +45,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Arg:
-    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's; ``bound`` to be replicated
-    (``R``), whole, with no reduction pending (``W``), or a batch, sharded on its first dim only (``B``)."""
+    """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's. ``bound``: always replicated (``R``), never
+    pending (``W``), or a batch, sharded on its first dim at most (``B``)."""
 
     name: str
     dims: tuple[str, ...]
@@ -86,26 +86,26 @@ class Variant:
         return substitute(self.call, sizes)
 
     def fits(self, sizes: Mapping[str, int]) -> Sizes:
-        """``sizes``, made as large as the call needs."""
+        """``sizes``, raised to what the call needs."""
         least = dict(self.least)
         return {name: max(sizes[name], least.get(name, 0)) for name in self.symbols}
 
     def spec(
         self, arg: Arg, sizes: Mapping[str, int], dtype: str, placements: Placements | None = None, memory: str = "plain"
     ) -> TensorSpec:
-        """The tensor that ``arg`` is, with these sizes."""
+        """The spec of ``arg`` with these sizes."""
         chosen = arg.dtype or dtype
         fill = substitute(arg.fill or self.fill, sizes)
         fill = "index1" if fill == "index0" else fill
         return TensorSpec(arg.shape(sizes), placements, chosen, fill, memory)
 
     def sample(self, mesh: Mesh, sizes: Mapping[str, int], placed: Mapping[str, Placements], dtype: str, memory: str = "plain") -> Sample:
-        """The variant on real tensors: ``placed`` holds the placements of every argument."""
+        """The variant with these sizes on ``mesh``; ``placed`` has the placements of every argument."""
         tensors = tuple((arg.name, self.spec(arg, sizes, dtype, placed[arg.name], memory)) for arg in self.args)
         return Sample(mesh, tensors, self.steps(sizes), self.origin)
 
     def match(self, tensors: Mapping[str, TensorSpec], steps: str) -> Sizes | None:
-        """The sizes with which this variant becomes ``steps`` on ``tensors``; ``None`` when it does not."""
+        """The sizes with which this variant gives ``steps`` on ``tensors``; ``None`` where there are none."""
         sizes: Sizes = {}
         if set(tensors) != {arg.name for arg in self.args}:
             return None
@@ -133,13 +133,14 @@ class Variant:
 class Op:
     """What a user calls, by OpInfo's name where it has one, with every way to call it.
 
-    ``exact``: the result has one right value in float32, rounding included. ``pairs``: its arguments' pending reductions are worth
-    being tried in pairs. ``light``: one of many ops of a kind, for which a few samples are enough. ``zeros``: it is tried on tensors
-    without elements. ``flat``: only on meshes of one dim; ``shallow``: of one or two, since DTensor may plan it for many seconds on three;
-    ``square``: every variant on meshes of two dims as well. ``refuses``: when torch may refuse it, other than for a zero-size or strided
-    tensor: ``never``; with ``pending``
-    reductions, as an in-place op may whose result would have to be placed otherwise; or in ``any`` layout, where it documents or
-    registers nothing.
+    - ``exact``: the float32 result has one right value, rounding included.
+    - ``pairs``: pairs of pending reductions of its arguments are tried.
+    - ``light``: one of many similar ops, of which a few samples are enough.
+    - ``zeros``: it is tried on tensors without elements.
+    - ``flat``: it is tried on 1-D meshes only; ``shallow``: on 1-D and 2-D ones, since DTensor may plan it for many seconds on three dims;
+      ``square``: every variant is tried on 2-D meshes too.
+    - ``refuses``: when torch may refuse it, apart from zero-size and strided tensors: ``never``; with ``pending`` reductions, as an
+      in-place op may whose result needs other placements; or in ``any`` layout, where torch documents or registers nothing.
     """
 
     name: str
@@ -175,7 +176,7 @@ def _tree(text: str) -> ast.expr:
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int:
     """A whole number from an expression of sizes, such as ``2*m`` or ``n-1``. Raises ``ValueError``."""
-    if text in sizes:  # as most are
+    if text in sizes:  # most texts are a name
         return sizes[text]
 
     def value(node: ast.expr) -> int:
@@ -198,19 +199,19 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
 
 
 def substitute(text: str, sizes: Mapping[str, int]) -> str:
-    """``text`` with the values of what stands in braces."""
+    """``text`` with expressions in braces replaced by their values."""
     return re.sub(r"\{([^{}]*)\}", lambda found: str(evaluate(found[1], sizes)), text) if "{" in text else text
 
 
 def single_placements(arg: Arg, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
-    """What one mesh dim can do with an argument: replicate, shard each dim, leave one of ``reduce_ops`` pending."""
+    """The placements of an argument on one mesh dim: a replica, each shard, each of ``reduce_ops`` pending."""
     shards = [Shard(dim) for dim in range(len(arg.dims)) if arg.bound in ("", "W") or (arg.bound == "B" and not dim)]
-    pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reducible(arg.dtype or dtype, op)]
+    pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reduces_safely(arg.dtype or dtype, op)]
     return [Replicate(), *shards, *pending]
 
 
-def reducible(dtype: str, op: str) -> bool:
-    """Whether contributions of this dtype are safe from rounding and overflow under a reduction."""
+def reduces_safely(dtype: str, op: str) -> bool:
+    """Whether a reduction of contributions of this dtype neither rounds nor overflows."""
     if dtype in ("float32", "float64"):
         return op in ("sum", "avg", "min", "max", "product")
     if dtype in ("int64", "int32"):

@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import REDUCE_OPS, Partial, Placement, Placements, Replicate, Shard, StridedShard, shard_dim
-from shardlaw.strategies._arguments import check_choices, check_count, check_sizes, refuse
+from shardlaw.strategies._arguments import check_choices, check_count, check_sizes, format_arguments
 
 KINDS = ("R", "S", "_S", "P")
 
@@ -37,7 +37,7 @@ def placements(
     Raises ``InvalidArgument`` where no placement satisfies the options.
     """
     if not isinstance(mesh, Mesh):
-        raise InvalidArgument(f"{refuse(mesh=mesh)}: want a shardlaw.reference.mesh.Mesh")
+        raise InvalidArgument(f"{format_arguments(mesh=mesh)}: want a shardlaw.reference.mesh.Mesh")
     check_count("ndim", ndim)
     chosen = check_choices("kinds", kinds, KINDS)
     ops = check_choices("reduce_ops", reduce_ops, REDUCE_OPS) if "P" in chosen else ()
@@ -49,7 +49,7 @@ def placements(
 def _placements(
     mesh_ndim: int, ndim: int, kinds: tuple[str, ...], ops: tuple[str, ...], factors: tuple[int, ...], negative: bool
 ) -> SearchStrategy[Placements]:
-    first = options(ndim, kinds, ops, factors, negative)
+    first = placement_options(ndim, kinds, ops, factors, negative)
     if mesh_ndim == 1:
         return first.map(lambda placement: (placement,))
 
@@ -58,25 +58,25 @@ def _placements(
         placed: list[Placement] = []
         for _ in range(mesh_ndim):
             favoured = favoured_dim(placed, ndim)
-            placed.append(unmixed(draw(options(ndim, kinds, ops, factors, negative, favoured)), placed))
+            placed.append(match_reduction(draw(placement_options(ndim, kinds, ops, factors, negative, favoured)), placed))
         return tuple(placed)
 
     return drawn()
 
 
 def favoured_dim(placed: Sequence[Placement], ndim: int) -> int | None:
-    """The tensor dim that the last sharding mesh dim shards: the next one often shards it too."""
+    """The tensor dim that the last sharding mesh dim shards; the next mesh dim is likely to shard it too."""
     dims = [dim % ndim for dim in map(shard_dim, placed) if dim is not None]
     return dims[-1] if dims else None
 
 
-# How many times each kind stands among the options of a mesh dim.
+# The weight of each kind among the options of a mesh dim, and of the favoured dim among the dims of a shard.
 WEIGHT = {"R": 24, "S": 54, "_S": 12, "P": 18}
 FAVOUR = 0.7
 
 
 @cache
-def options(
+def placement_options(
     ndim: int,
     kinds: tuple[str, ...],
     ops: tuple[str, ...],
@@ -98,18 +98,18 @@ def options(
     if negative:
         parts["S"] += [Shard(dim - ndim) for dim in _dims(ndim, WEIGHT["S"] // 4, None)]
         parts["_S"] += [StridedShard(dim - ndim, factor) for factor in factors for dim in _dims(ndim, 3, None)]
-    # what a 0-d tensor has in place of shards
+    # a 0-d tensor has this in place of shards
     instead: Placement | None = Replicate() if "R" in kinds else Partial(ops[0]) if ops else None
     if not ndim and instead is None:
-        raise InvalidArgument(f"{refuse(kinds=kinds, ndim=ndim)}: a 0-d tensor cannot be sharded, and no other kind is allowed")
+        raise InvalidArgument(f"{format_arguments(kinds=kinds, ndim=ndim)}: a 0-d tensor cannot be sharded, and no other kind is allowed")
     given = [placement for kind in kinds for placement in parts[kind]]
     return st.sampled_from([instead if instead and not ndim and shard_dim(placement) is not None else placement for placement in given])
 
 
 def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
-    """The dims of a tensor in blocks, ``favoured`` first and most often.
+    """The dims of a tensor, repeated in blocks, ``favoured`` first and most often.
 
-    There are at least three blocks, the first for the first dim, and so on; those to spare are shared by all dims.
+    There are at least three blocks, one for each dim in order; the places of spare blocks are divided among all dims.
     """
     order = list(range(max(ndim, 1)))
     blocks = max(3, ndim)
@@ -122,8 +122,8 @@ def _dims(ndim: int, weight: int, favoured: int | None) -> list[int]:
     return [dim for dim, times in zip(order, width, strict=False) for _ in range(times)] + spare
 
 
-def unmixed(placement: Placement, earlier: Sequence[Placement]) -> Placement:
-    """``placement``, with the reduction of an earlier mesh dim where the two may not stand side by side."""
+def match_reduction(placement: Placement, earlier: Sequence[Placement]) -> Placement:
+    """``placement``; instead of a reduction that must not be mixed with that of an earlier mesh dim, the earlier one."""
     if isinstance(placement, Partial):
         for other in earlier:
             if isinstance(other, Partial) and not {other.op, placement.op} <= {"sum", "avg"}:

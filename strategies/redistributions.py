@@ -14,9 +14,9 @@ from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Partial, Placement, Placements, Replicate, Shard, StridedShard
-from shardlaw.strategies._arguments import check_choices, check_sizes, mesh_or_strategy, refuse, shape_or_strategy
+from shardlaw.strategies._arguments import check_choices, check_sizes, format_arguments, mesh_or_strategy, shape_or_strategy
 from shardlaw.strategies.meshes import exact_meshes, meshes
-from shardlaw.strategies.placements import KINDS, favoured_dim, options, placements, unmixed
+from shardlaw.strategies.placements import KINDS, favoured_dim, match_reduction, placement_options, placements
 from shardlaw.strategies.shapes import shapes
 
 
@@ -34,8 +34,8 @@ def redistributions(
     """Pairs (source, target) of layouts of one shape on one mesh.
 
     ``source`` is a layout or a strategy of layouts; left out, it is drawn by the options of :func:`~shardlaw.strategies.layouts.layouts`.
-    ``P`` among ``target_kinds`` means that a mesh dim may *keep* the pending reduction that the source has there: nothing can
-    be redistributed to a new one.
+    With ``P`` among ``target_kinds`` a mesh dim may *keep* the pending reduction of the source; nothing can be redistributed to a
+    new one.
 
     Shrinks to ``R`` on both sides, each mesh dim by itself.
 
@@ -48,7 +48,7 @@ def redistributions(
         shape = shapes(min_dims=1)
     free = tuple(kind for kind in KINDS if kind in end and kind != "P")
     if not free:
-        raise InvalidArgument(f"{refuse(target_kinds=end)}: want a kind that every tensor can be redistributed to, R, S or _S")
+        raise InvalidArgument(f"{format_arguments(target_kinds=end)}: want a kind that every tensor can be redistributed to, R, S or _S")
     placements(Mesh.of(2), 1, kinds=begin, reduce_ops=ops, split_factors=factors)
     placements(Mesh.of(2), 1, kinds=free, split_factors=factors)
     mesh_drawn = mesh_or_strategy(mesh, meshes(world_size=world_size))
@@ -64,11 +64,11 @@ def redistributions(
         first: list[Placement] = []
         last: list[Placement] = []
         for at in range(on.ndim):
-            # source and target of a mesh dim are drawn as one, so that a mesh can lose the dim with both while it is shrunk
-            drawn_first = options(len(extents), begin, ops, factors, False, favoured_dim(first, len(extents)))
-            drawn_last = options(len(extents), free, (), factors, False, favoured_dim(last, len(extents)))
-            new = draw(_steps(drawn_first if given is None else None, drawn_last, "P" in end))
-            first.append(unmixed(new[0], first) if given is None else given.placements[at])
+            # source and target of a mesh dim are one draw, so that shrinking can remove a mesh dim with both
+            drawn_first = placement_options(len(extents), begin, ops, factors, False, favoured_dim(first, len(extents)))
+            drawn_last = placement_options(len(extents), free, (), factors, False, favoured_dim(last, len(extents)))
+            new = draw(_mesh_dim_pairs(drawn_first if given is None else None, drawn_last, "P" in end))
+            first.append(match_reduction(new[0], first) if given is None else given.placements[at])
             last.append(first[-1] if new[2] and isinstance(first[-1], Partial) else new[1])
         return Layout(extents, on, tuple(first)), Layout(extents, on, tuple(last))
 
@@ -80,17 +80,17 @@ def placement_pairs(
 ) -> Iterator[tuple[Placements, Placements]]:
     """Every pair (source, target) of placements of a tensor of ``ndim`` dims on a mesh of ``mesh_ndim`` dims, each once.
 
-    A pending reduction is done or kept, never made, and is by one of ``reduce_ops`` on all mesh dims alike: by the first wherever it
-    stands beside other placements, by each where it stands alone. Pairs of equal placements are left out.
+    A pending reduction of the source is done or kept; the target has no new ones. Mixed with other placements it is by the first of
+    ``reduce_ops``; where all mesh dims are pending, by each of them in turn. Pairs of equal placements are left out.
     """
     chosen = check_choices("kinds", kinds, KINDS)
     shards: list[Placement] = [Shard(dim) for dim in range(ndim)] if "S" in chosen else []
     shards += [StridedShard(dim, split_factor) for dim in range(ndim)] if "_S" in chosen else []
-    whole = [*([Replicate()] if "R" in chosen else []), *shards]
+    unreduced = [*([Replicate()] if "R" in chosen else []), *shards]
     ops = tuple(reduce_ops)
-    sources = [*whole, Partial(ops[0])] if "P" in chosen else whole
+    sources = [*unreduced, Partial(ops[0])] if "P" in chosen else unreduced
     for source in itertools.product(sources, repeat=mesh_ndim):
-        ends = [[*whole, *([placement] if isinstance(placement, Partial) else [])] for placement in source]
+        ends = [[*unreduced, *([placement] if isinstance(placement, Partial) else [])] for placement in source]
         for to in itertools.product(*ends):
             if source == to:
                 continue
@@ -101,10 +101,10 @@ def placement_pairs(
 
 
 @cache
-def _steps(
+def _mesh_dim_pairs(
     first: SearchStrategy[Placement] | None, last: SearchStrategy[Placement], keeps: bool
 ) -> SearchStrategy[tuple[Placement, Placement, bool]]:
-    """Source and target of one mesh dim, and whether a pending reduction is kept."""
+    """The source and target placements of one mesh dim, and whether a pending reduction is kept."""
     return st.tuples(st.none() if first is None else first, last, st.booleans() if keeps else st.just(False))
 
 
@@ -121,7 +121,7 @@ def reshards(
 ) -> SearchStrategy[tuple[Layout, Layout]]:
     """Pairs (save, load) of layouts of one shape, each on a mesh of its own, for worlds of ``world_sizes`` ranks.
 
-    The meshes are independent: they differ in size, in dims and in who sits where. ``max_dims``, ``unit_dims``, ``submeshes`` and
+    The meshes are independent: they differ in size, dims and order of ranks. ``max_dims``, ``unit_dims``, ``submeshes`` and
     ``permuted`` are options of both meshes, as in :func:`~shardlaw.strategies.meshes.meshes`.
 
     Shrinks to the first world size on both sides, plain 1-D meshes, and ``R``; save before load.

@@ -9,10 +9,10 @@ from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.reference.notation import Shape
-from shardlaw.strategies._arguments import check_range, check_sizes, refuse
-from shardlaw.strategies._kept import kept
+from shardlaw.strategies._arguments import check_range, check_sizes, format_arguments
+from shardlaw.strategies._memo import memoized
 
-# The sizes that find faults, the plainest first, each as often as it pays: uneven ones most, empty ones seldom.
+# Sizes that find faults, with weights, the plainest first: uneven ones most, 0 seldom.
 PALETTE = {2: 2, 3: 4, 4: 3, 5: 5, 7: 4, 8: 2, 1: 2, 0: 1}
 DIMS_WEIGHT = {1: 4, 2: 7, 3: 3, 0: 1}
 
@@ -27,13 +27,13 @@ def dim_sizes(*, min_size: int = 0, max_size: int = 9, sizes: Iterable[int] | No
         given = check_sizes("sizes", sizes)
         chosen = [size for size in given if low <= size <= high]
         if not chosen:
-            raise InvalidArgument(f"{refuse(sizes=given, min_size=low, max_size=high)}: no size lies within the bounds")
+            raise InvalidArgument(f"{format_arguments(sizes=given, min_size=low, max_size=high)}: no size lies within the bounds")
         return st.sampled_from(chosen)
     drawn = [size for size, weight in PALETTE.items() if low <= size <= high for _ in range(weight)]
     return st.sampled_from(drawn or range(low, high + 1))
 
 
-@kept
+@memoized
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_size: int = 0, max_size: int = 9, sizes: Iterable[int] | None = None
 ) -> SearchStrategy[Shape]:
@@ -53,9 +53,9 @@ def shapes(
     by_dims = {ndim: st.tuples(*[extents] * ndim) for ndim in order}
     if len(order) == 1:
         return by_dims[order[0]]
-    # the first of each number of dims comes before the second, so that a shape can lose a dim in one step while it is shrunk
+    # each number of dims once, then by weight: shrinking can then remove a dim in one step
     drawn_dims = st.sampled_from([*order, *(ndim for ndim in order for _ in range(DIMS_WEIGHT.get(ndim, 1)))])
-    # a 0-d shape is no shorter to draw than a 1-D one, which therefore stays the simplest
+    # an extra draw makes a 0-d shape as long as a 1-D one, which then stays the simplest
     filler = st.booleans()
 
     @st.composite

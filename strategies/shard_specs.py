@@ -10,17 +10,17 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.sharded_tensor import ChunkSpec, Spec
 from shardlaw.reference.shards import Shards
-from shardlaw.strategies._kept import kept
-from shardlaw.strategies.tilings import alone, handed_out, tilings
+from shardlaw.strategies._memo import memoized
+from shardlaw.strategies.tilings import assign_boxes, single_ranks, tilings
 
 MANY = 1 << 24
 
 
-@kept
+@memoized
 def chunk_specs(shape: Shape, ranks: Sequence[int], *, every: bool = True) -> SearchStrategy[ChunkSpec]:
-    """A spec that cuts ``shape`` into chunks along one of its dims; it has at least one.
+    """A spec that cuts ``shape``, which has at least one dim, into chunks along one dim.
 
-    ``every``: each of ``ranks`` gets one chunk; otherwise some may get none, or several.
+    With ``every``, each of ``ranks`` has one chunk; else some may have none, or several.
 
     Shrinks to the first dim and to ranks in order.
     """
@@ -39,8 +39,8 @@ def chunk_specs(shape: Shape, ranks: Sequence[int], *, every: bool = True) -> Se
 
 def enumerable_specs(shape: Shape, ranks: Sequence[int], *, max_boxes: int = 5) -> SearchStrategy[Shards]:
     """A spec of boxes that tile ``shape``; a rank may hold several of them, or none. Shrinks to one box on the first rank."""
-    drawn = st.tuples(tilings(shape, max_boxes=max_boxes), st.integers(0, MANY))
-    return drawn.map(lambda drawn: handed_out(shape, drawn[0][1], alone(ranks), drawn[1]))
+    pairs = st.tuples(tilings(shape, max_boxes=max_boxes), st.integers(0, MANY))
+    return pairs.map(lambda pair: assign_boxes(shape, pair[0][1], single_ranks(ranks), pair[1]))
 
 
 def specs(shape: Shape, ranks: Sequence[int]) -> SearchStrategy[Spec]:

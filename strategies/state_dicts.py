@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.reference.checkpoint.state_dict import FlattenError, Slot, State, Stateful, flatten
 from shardlaw.strategies._arguments import check_choices, check_count
 
-# Values that are no tensors, the plainest first; each type of them, and the empty one of each.
+# Values that are no tensors, the plainest first: each type, and an empty value of each.
 VALUES: tuple[Any, ...] = (1, None, "a", b"ab", 0.5, True, -7, "", b"", (1, 2), [], (), [1, None], {1, 2}, ("x", (2.0,)), [[1], "b"], 1j)
 KEYS: tuple[str | int, ...] = ("n", "m", "opt", "w", "a.b", "Z", "_", "1")
 
@@ -19,11 +19,11 @@ KEYS: tuple[str | int, ...] = ("n", "m", "opt", "w", "a.b", "Z", "_", "1")
 def state_dicts(
     names: Iterable[str] = ("x",), *, max_entries: int = 4, max_depth: int = 3, stateful: bool = False, int_keys: bool = False
 ) -> SearchStrategy[State]:
-    """Nested states in which every tensor of ``names`` stands at least once, as a :class:`~shardlaw.reference.checkpoint.state_dict.Slot`.
+    """Nested states that contain every tensor of ``names`` at least once, as a :class:`~shardlaw.reference.checkpoint.state_dict.Slot`.
 
-    Beside them stand up to ``max_entries`` further entries: numbers, texts, bytes, ``None``, tuples, lists, sets, and dicts
-    and lists up to ``max_depth`` deep. ``stateful``: some entries at the top are objects with a state of their own. ``int_keys``: some
-    dicts inside are keyed by numbers. No two leaves have one path.
+    There are up to ``max_entries`` further entries: numbers, texts, bytes, ``None``, tuples, lists, sets, and dicts
+    and lists up to ``max_depth`` deep. ``stateful``: some entries at the top are :class:`Stateful`. ``int_keys``: some nested dicts have
+    numbers as keys. No two leaves have the same path.
 
     Shrinks to the tensors alone, each under its name.
 
@@ -46,11 +46,13 @@ def state_dicts(
 
     @st.composite
     def state(draw: st.DrawFn) -> State:
-        made: State = {}
+        entries_by_key: State = {}
         for name in tensors:
-            made[name] = draw(st.sampled_from((Slot(name), {"w": Slot(name)}, [Slot(name)], {"g": [{"p": Slot(name)}]})))
-        made.update(draw(st.dictionaries(st.sampled_from([key for key in KEYS if isinstance(key, str)]), entries, max_size=max_entries)))
-        return made
+            entries_by_key[name] = draw(st.sampled_from((Slot(name), {"w": Slot(name)}, [Slot(name)], {"g": [{"p": Slot(name)}]})))
+        entries_by_key.update(
+            draw(st.dictionaries(st.sampled_from([key for key in KEYS if isinstance(key, str)]), entries, max_size=max_entries))
+        )
+        return entries_by_key
 
     return state().filter(_flattens)
 

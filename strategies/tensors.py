@@ -1,4 +1,4 @@
-"""Strategies for tensors: their dtype, how they are filled, how they lie in memory, and how they are placed."""
+"""Strategies for tensors: dtype, fill, memory layout and placements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Placements
 from shardlaw.reference.simulate import can_reduce
 from shardlaw.reference.tensors import DTYPES, FILLS, MEMORIES, TensorSpec
-from shardlaw.strategies._arguments import check_choices, refuse, shape_or_strategy
+from shardlaw.strategies._arguments import check_choices, format_arguments, shape_or_strategy
 from shardlaw.strategies.placements import KINDS, placements
 from shardlaw.strategies.shapes import shapes
 
@@ -40,7 +40,7 @@ def specs(
     """Tensors of ``shape``, a value or a strategy (left out: :func:`~shardlaw.strategies.shapes.shapes`).
 
     With a ``mesh`` they have placements on it, drawn by the options of :func:`~shardlaw.strategies.placements.placements`, and only
-    reductions that the dtype has; ``placed`` names the placements instead. With neither they are plain tensors that every rank holds whole.
+    reductions that the dtype has; ``placed`` gives the placements instead. With neither they are plain tensors.
     ``dtypes``, ``fills`` and ``memories`` are names as in :mod:`shardlaw.reference.tensors`; the first of each is drawn about as often as
     all others together.
 
@@ -50,20 +50,20 @@ def specs(
     """
     names = check_choices("dtypes", dtypes, tuple(DTYPES))
     filled = check_choices("fills", fills)
-    strange = [fill for fill in filled if fill not in FILLS and not (fill[:5] == "index" and fill[5:].isdigit() and int(fill[5:]))]
-    if strange:
-        raise InvalidArgument(f"fills: {strange[0]!r} is none of {', '.join(FILLS)}, index<N>")
+    unknown = [fill for fill in filled if fill not in FILLS and not (fill[:5] == "index" and fill[5:].isdigit() and int(fill[5:]))]
+    if unknown:
+        raise InvalidArgument(f"fills: {unknown[0]!r} is none of {', '.join(FILLS)}, index<N>")
     lie = check_choices("memories", memories, MEMORIES)
     chosen = check_choices("kinds", kinds, KINDS)
     ops, factors = tuple(reduce_ops), tuple(split_factors)
-    by_dtype = {name: _by_dtype(name, chosen, ops) for name in names} if mesh is not None and placed is None else {}
+    by_dtype = {name: _reducible_kinds(name, chosen, ops) for name in names} if mesh is not None and placed is None else {}
     if mesh is not None and placed is not None:
-        raise InvalidArgument(f"{refuse(mesh=mesh, placed=placed)}: want one of them, the other follows or is not needed")
+        raise InvalidArgument(f"{format_arguments(mesh=mesh, placed=placed)}: want one of them, the other follows or is not needed")
     if mesh is not None:
-        for kept, left in by_dtype.values():
+        for allowed, reductions in by_dtype.values():
             some_dims = len(shape) if isinstance(shape, tuple) else 1
-            placements(mesh, some_dims, kinds=kept, reduce_ops=left or ("sum",), split_factors=factors)
-    needs_dim = any(not {"R", "P"} & set(kept) for kept, _ in by_dtype.values())
+            placements(mesh, some_dims, kinds=allowed, reduce_ops=reductions or ("sum",), split_factors=factors)
+    needs_dim = any(not {"R", "P"} & set(allowed) for allowed, _ in by_dtype.values())
     shape_drawn = shape_or_strategy(shape, shapes(min_dims=int(needs_dim)))
     dtype_drawn, fill_drawn, memory_drawn = _mostly_first(names), _mostly_first(filled), _mostly_first(lie)
     placed_drawn = placed if isinstance(placed, SearchStrategy) else st.just(placed)
@@ -74,20 +74,21 @@ def specs(
         extents = draw(shape_drawn)
         if mesh is None:
             return TensorSpec(extents, draw(placed_drawn), dtype, fill, memory)
-        kept, left = by_dtype[dtype]
-        on = placements(mesh, len(extents), kinds=kept, reduce_ops=left or ("sum",), split_factors=factors, negative=negative)
+        allowed, reductions = by_dtype[dtype]
+        ops_or_sum = reductions or ("sum",)
+        on = placements(mesh, len(extents), kinds=allowed, reduce_ops=ops_or_sum, split_factors=factors, negative=negative)
         return TensorSpec(extents, draw(on), dtype, fill, memory)
 
     return spec()
 
 
-def _by_dtype(dtype: str, kinds: tuple[str, ...], ops: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The kinds and reductions that are left for a dtype."""
-    left = tuple(op for op in ops if can_reduce(DTYPES[dtype], op))
-    kept = kinds if left else tuple(kind for kind in kinds if kind != "P")
-    if not kept:
-        raise InvalidArgument(f"{refuse(kinds=kinds, reduce_ops=ops)}: {dtype} has none of these reductions")
-    return kept, left
+def _reducible_kinds(dtype: str, kinds: tuple[str, ...], ops: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The kinds and reductions that a dtype has."""
+    reductions = tuple(op for op in ops if can_reduce(DTYPES[dtype], op))
+    allowed = kinds if reductions else tuple(kind for kind in kinds if kind != "P")
+    if not allowed:
+        raise InvalidArgument(f"{format_arguments(kinds=kinds, reduce_ops=ops)}: {dtype} has none of these reductions")
+    return allowed, reductions
 
 
 def _mostly_first(choices: tuple[str, ...]) -> SearchStrategy[str]:

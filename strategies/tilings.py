@@ -1,4 +1,4 @@
-"""Strategies for tilings: the boxes that a tensor is cut into, tilings that were damaged in one way, and who is given which box."""
+"""Strategies for tilings: boxes that tile a tensor, tilings that were damaged in one way, and assignments of boxes to ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.reference.box import Box, intersect, tiling_errors
+from shardlaw.reference.box import Box, tiling_errors
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.shards import Ranks, Shards
-from shardlaw.strategies._arguments import check_choices, check_count, refuse, shape_or_strategy
-from shardlaw.strategies._kept import kept
+from shardlaw.strategies._arguments import check_choices, check_count, format_arguments, shape_or_strategy
+from shardlaw.strategies._memo import memoized
 from shardlaw.strategies.shapes import shapes
 
 WAYS = ("guillotine", "grid")
@@ -21,7 +21,7 @@ DAMAGES = ("gap", "overlap", "shifted", "grown", "duplicated", "outside", "empti
 MANY = 1 << 16
 
 
-@kept
+@memoized
 def tilings(
     shape: Shape | SearchStrategy[Shape] | None = None, *, max_boxes: int = 6, ways: Iterable[str] = WAYS, empties: bool = False
 ) -> SearchStrategy[tuple[Shape, tuple[Box, ...]]]:
@@ -46,11 +46,11 @@ def tilings(
         way = draw(st.sampled_from(chosen))
         for _ in range(draw(st.integers(0, most - 1))):
             if way == "grid":
-                boxes = _cut_through(boxes, draw(numbers))
+                boxes = _split_all(boxes, draw(numbers))
             elif len(boxes) < most:
-                boxes = _cut_one(boxes, draw(numbers))
+                boxes = _split_one(boxes, draw(numbers))
         if empties:
-            boxes += [_empty(cut, draw(numbers)) for _ in range(draw(st.integers(0, 2))) if cut]
+            boxes += [_empty_box(cut, draw(numbers)) for _ in range(draw(st.integers(0, 2))) if cut]
         order = draw(numbers)
         at = order % len(boxes)
         turned = boxes[at:] + boxes[:at]
@@ -59,8 +59,8 @@ def tilings(
     return tiling()
 
 
-def _cut_one(boxes: list[Box], number: int) -> list[Box]:
-    """One box, chosen by ``number``, in two; all as they were where none has room."""
+def _split_one(boxes: list[Box], number: int) -> list[Box]:
+    """The boxes with one of them, chosen by ``number``, cut in two; unchanged where none can be."""
     places = [(at, dim) for at, box in enumerate(boxes) if box.volume for dim, size in enumerate(box.size) if size > 1]
     if not places:
         return boxes
@@ -69,8 +69,8 @@ def _cut_one(boxes: list[Box], number: int) -> list[Box]:
     return [*boxes[:at], *_halves(boxes[at], dim, boxes[at].offset[dim] + 1 + number % (boxes[at].size[dim] - 1)), *boxes[at + 1 :]]
 
 
-def _cut_through(boxes: list[Box], number: int) -> list[Box]:
-    """All boxes along one index of one dim, chosen by ``number``."""
+def _split_all(boxes: list[Box], number: int) -> list[Box]:
+    """The boxes with all of them cut at one index of one dim, chosen by ``number``."""
     ends = [max(ends) for ends in zip(*(box.end for box in boxes), strict=True)]
     places = [(dim, index) for dim, end in enumerate(ends) for index in range(1, end)]
     if not places:
@@ -86,28 +86,28 @@ def _halves(box: Box, dim: int, index: int) -> list[Box]:
     return [box.along(dim, size=first), box.along(dim, start=index, size=box.size[dim] - first)]
 
 
-def _empty(shape: Shape, number: int) -> Box:
-    """A box without elements somewhere in bounds: like a shard of which nothing was left, or anywhere else."""
+def _empty_box(shape: Shape, number: int) -> Box:
+    """A box without elements, in bounds: at the end of a dim, as an empty shard is, or anywhere."""
     number, dim = divmod(number, len(shape))
     number, ends = divmod(number, 2)
     return Box.whole(shape).along(dim, start=shape[dim] if ends else number % (shape[dim] + 1), size=0)
 
 
-@kept
-def damaged(
+@memoized
+def damaged_tilings(
     shape: Shape | SearchStrategy[Shape] | None = None, *, kinds: Iterable[str] = DAMAGES, max_boxes: int = 5
 ) -> SearchStrategy[tuple[Shape, tuple[Box, ...], str]]:
-    """A shape, boxes that tile it no more since they were damaged in one way, and the way.
+    """A shape, boxes that do not tile it since they were damaged in one way, and the way.
 
-    ``kinds``: a box taken out (``gap``), one laid over others (``overlap``), moved by one index (``shifted``), longer by one
-    (``grown``), there twice (``duplicated``), moved out of the tensor (``outside``), or without elements (``emptied``).
+    ``kinds``: a box is removed (``gap``), added over others (``overlap``), moved by one index (``shifted``), longer by one (``grown``),
+    repeated (``duplicated``), moved out of the tensor (``outside``), or without elements (``emptied``).
 
     Shrinks to one box of few elements. Raises ``InvalidArgument`` where an option is wrong, and where nothing can be damaged so.
     """
     chosen = check_choices("kinds", kinds, DAMAGES)
     if shape is not None and not isinstance(shape, SearchStrategy) and 0 in shape:
-        raise InvalidArgument(f"{refuse(shape=shape)}: a tensor without elements cannot be damaged")
-    # without dims there is nothing but being there once: only two of the ways leave another number
+        raise InvalidArgument(f"{format_arguments(shape=shape)}: a tensor without elements cannot be damaged")
+    # a 0-d tiling can only lose its box or have it twice
     few = 0 if {*chosen} <= {"duplicated"} else 1
     drawn = tilings(shape if shape is not None else shapes(min_dims=few, min_size=1), max_boxes=max_boxes)
     numbers = st.integers(0, MANY)
@@ -122,7 +122,7 @@ def damaged(
 
 
 def damage(shape: Shape, boxes: Sequence[Box], kind: str, number: int) -> tuple[Box, ...]:
-    """The boxes with one of them, chosen by ``number``, damaged; as they were where it cannot be."""
+    """The boxes with one of them, chosen by ``number``, damaged; unchanged where it cannot be."""
     full = [at for at, box in enumerate(boxes) if box.volume]
     if not full:
         return tuple(boxes)
@@ -150,9 +150,9 @@ def damage(shape: Shape, boxes: Sequence[Box], kind: str, number: int) -> tuple[
     return (*boxes[:at], box.along(dim, start=start + step), *boxes[at + 1 :])
 
 
-@kept
-def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
-    """Boxes that ranks may want of a tensor: in bounds, apart from one another, seldom without elements; none is possible.
+@memoized
+def wanted_boxes(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...]]:
+    """Boxes that a rank may want of a tensor: in bounds, disjoint, seldom without elements; there may be none.
 
     Shrinks to the whole tensor as one box. Raises ``InvalidArgument`` where an option is wrong.
     """
@@ -163,20 +163,18 @@ def wanted(shape: Shape, *, max_boxes: int = 3) -> SearchStrategy[tuple[Box, ...
     def some(draw: st.DrawFn) -> tuple[Box, ...]:
         _, boxes = draw(tilings(shape, max_boxes=max_boxes + 2, ways=("guillotine",), empties=draw(st.integers(0, 4)) == 4))
         left_out = draw(numbers)
-        kept = [box for at, box in enumerate(boxes) if not (left_out >> at) % 2 or len(boxes) == 1][:max_boxes]
-        assert not any(intersect(a, b) for i, a in enumerate(kept) for b in kept[:i])
-        return tuple(kept)
+        return tuple(box for at, box in enumerate(boxes) if not (left_out >> at) % 2 or len(boxes) == 1)[:max_boxes]
 
     return some()
 
 
-def alone(ranks: Iterable[int]) -> list[Ranks]:
+def single_ranks(ranks: Iterable[int]) -> list[Ranks]:
     """Each of these ranks by itself."""
     return [(rank,) for rank in ranks]
 
 
-def handed_out(shape: Shape, boxes: Iterable[Box], to: Sequence[Ranks], number: int) -> Shards:
-    """The tensor in these boxes, each held by one of the sets ``to``, chosen by ``number``."""
+def assign_boxes(shape: Shape, boxes: Iterable[Box], to: Sequence[Ranks], number: int) -> Shards:
+    """The tensor in these boxes, each on the ranks of one entry of ``to``, chosen by ``number``."""
     parts = []
     for box in boxes:
         number, choice = divmod(number, len(to))

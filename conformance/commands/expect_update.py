@@ -23,9 +23,9 @@ import msgspec
 from shardlaw.conformance.compat.trace import identifies_cause
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.condition import facts
+from shardlaw.conformance.law.condition import case_facts
 from shardlaw.conformance.law.selection import matches
-from shardlaw.conformance.law.verdict import KINDS, spots, struck
+from shardlaw.conformance.law.verdict import KINDS, error_pattern, place_names
 from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.entry import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry
@@ -113,7 +113,7 @@ def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Dra
 def _spots(left: Sequence[FindingLine]) -> list[str]:
     """The places at which findings may belong together, each of them once."""
     wrong = [name.partition(":")[2] for found in left if found.in_back_end for name in found.features if name.startswith("collective:")]
-    first = [spot for found in left if identifies_cause(found.where) and not found.in_back_end for spot in spots(found.where, ())]
+    first = [spot for found in left if identifies_cause(found.where) and not found.in_back_end for spot in place_names(found.where, ())]
     return list(dict.fromkeys([*wrong, *first]))
 
 
@@ -133,7 +133,7 @@ def _drafts(found: FindingLine, cases: Mapping[str, Table]) -> Iterator[Draft]:
 def _told(found: FindingLine) -> list[str]:
     """The features of a finding and the words of its case; of one that needs a history the features alone, since its entry has no case."""
     case = Case.from_json(found.case)
-    return [*found.features, *(() if case.after else sorted(facts(case)))]
+    return [*found.features, *(() if case.after else sorted(case_facts(case)))]
 
 
 def _class(found: FindingLine) -> str:
@@ -154,7 +154,7 @@ def _versions(report: RunReport, path: Path) -> str:
 
 def _check(found: FindingLine, laws: set[str], path: Path) -> None:
     """Raises :class:`UsageError` for a finding of which no entry can be made."""
-    from shardlaw.conformance.law.features.features import FEATURES, known
+    from shardlaw.conformance.law.features.features import FEATURES, is_known
 
     def refuse(message: str) -> UsageError:
         return UsageError(f"{path}: finding {found.id!r}: {message}")
@@ -166,7 +166,7 @@ def _check(found: FindingLine, laws: set[str], path: Path) -> None:
     if found.kind not in KINDS:
         raise refuse(f"unknown kind {found.kind!r} ({one_of(found.kind, KINDS)})")
     for feature in found.features:
-        if not known(feature):
+        if not is_known(feature):
             raise refuse(f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
     try:
         Case.from_json(found.case)
@@ -246,7 +246,7 @@ def _signature(found: FindingLine) -> str:
     """As much of the struck error as an entry may hold: all of it, or the longest part that striking leaves as it is."""
     error = _error(found).strip()
     parts = [error, *re.split(r"[\[\](){}'\"]", error)]
-    fitting = [part.strip() for part in parts if part.strip() and struck(part) == part.strip() and part.count(" | ") < 3]
+    fitting = [part.strip() for part in parts if part.strip() and error_pattern(part) == part.strip() and part.count(" | ") < 3]
     return fitting[0] if fitting[:1] == [error] else max(fitting, key=len, default="*" if found.kind in SIGNED_KINDS else "")
 
 

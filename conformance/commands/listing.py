@@ -53,10 +53,10 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
 
 def _fields(law: Law) -> list[str]:
     """What the cases of a law may say: a line for each parameter, with the fields that it is read from, its own first."""
-    from shardlaw.conformance.law.act import parameters
+    from shardlaw.conformance.law.act import law_parameters
 
     lines, told = [], set[str]()
-    for parameter in parameters(law):
+    for parameter in law_parameters(law):
         names = [name for name in parameter.type.fields(parameter.field) if name not in told]
         told.update(names)
         if names:

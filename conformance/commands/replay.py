@@ -155,7 +155,7 @@ def _stored(path: Path) -> Wanted:
     expected = (data.get("note") or "as its report says") if data["status"] == "expected" else ""
     where, storage = str(data["target"].get("name") or "gloo"), str(data["target"].get("storage") or "")
     if data["check"] == REFUSED_NOW:  # this release was found to refuse what earlier ones did
-        law = law.unrefused()
+        law = law.with_no_refusal_allowed()
     return Wanted(case, law, data["id"], data["signature"], expected, where, storage)
 
 

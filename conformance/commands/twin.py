@@ -25,8 +25,8 @@ def twin(
     dropout: bool = False,
 ) -> int:
     """Run it, print what it says, and leave a page; returns the exit code: 1 where the model departs. Raises :class:`UsageError`."""
-    from shardlaw.conformance.twin.report import data, page, script, text
-    from shardlaw.conformance.twin.session import Session, planned, resumed_on
+    from shardlaw.conformance.twin.report import html_page, script, terminal_lines, to_json
+    from shardlaw.conformance.twin.session import Session, make_plan, resume_mesh
     from shardlaw.conformance.twin.spec import VALUES
 
     if steps < 1:
@@ -35,18 +35,18 @@ def twin(
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
     given = _sizes("--size", sizes)
-    plan, own = planned(make, _pairs("--option", options), given, steps=steps, seed=seed)
+    plan, own = make_plan(make, _pairs("--option", options), given, steps=steps, seed=seed)
     on = _sizes("--resume", [text for text in resume if text != "same"]) if resume else None
-    again = resumed_on(own, plan, on)
+    again = resume_mesh(own, plan, on)
     with Session(target) as session:
-        result = session.ask(plan, tuple(values) or own.values, shrink, make, again, dropout)
-    print(*text(result), sep="\n", flush=True)
+        result = session.investigate(plan, tuple(values) or own.values, shrink, make, again, dropout)
+    print(*terminal_lines(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)
-        (report / "twin.json").write_bytes(msgspec.json.format(msgspec.json.encode(data(result))))
+        (report / "twin.json").write_bytes(msgspec.json.format(msgspec.json.encode(to_json(result))))
         if result.smallest is not None:
             (report / "twin.py").write_text(script(result), "utf-8")
-        (report / "twin.html").write_text(page(result), "utf-8")
+        (report / "twin.html").write_text(html_page(result), "utf-8")
     except OSError as error:
         raise UsageError(f"--report {report}: cannot be written: {error.strerror}") from None
     print(f"{report / 'twin.html'}")

@@ -1,4 +1,4 @@
-"""A law told once: an *act* in plain torch code, what is *due* in terms of the reference, and the record as their decorator.
+"""How a law is written: an *act* in plain torch code, a *due* function that uses the reference alone, and the law's record as decorator.
 
 ::
 
@@ -12,11 +12,10 @@
     def _(x: Global, to):
         return {"there": x.under(to), "back": x}
 
-The act is what a user would write: it names no part of the harness but helpers that are plain torch code themselves. Its docstring is the
-law's clause. Its parameters are the fields of its cases (:mod:`shardlaw.conformance.law.fields`). From the two functions follow the check
-on a
-rank (:mod:`shardlaw.conformance.rank.perform`), the refusal of cases that say something else, and the script of a finding
-(:mod:`shardlaw.conformance.report.reproducer`). A law over several worlds has an act, and what is due, for each: ``@back.then`` adds one.
+The act is what a user would write: torch, the standard library, and helpers that are plain torch code themselves. Its docstring is the
+law's clause, its parameters are the fields of the law's cases (:mod:`shardlaw.conformance.law.fields`). Three things are derived from the
+two functions: the check on a rank (:mod:`shardlaw.conformance.rank.perform`), the validation of cases, and the script of a finding
+(:mod:`shardlaw.conformance.report.reproducer`). A law over several worlds has an act and a due function for each; ``@back.then`` adds one.
 
 Laws that spy on calls, make them fail, kill or time ranks may have a ``check`` and a ``script`` of their own, each with a ``reason``.
 """
@@ -30,9 +29,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.fields import Field, ScriptArgument
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.law.schema import Parameter, check_fields, field_name, field_of, parameters_of
+from shardlaw.conformance.law.schema import Parameter, annotation_field, check_fields, field_name, read_parameters
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Act:
-    """One function of a law, which every rank runs, and what it must give, each with the fields that it takes."""
+    """An act, which every rank calls, and the due function that returns the expected result, each with its parameters."""
 
     function: Callable[..., Any]
     parameters: dict[str, Parameter]
@@ -48,44 +47,44 @@ class Act:
     due_parameters: dict[str, Parameter] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Act:
-        return cls(function, parameters_of(function))
+    def from_function(cls, function: Callable[..., Any]) -> Act:
+        return cls(function, read_parameters(function))
 
-    def is_due(self, function: Callable[..., Any]) -> None:
-        """Say what the act must give: a function of the reference, whose parameters of the act's names are the act's fields."""
-        self.due, self.due_parameters = function, parameters_of(function, self.parameters)
+    def set_due(self, function: Callable[..., Any]) -> None:
+        """Set the due function. A parameter that the act has too is the same field."""
+        self.due, self.due_parameters = function, read_parameters(function, self.parameters)
 
     def all_parameters(self) -> dict[str, Parameter]:
         return {**self.parameters, **self.due_parameters}
 
     def arguments(self, case: Case, here: RankContext) -> dict[str, Any]:
-        """What the act is called with on a rank."""
+        """The arguments of the act on a rank."""
         return {
             name: parameter.type.build(parameter.read(case), here) if parameter.is_given(case) else parameter.read(case)
             for name, parameter in self.parameters.items()
         }
 
-    def around(self, case: Case) -> ExitStack:
-        """What surrounds the act on a rank."""
+    def surround(self, case: Case) -> ExitStack:
+        """The contexts in which a rank calls the act."""
         stack = ExitStack()
         for parameter in self.parameters.values():
-            if type(parameter.type).around is not Field.around and parameter.is_given(case):
-                stack.enter_context(parameter.type.around(parameter.read(case)))
+            if type(parameter.type).surround is not Field.surround and parameter.is_given(case):
+                stack.enter_context(parameter.type.surround(parameter.read(case)))
         return stack
 
-    def printed(self, case: Case, world: int) -> dict[str, Printed]:
-        """The same as texts of a script."""
+    def script_arguments(self, case: Case, world: int) -> dict[str, ScriptArgument]:
+        """The arguments of the act in a script of ``world`` ranks."""
         from shardlaw.conformance.law.literal import literal
 
         return {
-            name: parameter.type.printed(parameter.read(case), parameter.field.replace(".", "_"), world)
+            name: parameter.type.to_script(parameter.read(case), parameter.field.replace(".", "_"), world)
             if parameter.is_given(case)
-            else Printed(literal(parameter.read(case)))
+            else ScriptArgument(literal(parameter.read(case)))
             for name, parameter in self.parameters.items()
         }
 
     def due_on(self, case: Case, rank: int, world: int) -> Any:
-        """What is due on a rank. Raises :class:`~shardlaw.conformance.law.due.Meaningless` for a case that asks for nothing defined."""
+        """The expected result on a rank. Raises :class:`~shardlaw.conformance.law.due.Meaningless` where the case has no defined result."""
         assert self.due is not None, f"{self.function.__qualname__} has no due function"
         given = {
             name: parameter.type.due(parameter.read(case), rank, world) if parameter.is_given(case) else parameter.read(case)
@@ -102,17 +101,17 @@ def law(
     clause: str = "",
     **record: Any,
 ) -> Callable[[Callable[..., Any]], Law]:
-    """Make a law of the function below: its first act. ``record``: the further fields of :class:`~shardlaw.conformance.law.law.Law`.
+    """Decorate the first act of a law. ``record``: the other fields of :class:`~shardlaw.conformance.law.law.Law`.
 
-    ``control`` is the text of the fields alone. ``draw``, ``sweep`` and ``narrow`` may make cases of any law (:func:`fields`): they become
-    this one's.
+    ``control`` is the text of a case without the law's id. ``draw``, ``sweep`` and ``narrow`` may return cases of any law, such as those of
+    :func:`fields`; their id is replaced by this law's.
     """
 
-    def of(function: Callable[..., Any]) -> Law:
+    def decorate(function: Callable[..., Any]) -> Law:
         text = clause or first_paragraph(function)
-        return Law(id=id, clause=text, source=source, control=f"{id} {control}", acts=[Act.of(function)], **record)
+        return Law(id=id, clause=text, source=source, control=f"{id} {control}", acts=[Act.from_function(function)], **record)
 
-    return of
+    return decorate
 
 
 def first_paragraph(function: Callable[..., Any]) -> str:
@@ -122,12 +121,12 @@ def first_paragraph(function: Callable[..., Any]) -> str:
 
 
 def fields(**values: Any) -> Case:
-    """The fields of a case of whichever law asks: see :meth:`Case.of`."""
+    """A case without a law: the law that draws or enumerates it puts its id in. See :meth:`Case.of`."""
     return Case.of("-", **values)
 
 
 def texts(*lines: str) -> Callable[[Limits], list[Case]]:
-    """A sweep of cases given as texts of their fields, as far as there are ranks enough."""
+    """A sweep of the cases with these texts of fields; cases that need more ranks than allowed are left out."""
 
     def sweep(limits: Limits) -> list[Case]:
         return [case for line in lines if (case := Case.parse(f"- {line}")).world <= limits.most]
@@ -135,13 +134,13 @@ def texts(*lines: str) -> Callable[[Limits], list[Case]]:
     return sweep
 
 
-def parameters(law: Law) -> list[Parameter]:
-    """What the cases of a law say: the parameters of its acts and of what is due, or the fields that it names."""
+def law_parameters(law: Law) -> list[Parameter]:
+    """The parameters of a law's acts and due functions, and those of the fields that its record names."""
     found = [parameter for act in law.acts for parameter in act.all_parameters().values()]
-    return found + [Parameter(name, field_name(name), field_of(annotation), None) for name, annotation in law.fields.items()]
+    return found + [Parameter(name, field_name(name), annotation_field(annotation), None) for name, annotation in law.fields.items()]
 
 
-def validate(law: Law, case: Case) -> None:
-    """Refuse a case that says what its law does not take. Raises ``NotationError``, which names the field and what would be right."""
-    if taken := parameters(law):
-        check_fields(case, taken)
+def check_case(law: Law, case: Case) -> None:
+    """Raise :class:`NotationError` for a case with a field that its law does not have or cannot read."""
+    if known := law_parameters(law):
+        check_fields(case, known)

@@ -1,4 +1,4 @@
-"""The literal part of a reproducer, derived from a law's acts: their source, the arguments of a case, what is due of what deviated."""
+"""Writes the script of a case from the law's acts: their source, literal arguments, and the literal due value that was not met."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ import torch
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import due
-from shardlaw.conformance.law.literal import by_rank
+from shardlaw.conformance.law.literal import rank_table
 from shardlaw.conformance.law.script import Script, ScriptError, Stage
 from shardlaw.conformance.law.source import SourceError, Sources
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.act import Act
     from shardlaw.conformance.law.case import Case
-    from shardlaw.conformance.law.fields import Printed
+    from shardlaw.conformance.law.fields import ScriptArgument
     from shardlaw.conformance.law.law import Law
 
-RESULT = "result"
-# what literals name, and where it is
-NAMED = {
+# names that occur in literals, by the module that has them
+LITERAL_IMPORTS = {
     "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
     "torch.distributed.tensor": ("DTensor", "Partial", "Replicate", "Shard"),
 }
-ROUNDING = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+EPSILON = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 def act_script(law: Law, case: Case, key: str = "") -> Script:
-    """The script of a case; ``key`` is what deviated (of the last stage that has it), else everything is compared. Raises
-    :class:`ScriptError`."""
+    """The script of a case. It compares ``key`` alone where a stage has that key, else the whole result. Raises :class:`ScriptError`."""
     worlds = law.worlds(case)
     sources, stages, constants = Sources(), list[Stage](), list[str]()
     compares, scale, used = set[str](), 0.0, list[str]()
@@ -42,24 +40,24 @@ def act_script(law: Law, case: Case, key: str = "") -> Script:
             name = sources.add(act.function, identifier(law.id) + (f"_{at + 1}" if at else ""))
         except SourceError as error:
             raise ScriptError(str(error)) from None
-        printed = act.printed(case, world)
-        stage, more, wanted = _stage(law, act, case, printed, name, world, key, at)
+        printed = act.script_arguments(case, world)
+        stage, more, wanted = _stage_script(law, act, case, printed, name, world, key, at)
         stages.append(stage)
-        used += [line for one in printed.values() for line in one.imports]
-        for needed in dict.fromkeys(thing for one in printed.values() for thing in one.uses):
-            sources.need(needed)
+        used += [line for argument in printed.values() for line in argument.imports]
+        for function in dict.fromkeys(function for argument in printed.values() for function in argument.uses):
+            sources.include(function)
         constants += [line for line in more if line not in constants]
         for value in wanted.values():
-            compares |= set(_compared(value))
-            scale = max(scale, _scale(value))
-    definitions = _used(sources.definitions.values(), [*constants, *(line for stage in stages for line in stage.body)])
+            compares |= set(_comparisons(value))
+            scale = max(scale, _tolerance(value))
+    definitions = _prune_tables(sources.definitions.values(), [*constants, *(line for stage in stages for line in stage.body)])
     text = "\n".join([*constants, *definitions, *(line for stage in stages for line in stage.body)])
-    imports = [*sources.imports.values(), *used, *_named(text)]
+    imports = [*sources.imports.values(), *used, *_literal_imports(text)]
     return Script(tuple(stages), tuple(imports), tuple(constants), scale, tuple(definitions), tuple(sorted(compares)))
 
 
-def _used(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
-    """The definitions, a table of functions with those entries alone whose keys the rest of the script names."""
+def _prune_tables(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
+    """The definitions; a table of functions keeps only the entries whose keys occur elsewhere in the script."""
     found = list(definitions)
     for at, text in enumerate(found):
         if _is_table(text):
@@ -75,59 +73,56 @@ def _used(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
 
 @lru_cache(1024)
 def _is_table(text: str) -> bool:
-    """Whether a definition is a table of functions."""
+    """Whether a definition is a dict of lambdas."""
     (node,) = ast.parse(text).body
     table = node.value if isinstance(node, ast.Assign) else None
     return isinstance(table, ast.Dict) and any(isinstance(one, ast.Lambda) for one in table.values)
 
 
 def identifier(law_id: str) -> str:
-    """A law's id as the name of its act in a script."""
+    """A law's id, without its variant, as a Python name."""
     return re.sub(r"\W", "_", law_id.partition("[")[0])
 
 
-def _stage(
-    law: Law, act: Act, case: Case, printed: Mapping[str, Printed], name: str, world: int, key: str, at: int
+def _stage_script(
+    law: Law, act: Act, case: Case, printed: Mapping[str, ScriptArgument], name: str, world: int, key: str, at: int
 ) -> tuple[Stage, list[str], dict[int, Any]]:
-    constants = ["\n".join(one.constants) for one in printed.values() if one.constants]
-    body = list(dict.fromkeys(line for one in printed.values() for line in one.statements))
-    members = law.members_of(case, at)
-    wanted = {rank: ... if members is not None and rank not in members else _wanted(act, case, rank, world) for rank in range(world)}
+    constants = ["\n".join(argument.constants) for argument in printed.values() if argument.constants]
+    body = list(dict.fromkeys(line for argument in printed.values() for line in argument.statements))
+    members = law.member_ranks(case, at)
+    acting = range(world) if members is None else members
+    wanted = {rank: due.by_key(act.due_on(case, rank, world)) if rank in acting else ... for rank in range(world)}
     if members is not None and len(members) < world:
         body += [f"if rank not in {sorted(members)}:", "    return ..., None"]
-    body.append(f"got = {name}({', '.join(f'{parameter}={one.expression}' for parameter, one in printed.items())})")
+    body.append(f"got = {name}({', '.join(f'{parameter}={argument.expression}' for parameter, argument in printed.items())})")
     keys = {key for value in wanted.values() if isinstance(value, Mapping) for key in value}
-    if keys <= {RESULT}:
-        wanted = {rank: value.get(RESULT, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
-    elif key in keys:
-        wanted = {rank: value.get(key, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
+    is_dict = not keys <= {due.RESULT}
+    if not is_dict or key in keys:
+        compared = key if is_dict else due.RESULT
+        wanted = {rank: value.get(compared, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
+    if is_dict and key in keys:
         body.append(f"got = got.get({key!r})")
     table = f"WANT_{at + 1}" if len(law.acts) > 1 else "WANT"
     try:
-        constants.append("\n".join(by_rank(table, {rank: due.for_script(value, rank) for rank, value in wanted.items()})))
+        constants.append("\n".join(rank_table(table, {rank: due.for_script(value, rank) for rank, value in wanted.items()})))
     except TypeError as error:
         raise ScriptError(f"{law.id}: what is due: {error}") from None
     return Stage(world, (*body, f"return {table}[rank], got")), constants, wanted
 
 
-def _wanted(act: Act, case: Case, rank: int, world: int) -> Any:
-    value = act.due_on(case, rank, world)
-    return value if isinstance(value, Mapping) else {RESULT: value}
-
-
-def _named(text: str) -> Iterator[str]:
+def _literal_imports(text: str) -> Iterator[str]:
     def uses(name: str) -> bool:
         return name in text and bool(re.search(rf"(?<![\w.]){name}\b", text))
 
-    for module, names in NAMED.items():
+    for module, names in LITERAL_IMPORTS.items():
         if used := [*filter(uses, names)]:
             yield f"from {module} import {', '.join(used)}"
     if uses(compat.STRIDED_SHARD):
         yield compat.import_statement("StridedShard")
 
 
-def _compared(want: Any) -> Iterator[str]:
-    """Which parts of a script's ``agrees`` a due value needs."""
+def _comparisons(want: Any) -> Iterator[str]:
+    """The parts of the script template's ``agrees`` that comparing with a due value needs."""
     match want:
         case due.Global() | due.Claimed():
             yield from ("dtensor", "tensor", "list")
@@ -140,32 +135,32 @@ def _compared(want: Any) -> Iterator[str]:
         case due.Either(dues=dues):
             yield "either"
             for one in dues:
-                yield from _compared(one)
+                yield from _comparisons(one)
         case due.Near(value=value) | due.Of(value=value):
-            yield from _compared(value)
+            yield from _comparisons(value)
             yield "number"
         case torch.Tensor():
             yield "tensor"
         case Mapping():
             yield "dict"
             for value in want.values():
-                yield from _compared(value)
+                yield from _comparisons(value)
         case list() | tuple():
             yield "list"
             for value in want:
-                yield from _compared(value)
+                yield from _comparisons(value)
         case float():
             yield "number"
         case due.Due():
             yield from want.compares()
 
 
-def _scale(want: Any) -> float:
-    """The largest difference that rounding allows for, over all parts that allow for any."""
+def _tolerance(want: Any) -> float:
+    """The largest absolute difference that rounding may cause, over all values in ``want`` that are not exact."""
     if isinstance(want, Mapping):
-        return max(map(_scale, want.values()), default=0.0)
+        return max(map(_tolerance, want.values()), default=0.0)
     if isinstance(want, list | tuple):
-        return max(map(_scale, want), default=0.0)
+        return max(map(_tolerance, want), default=0.0)
     if isinstance(want, due.Near):
         value = want.value
     elif isinstance(want, (due.Global, due.Claimed)) and not want.exact:
@@ -178,4 +173,4 @@ def _scale(want: Any) -> float:
         return 0.0
     finite = value[value.isfinite()].abs() if value.numel() else value
     computed = getattr(want, "rounding", None) or value.dtype
-    return float(64 * ROUNDING.get(computed, 2**-23) * max(1.0, float(finite.max()) if finite.numel() else 0.0))
+    return float(64 * EPSILON.get(computed, 2**-23) * max(1.0, float(finite.max()) if finite.numel() else 0.0))

@@ -1,13 +1,11 @@
 """A case: one input on which a law is tried.
 
-A case is pure data: the id of its law, the number of ranks, and named fields whose values are texts in the notations of
-``reference`` (shapes, meshes, placements, tensors) or of :mod:`shardlaw.conformance.law.program.parse` (steps). It has one line of text,
-``redistribute.local mesh=2x2 x=5x6:S(0),R to=R,S(1) seed=3``, and a JSON form; both name it completely, and both read back to an
-equal case, on every machine.
+A case is pure data: the id of its law, and named fields whose values are texts in the notations of ``reference`` (shapes, meshes,
+placements, tensors) or of :mod:`shardlaw.conformance.law.program.parse` (steps). It has a text of one line, ``redistribute.local mesh=2x2
+x=5x6:S(0),R to=R,S(1) seed=3``, and a JSON form. Both are complete: reading either gives an equal case on every machine.
 
-Fields that every reader knows: ``mesh`` (and ``mesh.NAME`` for further ones), ``seed``, ``steps``, and ``world`` where the case
-wants more ranks than its meshes name. ``after`` holds the cases that the same world must have served before, oldest first:
-a fault that only shows with a history is a case too.
+Fields that all laws share: ``mesh`` (``mesh.NAME`` for further ones), ``seed``, ``steps``, and ``world`` where the case needs more ranks
+than its meshes have. ``after`` holds the cases that the same world must run before it, oldest first, for faults that depend on history.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ class Case:
 
     @classmethod
     def of(cls, law: str, /, *, after: tuple[Case, ...] = (), **fields: object) -> Case:
-        """A case from values: each is printed with ``str``; ``None`` is left out; ``from_`` and ``mesh__b`` print as
-        ``from`` and ``mesh.b``; a tuple of placements prints as such."""
+        """A case from values, each as its ``str``. ``None`` is left out, a tuple becomes a list joined by commas, and ``from_`` and
+        ``mesh__b`` become the fields ``from`` and ``mesh.b``."""
         printed = []
         for name, value in fields.items():
             if value is None:
@@ -49,7 +47,7 @@ class Case:
     @classmethod
     def parse(cls, text: str) -> Case:
         """The inverse of :attr:`text`. Raises :class:`NotationError`."""
-        law, *words = text.split()[:1] + text.split()[1:] if text.split() else [""]
+        law, *words = text.split() or [""]
         if not law:
             raise NotationError("an empty case: want LAW NAME=VALUE ...")
         fields: list[tuple[str, str]] = []
@@ -130,7 +128,7 @@ class Case:
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
-        """Every mesh that the case names, the first one first."""
+        """Every mesh of the case, in the order of its fields."""
         return tuple(Mesh.parse(value) for name, value in self.fields if name == "mesh" or name.startswith("mesh."))
 
     @cached_property
@@ -142,9 +140,7 @@ class Case:
 
     def with_fields(self, **fields: object) -> Case:
         """A copy with some fields replaced (or added at the end)."""
-        changed = dict(Case.of(self.law, after=(), **fields).fields)
-        kept = tuple((name, changed.pop(name, value)) for name, value in self.fields)
-        return replace(self, fields=kept + tuple(changed.items()))
+        return replace(self, fields=tuple({**dict(self.fields), **dict(Case.of(self.law, after=(), **fields).fields)}.items()))
 
     def with_after(self, after: tuple[Case, ...]) -> Case:
         return replace(self, after=after)

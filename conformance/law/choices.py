@@ -1,11 +1,11 @@
-"""A field that names one of some functions."""
+"""A field that selects one of several functions by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.fields import Field, ScriptArgument
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ChoiceField(Field):
-    """One of a table of functions of plain torch code, by its name; the due function gets the name. A script calls it as the parameter."""
+    """One of the functions of a table, which are plain torch code, by name. The act gets the function, the due function its name."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]]) -> None:
         self.table = dict(table)
@@ -27,8 +27,8 @@ class ChoiceField(Field):
     def build(self, value: str, here: RankContext) -> Any:
         return self.table[value]
 
-    def printed(self, value: str, name: str, world: int) -> Printed:
+    def to_script(self, value: str, name: str, world: int) -> ScriptArgument:
         function = self.table[value]
         if function.__code__.co_name == "<lambda>":
             function.__name__ = name
-        return Printed(function.__name__, uses=(function,))
+        return ScriptArgument(function.__name__, uses=(function,))

@@ -1,9 +1,11 @@
 """Conditions on the fields of a case, as an expectation writes them: ``where = { attempt = "rank-twice", steps = '/cumsum\\(/' }``.
 
-A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x`` (its shape, placements, dtype, fill or memory, with
-those that the text leaves out; how many different shards it has, and how many elements the largest), ``*.dtype`` that of any tensor.
-What it must hold is a text, one of several texts, a regular expression between slashes which must be found in it, or true or false:
-whether the case gives the field at all.
+A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x``, ``*.dtype`` that of any tensor. Parts are ``shape``,
+``placements``, ``dtype``, ``fill``, ``memory`` (with defaults filled in), ``shards`` (how many different shards there are) and ``largest``
+(how many elements the largest shard has).
+
+The value is a text, a list of texts of which one must match, a regular expression between slashes that must be found in the field, or a
+bool: whether the case has the field.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
 
 PARTS = ("shape", "placements", "dtype", "fill", "memory", "shards", "largest")
-PLAINEST = ("float32", "distinct", "plain")
-HAS_ELEMENTS = "*.largest=/^[1-9]/"  # as a fact: what has no elements mostly holds, whatever is wrong
-PLACED = ("*.placements", "to")
-TAKES = "a text, a list of texts, '/a regular expression/', or true or false"
+DEFAULTS = ("float32", "distinct", "plain")
+HAS_ELEMENTS = "*.largest=/^[1-9]/"  # a fact worth knowing, since most faults do not show on tensors without elements
+PLACEMENT_FIELDS = ("*.placements", "to")
+EXPECTED = "a text, a list of texts, '/a regular expression/', or true or false"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What one field of a case must hold, as :meth:`of` reads it."""
+    """A condition on one field of a case."""
 
     field: str
     wanted: tuple[str, ...] | re.Pattern[str] | bool
 
     @classmethod
-    def of(cls, field: str, value: object) -> Condition:
-        """Raises :class:`ValueError` for a value that means nothing."""
+    def from_value(cls, field: str, value: object) -> Condition:
+        """A condition from a TOML value. Raises :class:`ValueError`."""
         if isinstance(value, str) and len(value) > 2 and value[0] == value[-1] == "/":
             try:
                 return cls(field, re.compile(value[1:-1]))
@@ -50,12 +52,12 @@ class Condition:
         values = value if isinstance(value, list) else [value]
         texts = tuple(text for text in values if isinstance(text, str) and text)
         if not texts or len(texts) < len(values):
-            raise ValueError(f"want {TAKES}")
+            raise ValueError(f"want {EXPECTED}")
         return cls(field, texts)
 
-    def holds(self, case: Case) -> bool:
-        """Whether a case is one of those meant; of a field that it does not give nothing is true but that it does not."""
-        texts = list(_texts(self.field, case))
+    def matches(self, case: Case) -> bool:
+        """Whether a case meets the condition. Without the field it meets only ``false``."""
+        texts = list(_field_texts(self.field, case))
         if isinstance(self.wanted, bool):
             return bool(texts) is self.wanted
         if isinstance(self.wanted, tuple):
@@ -68,18 +70,20 @@ class Condition:
         return f"{self.field}=" + ("|".join(self.wanted) if isinstance(self.wanted, tuple) else f"/{self.wanted.pattern}/")
 
 
-def facts(case: Case) -> frozenset[str]:
-    """What a case says in one word each, as ``NAME=WORD``: the fields that hold a word, the dtype, fill and memory of its tensors where
-    these are not the plainest, whether a tensor of it has elements, and of what kinds the placements are that its tensors have or go to."""
+def case_facts(case: Case) -> frozenset[str]:
+    """Conditions of the form ``NAME=WORD`` that a case meets: fields whose value is a word, every dtype, fill and memory of its tensors
+    other than the default, whether a tensor has elements, and the kinds of placements that tensors have or are redistributed to."""
     found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
     parts = [f"{name}.{part}" for name, _ in case.fields for part in ("dtype", "fill", "memory")]
-    found |= {f"{field}={text}" for field in parts for text in _texts(field, case) if text not in PLAINEST}
-    shapes = [] if "mesh" not in case else [parse_shape(text) for text in _texts("*.shape", case)]
+    found |= {f"{field}={text}" for field in parts for text in _field_texts(field, case) if text not in DEFAULTS}
+    shapes = [] if "mesh" not in case else [parse_shape(text) for text in _field_texts("*.shape", case)]
     found |= {HAS_ELEMENTS} if any(map(math.prod, shapes)) else set()
-    return frozenset(found | {f"{field}=/{kind}/" for field in PLACED for text in _texts(field, case) for kind in "SPR" if kind in text})
+    return frozenset(
+        found | {f"{field}=/{kind}/" for field in PLACEMENT_FIELDS for text in _field_texts(field, case) for kind in "SPR" if kind in text}
+    )
 
 
-def _texts(field: str, case: Case) -> Iterator[str]:
+def _field_texts(field: str, case: Case) -> Iterator[str]:
     if field in case:
         yield case.get(field)
         return
@@ -89,10 +93,10 @@ def _texts(field: str, case: Case) -> Iterator[str]:
     for tensor, text in case.fields:
         if re.fullmatch(r"[a-z]\d?", tensor) and name in (tensor, "*"):
             with suppress(NotationError, LayoutError):
-                yield _part(TensorSpec.parse(text), part, case)
+                yield _tensor_part(TensorSpec.parse(text), part, case)
 
 
-def _part(spec: TensorSpec, part: str, case: Case) -> str:
+def _tensor_part(spec: TensorSpec, part: str, case: Case) -> str:
     if part == "shape":
         return format_shape(spec.shape)
     if part == "placements":

@@ -1,18 +1,18 @@
-"""What is due: the values that a law's act must give, as its ``due`` function says them in terms of the reference.
+"""Due values: what a law's act must return, as its ``due`` function computes it from the reference.
 
-A due function returns a dict with the keys of the act's dict (or one value for one value). A value is
+A due function returns a dict with the keys of the act's dict, or a single value where the act returns one. A value is
 
 =========================  =====================================================================================
-:class:`Global`            a DTensor on this mesh under these placements, every rank with its part
-:class:`Claimed`           a DTensor of these elements under whatever placements it claims, true on every rank
+:class:`Global`            a DTensor with this mesh and these placements, and the right local tensor on every rank
+:class:`Claimed`           a DTensor of these elements; its own placements say which local tensor each rank must have
 a ``torch.Tensor``         a plain tensor of the same shape, dtype and elements
 :class:`Near`              the same, within the target's tolerance for rounding
-:class:`Refused`           an exception: what the act caught (see :func:`caught`)
+:class:`Refused`           an exception, which the act returns (see :func:`caught`)
 :class:`AtMost`            a number that is no larger
-:class:`Alike`             whatever it is, the same bits on all ranks of a mesh
+:class:`Alike`             any value, the same bits on all ranks of a mesh
 :class:`Of`                another value, whose mismatch counts as another kind (``wrong-layout``, ``wrong-metadata``)
 lists, tuples, dicts       of these, part by part
-``...``                    nothing is due: it is not compared
+``...``                    anything: it is not compared
 anything else              an equal value
 =========================  =====================================================================================
 """
@@ -31,7 +31,7 @@ from shardlaw.reference import simulate
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placements
-from shardlaw.reference.tensors import APART, TensorSpec, lay_out
+from shardlaw.reference.tensors import LOST_BY_CLONE, TensorSpec, lay_out
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Kind
@@ -39,12 +39,19 @@ if TYPE_CHECKING:
 
 
 class Meaningless(Exception):
-    """The case asks for nothing that is defined. A due function or an act raises it on every rank alike: the case is rejected, a script
-    ends with 2."""
+    """The case has no defined result. A due function or an act raises it on every rank: the case is rejected; a script exits with 2."""
+
+
+RESULT = "result"  # the key of a single value
+
+
+def by_key(value: Any) -> Mapping[str, Any]:
+    """What an act or a due function returns, by key; a single value under :data:`RESULT`."""
+    return value if isinstance(value, Mapping) else {RESULT: value}
 
 
 def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``attempt`` returns, or the exception that it raises: for acts in which something must be refused."""
+    """What ``attempt(*arguments)`` returns, or the exception that it raises. For acts in which torch must refuse something."""
     try:
         return attempt(*arguments)
     except Exception as error:
@@ -52,27 +59,27 @@ def caught(attempt: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Due:
-    """A value that is compared in a way of its own."""
+    """A due value with a comparison of its own."""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        """Record what of ``got`` is not as it must be. ``place`` names it in messages."""
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        """Record on ``here`` each deviation of ``got``, under the name ``check``; messages call the value ``place``."""
         raise NotImplementedError
 
     def for_script(self, rank: int) -> Any:
-        """What a script compares with on this rank: see ``agrees`` in the script."""
+        """The value that the script's ``agrees`` compares with on this rank."""
         raise NotImplementedError
 
     def compares(self) -> Iterable[str]:
-        """The parts of a script's ``agrees`` that what :meth:`for_script` gives needs."""
+        """The parts of the script template's ``agrees`` that comparing with :meth:`for_script` needs."""
         return ()
 
 
-DENSE = ("transposed", "channels-last")  # memories without gaps, which a global stride tells
+DENSE_MEMORIES = ("transposed", "channels-last")  # memory layouts without gaps, which the global stride describes
 
 
 @dataclass(frozen=True)
 class Global(Due):
-    """A dense tensor ``full`` and how it lies: on each rank of ``layout.mesh`` its part. The argument of a due function for a DTensor."""
+    """A dense tensor ``full`` and the layout in which ranks hold it. What a due function gets for a DTensor field."""
 
     full: torch.Tensor
     layout: Layout
@@ -80,11 +87,11 @@ class Global(Due):
     memory: str = "plain"
     exact: bool = True
     rounding: torch.dtype | None = None
-    laid: bool = False  # whether each local tensor lies in memory as the full one does, even where that is not dense
+    laid: bool = False  # local tensors have the memory layout of the full one, also one that is not dense
 
     @classmethod
     def of(cls, spec: TensorSpec, mesh: Mesh, seed: int) -> Global:
-        """The tensor that a spec names; one without placements is replicated."""
+        """The tensor of a spec on a mesh; a spec without placements is replicated."""
         from shardlaw.reference.placement import Replicate
 
         placements = (Replicate(),) * mesh.ndim if spec.placements is None else spec.placements
@@ -100,29 +107,29 @@ class Global(Due):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """The global stride that a DTensor of it claims."""
-        return self.full.stride() if self.laid or self.memory in DENSE else self.full.contiguous().stride()
+        """The global stride of the DTensor."""
+        return self.full.stride() if self.laid or self.memory in DENSE_MEMORIES else self.full.contiguous().stride()
 
     def under(self, placements: Placements, mesh: Mesh | None = None) -> Global:
-        """The same tensor placed differently."""
+        """The same tensor with other placements, on ``mesh`` where one is given."""
         return replace(self, layout=Layout(self.layout.shape, mesh or self.mesh, tuple(placements)))
 
     def holding(self, full: torch.Tensor) -> Global:
-        """Another tensor, placed alike."""
+        """The tensor ``full`` on the same mesh with the same placements."""
         return replace(self, full=full, layout=Layout(tuple(full.shape), self.mesh, self.placements))
 
     def near(self, rounding: torch.dtype | None = None) -> Global:
-        """The same, to be compared within the tolerance of the target for its dtype, or for that in which it was computed."""
+        """The same, compared within the target's tolerance for ``rounding``, the dtype of the computation, or for its own dtype."""
         return replace(self, exact=False, rounding=rounding)
 
     def local(self, rank: int) -> torch.Tensor:
-        """The local tensor of a rank (with unequal contributions where a reduction is pending); of one outside the mesh, an empty one."""
-        kept: dict[int, torch.Tensor] = self.__dict__.setdefault("_locals", {})  # what the act is given, and what is left of it later
-        if rank not in kept:
-            kept[rank] = self._local(rank)
-        local = kept[rank].clone()
-        of_one_row = self.memory == "expanded" and not self.layout.has_partial()
-        return lay_out(local, self.memory) if self.laid and (of_one_row or self.memory in APART) else local
+        """The local tensor of a rank: an unequal contribution where a reduction is pending, an empty tensor outside the mesh."""
+        known: dict[int, torch.Tensor] = self.__dict__.setdefault("_locals", {})  # the act may change its argument: hand out clones
+        if rank not in known:
+            known[rank] = self._local(rank)
+        local = known[rank].clone()
+        one_row = self.memory == "expanded" and not self.layout.has_partial()
+        return lay_out(local, self.memory) if self.laid and (one_row or self.memory in LOST_BY_CLONE) else local
 
     def _local(self, rank: int) -> torch.Tensor:
         coord = self.mesh.coord(rank)
@@ -132,13 +139,13 @@ class Global(Due):
             local = simulate.distribute(self.full, self.layout, self.seed)[coord]
         else:
             local = simulate.take(self.full, self.layout, coord)
-        return lay_out(local, self.memory) if self.memory in DENSE else local
+        return lay_out(local, self.memory) if self.memory in DENSE_MEMORIES else local
 
-    def part(self, rank: int) -> Any:
-        """The local tensor as it is due: of a rank outside the mesh, nothing is."""
+    def due_local(self, rank: int) -> Any:
+        """The local tensor as a due value: ``...`` on a rank outside the mesh."""
         return ... if self.mesh.coord(rank) is None else self.local(rank)
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         what = "" if place == check else place
         here.same_dtensor(
             got, self.full, check, exact=self.exact, mesh=self.mesh, placements=self.placements, rounding=self.rounding, what=what
@@ -156,15 +163,15 @@ class Global(Due):
 
 @dataclass(frozen=True)
 class Claimed(Due):
-    """A DTensor on ``mesh`` that denotes ``full``, under the placements that it claims itself; where it is not ``exact``, within the
-    tolerance of the target for its dtype, or for that in which it was computed."""
+    """A DTensor on ``mesh`` that denotes ``full`` under its own placements. Where it is not ``exact``, elements are compared within the
+    target's tolerance for ``rounding``, the dtype of the computation, or for the tensor's own dtype."""
 
     full: torch.Tensor
     mesh: Mesh
     exact: bool = True
     rounding: torch.dtype | None = None
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         here.same_dtensor(here.reduce_derived_partials(got), self.full, check, exact=self.exact, mesh=self.mesh, rounding=self.rounding)
 
     def for_script(self, rank: int) -> Any:
@@ -173,14 +180,14 @@ class Claimed(Due):
 
 @dataclass(frozen=True)
 class Near(Due):
-    """A plain tensor, or a number, within the tolerance of the target for its dtype, or for that in which it was computed."""
+    """A plain tensor or a number, within the target's tolerance for ``rounding``, the dtype of the computation, or for its own dtype."""
 
     value: Any
     rounding: torch.dtype | None = None
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if isinstance(self.value, torch.Tensor):
-            if _is_plain(here, got, check, place):
+            if _require_plain_tensor(here, got, check, place):
                 here.same(got, self.value, check, exact=False, what=place, rounding=self.rounding)
         else:
             near = here.is_near(got, self.value)
@@ -192,12 +199,12 @@ class Near(Due):
 
 @dataclass(frozen=True)
 class Refused(Due):
-    """An exception with a text: of one of ``errors``, and with one of ``words`` in it where there are any."""
+    """An exception of one of ``errors`` with a message; where ``words`` are given, one of them occurs in it."""
 
     errors: tuple[type[BaseException], ...] = (Exception,)
     words: tuple[str, ...] = ()
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         names = " or ".join(error.__name__ for error in self.errors)
         if not isinstance(got, BaseException):
             here.require(False, "wrong-error", check, f"{place}: must be refused, was accepted", "an error", repr(got)[:200])
@@ -219,11 +226,11 @@ class Refused(Due):
 
 @dataclass(frozen=True)
 class AtMost(Due):
-    """A number that is no larger than ``most``."""
+    """A number of at most ``most``."""
 
     most: int
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         here.require(got <= self.most, "wrong-value", check, f"{place} is {got}, must be at most {self.most}", f"at most {self.most}", got)
 
     def for_script(self, rank: int) -> Any:
@@ -232,11 +239,11 @@ class AtMost(Due):
 
 @dataclass(frozen=True)
 class Alike(Due):
-    """A plain tensor that all ranks of ``mesh`` hold alike, bit by bit, whatever it is."""
+    """A plain tensor that is bitwise equal on all ranks of ``mesh``."""
 
     mesh: Mesh
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None:
             here.same_on_all_ranks(got, self.mesh, check)
 
@@ -246,15 +253,15 @@ class Alike(Due):
 
 @dataclass(frozen=True)
 class Of(Due):
-    """A plain value whose mismatch is of another ``kind`` than ``wrong-value``, or told in words of its own."""
+    """A plain value whose mismatch counts as ``kind`` instead of ``wrong-value``, with ``message`` where one is given."""
 
     value: Any
     kind: Kind = "wrong-metadata"
     message: str = ""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         message = self.message or f"{place} is {got!r:.200}, must be {self.value!r:.200}"
-        here.require(equal(got, self.value), self.kind, check, message, self.value, got)
+        here.require(plain_equal(got, self.value), self.kind, check, message, self.value, got)
 
     def for_script(self, rank: int) -> Any:
         return self.value
@@ -262,52 +269,52 @@ class Of(Due):
 
 @dataclass(frozen=True)
 class Either(Due):
-    """Any one of several dues. The judgement is that of the first where none fits."""
+    """Any of several due values. Where none fits, the deviations from the first are recorded."""
 
     dues: tuple[Any, ...]
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        if not any(here.would_pass(partial(judge, here, check, got, due, place)) for due in self.dues):
-            judge(here, check, got, self.dues[0], place)
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        if not any(here.would_pass(partial(compare, here, check, got, due, place)) for due in self.dues):
+            compare(here, check, got, self.dues[0], place)
 
     def for_script(self, rank: int) -> Any:
         return {"either": [for_script(due, rank) for due in self.dues]}
 
 
-def of_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values by key whose mismatch is ``wrong-metadata``."""
+def as_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by key, each as one whose mismatch is ``wrong-metadata``."""
     return {key: Of(value) for key, value in values.items()}
 
 
-def judge(here: RankContext, check: str, got: Any, want: Any, place: str = "") -> None:
-    """Compare one value of an act with what is due, part by part."""
+def compare(here: RankContext, check: str, got: Any, want: Any, place: str = "") -> None:
+    """Compare a value that an act returned with what is due, recursively; record each deviation on ``here``."""
     place = place or check
-    if want is ...:  # nothing is due
+    if want is ...:
         return
     if isinstance(got, BaseException) and not isinstance(want, (Refused, Either)):
         here.require(False, "raised", check, f"{place}: raised {type(got).__name__}: {got}")
     elif isinstance(want, Due):
-        want.judge(here, check, got, place)
+        want.compare(here, check, got, place)
     elif isinstance(want, torch.Tensor):
-        if _is_plain(here, got, check, place):
+        if _require_plain_tensor(here, got, check, place):
             here.same(got, want, check, what=place)
     elif isinstance(want, Mapping):
         same = isinstance(got, Mapping) and got.keys() == want.keys()
         keys = [*got] if isinstance(got, Mapping) else type(got).__name__
         if here.require(same, "wrong-metadata", check, f"{place} has other keys than it must", [*want], keys):
             for key, value in want.items():
-                judge(here, check, got[key], value, f"{place}.{key}")
+                compare(here, check, got[key], value, f"{place}.{key}")
     elif isinstance(want, list | tuple) and not isinstance(want, torch.Size) and any(map(_has_parts, want)):
         count = len(got) if isinstance(got, list | tuple) else type(got).__name__
         message = f"{place} has {count} parts, must have {len(want)}"
         if here.require(count == len(want), "wrong-metadata", check, message, len(want), count):
             for at, value in enumerate(want):
-                judge(here, check, got[at], value, f"{place}[{at}]")
+                compare(here, check, got[at], value, f"{place}[{at}]")
     else:
-        here.require(equal(got, want), "wrong-value", check, f"{place} is {got!r:.200}, must be {want!r:.200}", want, got)
+        here.require(plain_equal(got, want), "wrong-value", check, f"{place} is {got!r:.200}, must be {want!r:.200}", want, got)
 
 
-def _is_plain(here: RankContext, got: Any, check: str, place: str) -> bool:
+def _require_plain_tensor(here: RankContext, got: Any, check: str, place: str) -> bool:
     plain = isinstance(got, torch.Tensor) and not isinstance(got, DTensor)
     return here.require(
         plain, "wrong-value" if got is None else "wrong-metadata", check, f"{place} is a {type(got).__name__}, must be a plain tensor"
@@ -322,17 +329,17 @@ def _has_parts(value: Any) -> bool:
     return value is ... or isinstance(value, (Due, torch.Tensor))
 
 
-def equal(got: Any, want: Any) -> bool:
-    """Whether two plain values agree; NaN equals NaN, and a list is no tuple's equal unless their parts are."""
+def plain_equal(got: Any, want: Any) -> bool:
+    """Whether two plain values are equal. NaN equals NaN, and a list equals a tuple of equal items."""
     if isinstance(want, list | tuple) and isinstance(got, list | tuple):
-        return len(got) == len(want) and all(map(equal, got, want))
+        return len(got) == len(want) and all(map(plain_equal, got, want))
     if want is None:
         return got is None
     return bool(got == want or (got != got and want != want))
 
 
 def for_script(want: Any, rank: int) -> Any:
-    """What is due on a rank as a value that has a literal."""
+    """A due value as one that has a literal, for this rank."""
     if isinstance(want, Due):
         return want.for_script(rank)
     if isinstance(want, Mapping):
@@ -343,7 +350,7 @@ def for_script(want: Any, rank: int) -> Any:
 
 
 def is_exact(want: Any) -> bool:
-    """Whether nothing in ``want`` allows for rounding."""
+    """Whether every value in ``want`` must be met exactly, without tolerance."""
     if isinstance(want, Mapping):
         return all(map(is_exact, want.values()))
     if isinstance(want, list | tuple):

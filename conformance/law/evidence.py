@@ -1,4 +1,4 @@
-"""What a traced rank noted of its act, as plain data: the tensors of each step, the rule that decided it, and which lines ran."""
+"""The trace of an act on one rank, as plain data: the tensors of each step, the rule that decided it, and the lines that ran."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardlaw.reference.notation import Shape
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a rank holds of a DTensor of a global ``shape``. ``mesh`` and ``placements`` are the reference's texts; ``placements`` is empty
-    where the reference has no words for them."""
+class TracedTensor:
+    """A DTensor on one rank: its global ``shape``, its local tensor, its mesh and placements in the reference's notation. ``placements``
+    is empty where the notation cannot express them."""
 
     shape: Shape
     mesh: str
@@ -25,33 +25,40 @@ class Piece:
 
 @dataclass
 class Step:
-    """An op on DTensors, or a redistribution (``move``) of one.
+    """An op on DTensors, or a redistribution (``kind="move"``) of one.
 
-    ``name`` is the overload of an op. ``given`` holds its arguments and keyword arguments, ``gave`` its results and then what it wrote to,
-    with a :class:`Piece` in the place of each DTensor. ``rule`` is the function or table that decided it, ``calls`` what a redistribution
-    called, and ``within`` the place of the op in which it happened. ``severed``: a view that shares no memory with what it is a view of.
-    ``asked``: its rule was asked in this act, now or before. ``ended``: it came to its end. ``alike``: of an op without a rule, the rule of
-    the op that is called most like it.
+    - ``name``: the overload of an op.
+    - ``arguments``: arguments and keyword arguments; ``results``: the results, then the tensors that the op wrote to. A
+      :class:`TracedTensor` stands in place of each DTensor.
+    - ``rule``: the function or table that decided it; ``calls``: what a redistribution called; ``within``: the index of the op in which
+      it happened.
+    - ``severed``: the op is a view, but its result shares no memory with its argument.
+    - ``rule_asked``: torch has asked the op's rule in this act, for this call or an earlier one.
+    - ``completed``: it returned instead of raising.
+    - ``similar_rule``: for an op without a rule, the rule of the op with the most similar name.
     """
 
     kind: str
     name: str
-    given: Any = None
-    gave: Any = None
+    arguments: Any = None
+    results: Any = None
     rule: str = ""
     calls: list[str] = field(default_factory=list)
     within: int | None = None
     severed: bool = False
-    asked: bool = False
-    ended: bool = False
-    alike: str = ""
+    rule_asked: bool = False
+    completed: bool = False
+    similar_rule: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one rank noted: its steps, and of each function of ``torch.distributed`` that was called the lines that ran (``visited``), who
-    called it (``callers``), and whether it returned yes or no (``answered``). ``raised`` has the functions through which the error came
-    that ended the act, that which raised it last; of several errors, each the cause of the next, those of the first.
+    """What one rank recorded.
+
+    - ``steps``: the ops and redistributions, in order.
+    - ``visited``: for each function of ``torch.distributed`` that was called, the lines that ran; ``callers``: its callers.
+    - ``answered``: the functions that returned a bool.
+    - ``raised``: the functions on the stack of the error that ended the act, outermost first. Of chained errors, the first one's.
     """
 
     steps: tuple[Step, ...] = ()
@@ -61,9 +68,9 @@ class Evidence:
     raised: tuple[str, ...] = ()
 
 
-def packed(evidence: Evidence) -> bytes:
-    """It as bytes that hold plain values and tensors alone."""
-    steps = [[_plain(getattr(step, name)) for name in _FIELDS] for step in evidence.steps]
+def pack(evidence: Evidence) -> bytes:
+    """Evidence as bytes that ``torch.load(weights_only=True)`` can read."""
+    steps = [[_to_plain(getattr(step, name)) for name in _FIELDS] for step in evidence.steps]
     visited = {place: sorted(lines) for place, lines in evidence.visited.items()}
     callers = {place: sorted(by) for place, by in evidence.callers.items()}
     to = io.BytesIO()
@@ -71,11 +78,11 @@ def packed(evidence: Evidence) -> bytes:
     return to.getvalue()
 
 
-def unpacked(data: bytes) -> Evidence:
+def unpack(data: bytes) -> Evidence:
     """The inverse of :func:`packed`."""
     steps, visited, callers, answered, raised = torch.load(io.BytesIO(data), weights_only=True)
     return Evidence(
-        tuple(Step(**dict(zip(_FIELDS, map(_read, step), strict=True))) for step in steps),
+        tuple(Step(**dict(zip(_FIELDS, map(_from_plain, step), strict=True))) for step in steps),
         {place: frozenset(lines) for place, lines in visited.items()},
         {place: frozenset(by) for place, by in callers.items()},
         frozenset(answered),
@@ -86,20 +93,20 @@ def unpacked(data: bytes) -> Evidence:
 _FIELDS = tuple(each.name for each in fields(Step))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Piece):
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, TracedTensor):
         return {"": [value.shape, value.mesh, value.placements, value.local]}
     if isinstance(value, torch.memory_format):  # torch cannot save one
         return {"": [str(value)]}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value))
-    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(_to_plain, value))
+    return {key: _to_plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-def _read(value: Any) -> Any:
+def _from_plain(value: Any) -> Any:
     if isinstance(value, dict) and "" in value:
-        told = value[""]
-        return Piece(*told) if len(told) > 1 else getattr(torch, told[0].removeprefix("torch."))
+        parts = value[""]
+        return TracedTensor(*parts) if len(parts) > 1 else getattr(torch, parts[0].removeprefix("torch."))
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_read, value))
-    return {key: _read(part) for key, part in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(_from_plain, value))
+    return {key: _from_plain(part) for key, part in value.items()} if isinstance(value, dict) else value

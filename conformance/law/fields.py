@@ -1,32 +1,32 @@
-"""The schema of cases: how a field's text is read, built on a rank, made smaller and printed into a script. One table holds all types.
+"""Types of fields: how a field's text is parsed, built into an argument on a rank, and printed into a script.
 
 The parameters of a law's act and due functions are the fields of its cases: ``to: Placements`` is the field ``to``, ``from_`` the
-field ``from``, ``mesh__b`` the field ``mesh.b``; a default value is what a missing field means. The annotation names a :class:`Field`:
+field ``from``, ``mesh__b`` the field ``mesh.b``; a default value stands for a missing field. The annotation selects a :class:`Field`:
 
 =====================  ==========================  =====================================  ==========================
 annotation             text                        the act gets                           the due function gets
 =====================  ==========================  =====================================  ==========================
-``DTensor``            ``5x6:S(0),R:int64``        it, made without communication         :class:`~.due.Global`
-``torch.Tensor``       ``5x6``                     it, whole, on the device               a dense tensor
+``DTensor``            ``5x6:S(0),R:int64``        a DTensor, built without communication :class:`~.due.Global`
+``torch.Tensor``       ``5x6``                     the full tensor, on the device         a dense tensor
 ``LocalTensor``        ``5x6:S(0),R``              this rank's part as a plain tensor     :class:`~.due.Global`
 ``DeviceMesh``         ``2x2@0,2,1,3``             the live mesh                          the reference's mesh
-``NamedMesh``          the same                    one of its own, dims ``a``, ``b``, ..  the reference's mesh
-``KeptNamedMesh``      the same                    the world's, dims ``a``, ``b``, ..     the reference's mesh
+``NamedMesh``          the same                    a new mesh, dims ``a``, ``b``, ..      the reference's mesh
+``KeptNamedMesh``      the same                    a cached one, dims ``a``, ``b``, ..    the reference's mesh
 ``MeshTable``          the same                    the nested list of its ranks           the reference's mesh
 ``Placements``         ``R,S(1)``                  torch's placements, a list             the reference's
 ``Shape``              ``5x6``                     ``torch.Size``                         a tuple
-``torch.dtype``        ``int64``                   it                                     it
+``torch.dtype``        ``int64``                   the dtype                              the dtype
 ``Literal["a", "b"]``  one of the words            a text                                 a text
 ``bool``               ``yes`` or ``no``           a bool                                 a bool
 ``int``, ``float``     a number                    a number                               a number
 ``Ints``               ``2,0,1``                   a list of ints                         a list of ints
 ``Word``               any text                    a text                                 a text
-``Program``            ``b=sum(a,0);relu(b)``      a function of the operands             it, with ``run_plain``
+``Program``            ``b=sum(a,0);relu(b)``      a function of the operands             a program, with ``run_plain``
 ``Operands``           the tensors of ``steps``    a dict: DTensors and plain ones        a dict of :class:`~.due.Global`
 =====================  ==========================  =====================================  ==========================
 
-Of no field are ``Rank``, ``WorldSize``, ``Device``, ``Folder`` and ``Seed``: they say where the act runs. Bounds of a number:
-``Annotated[int, Between(0, 3)]``. A further type is a subclass of :class:`Field` in an ``Annotated``.
+``Rank``, ``WorldSize``, ``Device``, ``Folder`` and ``Seed`` belong to no field: they describe the rank on which the act runs. Bounds of
+a number: ``Annotated[int, Between(0, 3)]``. For another type put an instance of a :class:`Field` subclass into an ``Annotated``.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.rank.context import RankContext
 
-# fields that every case may have, whatever its law
-EVERYWHERE = ("seed", "world", "sample")
+# fields that the cases of every law may have
+COMMON_FIELDS = ("seed", "world", "sample")
 DIM_NAMES = ("a", "b", "c")
 
 
 @dataclass(frozen=True)
-class Printed:
-    """An argument as a script has it: constants of the module, statements before the call, and the expression of the call.
+class ScriptArgument:
+    """An argument of the act in a script: constants of the module, statements before the call, and the expression in the call.
 
-    What these name: lines of ``imports``, and functions and classes of plain torch code, which the script ``uses`` by their source.
+    They may need lines of ``imports``, and functions or classes of plain torch code (``uses``), which are copied into the script.
     """
 
     expression: str
@@ -71,52 +71,51 @@ class Printed:
 
 
 class Field:
-    """How one parameter is read, built and printed. ``takes`` says in a refusal what would be right; ``field`` names the field of the
-    case where the parameter is called something else; ``always``: a case that names none of its fields says something too."""
+    """The type of a parameter.
+
+    ``takes``: what a text must be, for error messages. ``field``: the case's field, where its name is not the parameter's. ``always``: the
+    parameter has a value also in a case that has none of its fields.
+    """
 
     takes = "a text"
     field = ""
     always = False
 
     def fields(self, name: str) -> tuple[str, ...]:
-        """The fields of a case that it reads; ``to.?`` are several, ``*`` is every field that has the name of a tensor."""
+        """The fields of a case that it reads. ``to.?`` is a pattern, ``*`` stands for every field with the name of a tensor."""
         return (name,)
 
     def is_given(self, case: Case, name: str) -> bool:
-        """Whether the case says it: has the first of the fields that it reads, if it reads any."""
+        """Whether the case has a value for it: the first of the fields that it reads, if it reads any."""
         read = self.fields(name)
         return self.always or not read or read[0] == "*" or read[0] in case
 
     def read(self, case: Case, name: str) -> Any:
-        """The value of the reference. Raises :class:`NotationError`."""
+        """The value in terms of the reference. Raises :class:`NotationError`."""
         return self.parse(case.get(name))
 
     def parse(self, text: str) -> Any:
         return text
 
     def build(self, value: Any, here: RankContext) -> Any:
-        """The argument of the act, on a rank; all ranks build, without communication."""
+        """The argument of the act on a rank. All ranks call it; it must not communicate."""
         return value
 
     def due(self, value: Any, rank: int, world: int) -> Any:
         """The argument of the due function, for one rank of the case's world."""
         return value
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         """The argument of the act in a script of ``world`` ranks; in its statements ``rank`` is this rank."""
-        return Printed(texts.literal(self.build(value, None)))  # type: ignore[arg-type]
+        return ScriptArgument(texts.literal(self.build(value, None)))  # type: ignore[arg-type]
 
-    def smaller(self, value: Any) -> Sequence[str]:
-        """Texts of values that are no larger, plainest first; none where the field stays as it is."""
-        return ()
-
-    def around(self, value: Any) -> AbstractContextManager[Any]:
-        """Surrounds the act on a rank."""
+    def surround(self, value: Any) -> AbstractContextManager[Any]:
+        """The context in which a rank calls the act."""
         return nullcontext()
 
 
 class TensorField(Field):
-    """A tensor of a case; ``mesh`` names the field of the mesh that it lies on, ``local`` takes the rank's part as a plain tensor."""
+    """A DTensor; with ``local`` its local tensor as a plain tensor. ``mesh`` names the field of its mesh."""
 
     takes = "a tensor SHAPE:PLACEMENTS:DTYPE:FILL:MEMORY such as 5x6:S(0),R:int64"
 
@@ -132,30 +131,27 @@ class TensorField(Field):
 
     def build(self, value: Global, here: RankContext) -> Any:
         local = here.tensor(value.local(here.rank)).requires_grad_(self.grad)
-        return local if self.local else assembled(value, local, here)
+        return local if self.local else assemble_dtensor(value, local, here)
 
-    def printed(self, value: Global, name: str, world: int) -> Printed:
-        constants = texts.by_rank(name.upper(), {rank: value.local(rank) for rank in range(world)})
+    def to_script(self, value: Global, name: str, world: int) -> ScriptArgument:
+        constants = texts.rank_table(name.upper(), {rank: value.local(rank) for rank in range(world)})
         local = f"{name.upper()}[rank]" + (".requires_grad_()" if self.grad else "")
         if self.local:
-            return Printed(local, tuple(constants))
-        return Printed(
-            name, tuple(constants), (mesh_line(value.mesh, self.mesh), f"{name} = {assembly(value, local, mesh_name(self.mesh))}")
+            return ScriptArgument(local, tuple(constants))
+        return ScriptArgument(
+            name, tuple(constants), (mesh_line(value.mesh, self.mesh), f"{name} = {dtensor_expression(value, local, mesh_name(self.mesh))}")
         )
 
-    def smaller(self, value: Global) -> Sequence[str]:
-        return ()
 
-
-def assembled(value: Global, local: torch.Tensor, here: RankContext, mesh: DeviceMesh | None = None) -> DTensor:
-    """A DTensor put together from what this rank holds of it, without communication."""
+def assemble_dtensor(value: Global, local: torch.Tensor, here: RankContext, mesh: DeviceMesh | None = None) -> DTensor:
+    """A DTensor from this rank's local tensor, without communication."""
     places = here.placements(value.placements)
     return DTensor.from_local(local, mesh or here.mesh(value.mesh), places, run_check=False, shape=value.full.shape, stride=value.stride)
 
 
-def assembly(value: Global, local: str, mesh: str = "mesh") -> str:
-    """The call of :func:`assembled` in a script."""
-    places, shape = texts.placements(value.placements), tuple(value.full.shape)
+def dtensor_expression(value: Global, local: str, mesh: str = "mesh") -> str:
+    """The expression with which a script does the same."""
+    places, shape = texts.placements_literal(value.placements), tuple(value.full.shape)
     return f"DTensor.from_local({local}, {mesh}, {places}, run_check=False, shape=torch.Size({shape}), stride={value.stride})"
 
 
@@ -164,11 +160,11 @@ def mesh_name(field: str) -> str:
 
 
 def mesh_line(mesh: Mesh, field: str = "mesh", names: Sequence[str] | None = None) -> str:
-    return f"{mesh_name(field)} = {texts.mesh(mesh, names)}"
+    return f"{mesh_name(field)} = {texts.mesh_literal(mesh, names)}"
 
 
 class PlainTensorField(Field):
-    """A tensor that every rank holds whole."""
+    """A plain tensor, which every rank holds in full."""
 
     takes = "a tensor SHAPE:-:DTYPE:FILL:MEMORY such as 5x6 or 4:-:int64"
 
@@ -181,12 +177,12 @@ class PlainTensorField(Field):
     def build(self, value: torch.Tensor, here: RankContext) -> Any:
         return here.tensor(value.clone(memory_format=torch.preserve_format)) if self.on_device else value.clone()
 
-    def printed(self, value: torch.Tensor, name: str, world: int) -> Printed:
-        return Printed(texts.tensor(value))
+    def to_script(self, value: torch.Tensor, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(texts.tensor_literal(value))
 
 
 class SpecField(Field):
-    """What a tensor field says, not built: for due functions."""
+    """The spec of a tensor, for due functions."""
 
     takes = TensorField.takes
 
@@ -195,8 +191,8 @@ class SpecField(Field):
 
 
 class MeshField(Field):
-    """A mesh: one that the world keeps, for acts that leave it as it is; with ``fresh`` one of the case's own. The dims of a ``named`` one
-    are called a, b, c."""
+    """A mesh, which the world caches: acts must not change it. With ``fresh`` a new mesh for each case. The dims of a ``named`` one are
+    called a, b, c."""
 
     takes = "a mesh such as 2x3 or 2x2@0,2,1,3"
 
@@ -212,18 +208,18 @@ class MeshField(Field):
     def build(self, value: Mesh, here: RankContext) -> DeviceMesh:
         return here.mesh(value, fresh=self.fresh, names=self.names(value))
 
-    def printed(self, value: Mesh, name: str, world: int) -> Printed:
-        return Printed(mesh_name(name), (), (mesh_line(value, name, self.names(value)),))
+    def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(mesh_name(name), (), (mesh_line(value, name, self.names(value)),))
 
 
 class TableField(MeshField):
-    """The ranks of a mesh, for acts that make it themselves."""
+    """The ranks of a mesh as nested lists, for acts that build the mesh themselves."""
 
     def build(self, value: Mesh, here: RankContext) -> Any:
-        return texts.table(value)
+        return texts.nested_ranks(value)
 
-    def printed(self, value: Mesh, name: str, world: int) -> Printed:
-        return Printed(str(texts.table(value)))
+    def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(str(texts.nested_ranks(value)))
 
 
 class PlacementsField(Field):
@@ -235,8 +231,8 @@ class PlacementsField(Field):
     def build(self, value: Any, here: RankContext) -> Any:
         return here.placements(value)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(texts.placements(value))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(texts.placements_literal(value))
 
 
 class ShapeField(Field):
@@ -259,7 +255,7 @@ class DtypeField(Field):
 
 
 class WordField(Field):
-    """One of some words; any text where there are none."""
+    """One of ``words``; without them any text."""
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.words = tuple(words)
@@ -305,7 +301,7 @@ class NumberField(Field):
 
 
 class IntsField(Field):
-    """Whole numbers, joined by ``between``."""
+    """Whole numbers, separated by ``between``."""
 
     takes = "whole numbers such as 2,0,1"
 
@@ -319,9 +315,9 @@ class IntsField(Field):
             raise NotationError(f"{text!r} has others") from None
 
 
-class SurroundingField(Field):
-    """What a rank knows without being told: no field of the case. ``expression`` is how a script asks, ``at`` what a due function is
-    told."""
+class RankField(Field):
+    """A property of the rank, not a field of the case. ``of_rank`` reads it on a rank, ``expression`` in a script; ``at(rank, world)`` is
+    what a due function gets."""
 
     def __init__(
         self, of_rank: Callable[[RankContext], Any], expression: str, at: Callable[[int, int], Any] = lambda rank, world: None
@@ -343,12 +339,12 @@ class SurroundingField(Field):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return self.at(rank, world)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(self.expression)
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(self.expression)
 
 
 class SeedField(Field):
-    """The seed of the case's values."""
+    """The case's seed."""
 
     always = True
 
@@ -359,21 +355,20 @@ class SeedField(Field):
 LocalTensor = Annotated[torch.Tensor, TensorField(local=True)]
 NamedMesh = Annotated[Any, MeshField(named=True, fresh=True)]
 KeptNamedMesh = Annotated[Any, MeshField(named=True)]
-FreshMesh = Annotated[DeviceMesh, MeshField(fresh=True)]
 MeshTable = Annotated[list[Any], TableField()]
 Placements = Annotated[list[Any], PlacementsField()]
 Shape = Annotated[torch.Size, ShapeField()]
 Ints = Annotated[list[int], IntsField()]
 Word = Annotated[str, WordField()]
 Spec = Annotated[TensorSpec, SpecField()]
-Rank = Annotated[int, SurroundingField(lambda here: here.rank, "rank", lambda rank, world: rank)]
-WorldSize = Annotated[int, SurroundingField(lambda here: here.world, "dist.get_world_size()", lambda rank, world: world)]
-Device = Annotated[torch.device, SurroundingField(lambda here: here.device, 'torch.device("cpu")')]
-Folder = Annotated[str, SurroundingField(lambda here: here.folder(), "folder")]
+Rank = Annotated[int, RankField(lambda here: here.rank, "rank", lambda rank, world: rank)]
+WorldSize = Annotated[int, RankField(lambda here: here.world, "dist.get_world_size()", lambda rank, world: world)]
+Device = Annotated[torch.device, RankField(lambda here: here.device, 'torch.device("cpu")')]
+Folder = Annotated[str, RankField(lambda here: here.folder(), "folder")]
 Seed = Annotated[int, SeedField()]
 
-#: the field types of annotations that say nothing more
-BARE: dict[Any, Field] = {
+#: the field types of bare annotations
+FIELD_TYPES: dict[Any, Field] = {
     DTensor: TensorField(),
     torch.Tensor: PlainTensorField(),
     DeviceMesh: MeshField(),

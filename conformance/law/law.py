@@ -1,8 +1,8 @@
 """A law: a statement that must hold for every input of a kind, with everything needed to try it.
 
-A law is data. Its ``check`` is a plain function ``check(case, here)``: SPMD code that every rank runs, that names no device,
-backend or storage, and that says what it finds through ``here`` (see :class:`shardlaw.conformance.rank.context.RankContext`). It returns
-nothing and does not raise for a deviation: it goes on, so that no rank leaves the others waiting.
+A law is data. A ``check`` is a plain function ``check(case, here)``, SPMD code that every rank runs. It names no device, backend or
+storage. It records deviations on ``here`` (:class:`shardlaw.conformance.rank.context.RankContext`) instead of raising: a rank that stopped
+early would leave the others waiting in a collective.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
 
 
-# the chapters of which one drawn case in five may take the larger world that a run allows
-LARGER = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
+# in these chapters one drawn case in five may need a world of up to ``Limits.larger`` ranks
+LARGER_WORLD_CHAPTERS = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the target and the request allow a case to be: ``larger`` ranks, where that is more than ``world_size``, few of the drawn cases
-    of the chapters :data:`LARGER`."""
+    """What the target and the request allow in a case. Where ``larger`` exceeds ``world_size``, a few drawn cases of the chapters
+    :data:`LARGER_WORLD_CHAPTERS` may need that many ranks."""
 
     world_size: int = 4
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
@@ -44,13 +44,13 @@ class Limits:
 
     @property
     def most(self) -> int:
-        """How many ranks a case has at most."""
+        """The largest number of ranks of a case."""
         return max(self.world_size, self.larger)
 
 
 @dataclass(frozen=True)
-class Early:
-    """The refusals of a law on a release that may be earlier than what it asks for: those that are allowed, and that of its control."""
+class EarlyRefusal:
+    """Which refusals a law allows on a release of torch that may lack what the law is about: its own, and that of its control case."""
 
     allowed: Refusal
 
@@ -64,21 +64,22 @@ class Law:
 
     ``id``: ``chapter.name`` or ``chapter.name[variant]``. ``clause``: one sentence. ``source``: where the promise is made.
     ``needs``: capabilities (a target that declares one as missing leaves the law ``untested``). ``smallest``: the fewest ranks on
-    which it says something. ``weight``: its share of a budget. ``draw``: a Hypothesis strategy of cases, of which a ``smoke``
-    run draws ``draws``; ``sweep``: an enumerator whose first ``sweeps`` cases it takes, or ``alone`` of them in a run
-    of this chapter alone. ``narrow``: a strategy of cases no larger than a given one, to shrink what the sweep found. ``plainer``: the same
-    case in plainer words, which its verdict tells. ``profile``: the smallest that tries it. ``control``: the text of a case that
-    must hold. ``refusal``: whether all ranks may refuse a
-    case alike, or a function of the case and of what is said that tells; ``lost``: earlier releases of torch refuse none, so that a
-    refusal is support that was lost.
-    ``stages``: world sizes, one after the other, for a law whose case runs in several worlds (``here.stage`` tells which).
-    ``features``: features of a case beyond those that :mod:`shardlaw.conformance.law.features.features` reads from its fields.
-    ``acts``: what :func:`shardlaw.conformance.law.act.law` makes of functions of plain torch code; ``members``: whether ranks outside the
-    case's first mesh take no part in them, or which ranks of a case take part in a stage. A law that cannot be told so has a ``check`` and
-    a ``script`` of its own, with the ``reason``, and names
-    the ``fields`` of its cases with their annotations.
-    ``script``: the literal body of a reproducer. ``checks``: how many questions a case stands for, where that is more than one.
-    ``seconds``: for how long a case may use the CPU, or wait for a process that does, where that is longer than the target's limit.
+    which it can be tried. ``weight``: its share of a budget. ``profile``: the smallest profile that tries it. ``control``: the text of a
+    case that must hold.
+
+    Cases. ``draw``: a Hypothesis strategy, of which a ``smoke`` run draws ``draws`` cases. ``sweep``: an enumerator, of which it takes the
+    first ``sweeps`` cases, or ``alone`` of them in a run of this chapter only. ``narrow``: a strategy of cases no larger than a given one,
+    to shrink a case of the sweep. ``plainer``: a simpler notation of the case of a verdict. ``features``: features of a case beyond those
+    that :mod:`shardlaw.conformance.law.features.features` reads from its fields. ``checks``: how many questions a case stands for.
+
+    Running. ``acts``: made by :func:`shardlaw.conformance.law.act.law`. ``members``: true where ranks outside the case's first mesh do not
+    call the act, or a function of the case and the stage that returns the ranks that do. ``stages``: the sizes of the worlds in which a
+    case runs one after the other (``here.stage`` is the current one). A law that acts cannot express has a ``check`` and a ``script``, with
+    the ``reason``, and declares the ``fields`` of its cases with their annotations. ``seconds``: for how long a case may use the CPU, or
+    wait for a process that does, where that is longer than the target's limit.
+
+    ``refusal``: whether all ranks may refuse a case, or a function of the case and the error text that decides it; ``lost``: earlier
+    releases of torch refuse no case, so a refusal is lost support.
     """
 
     id: str
@@ -111,59 +112,59 @@ class Law:
     aliases: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Whatever makes cases, the cases are this law's."""
+        """Give every case of ``draw``, ``sweep`` and ``narrow`` this law's id."""
         draw, sweep, narrow = self.draw, self.sweep, self.narrow
         if draw is not None:
-            object.__setattr__(self, "draw", lambda limits: draw(limits).map(self._own))
+            object.__setattr__(self, "draw", lambda limits: draw(limits).map(self._relabel))
         if sweep is not None:
-            object.__setattr__(self, "sweep", lambda limits: Renamed(sweep(limits), self._own))
+            object.__setattr__(self, "sweep", lambda limits: RelabeledCases(sweep(limits), self._relabel))
         if narrow is not None:
-            object.__setattr__(self, "narrow", lambda case: narrow(case).map(self._own))
+            object.__setattr__(self, "narrow", lambda case: narrow(case).map(self._relabel))
 
-    def _own(self, case: Case) -> Case:
+    def _relabel(self, case: Case) -> Case:
         return case if case.law == self.id else replace(case, law=self.id)
 
     def due(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorates what the last act must give: a function of the reference, with parameters of the same names."""
-        self.acts[-1].is_due(function)
+        """Decorate the due function of the last act."""
+        self.acts[-1].set_due(function)
         return function
 
     def then(self, function: Callable[..., Any]) -> Law:
-        """Decorates the act of the next world, of a law whose cases run in several (``stages``)."""
-        self.acts.append(type(self.acts[0]).of(function))
+        """Decorate the act of the next world, for a law with ``stages``."""
+        self.acts.append(type(self.acts[0]).from_function(function))
         return self
 
-    def members_of(self, case: Case, stage: int = 0) -> Collection[int] | None:
-        """The ranks that act and are judged, where not all do."""
+    def member_ranks(self, case: Case, stage: int = 0) -> Collection[int] | None:
+        """The ranks that call the act and are compared; None for all."""
         if callable(self.members):
             return self.members(case, stage)
         return case.meshes[0].ranks if self.members and case.meshes else None
 
     def worlds(self, case: Case) -> tuple[int, ...]:
-        """The sizes of the worlds that a case runs in, one after the other."""
+        """The sizes of the worlds in which a case runs, one after the other."""
         return self.stages(case) if self.stages else (max(case.world, self.smallest),)
 
-    def drawn(self, limits: Limits) -> SearchStrategy[Case]:
-        """What :attr:`draw` gives, in larger worlds now and then."""
+    def case_strategy(self, limits: Limits) -> SearchStrategy[Case]:
+        """The strategy :attr:`draw`, in one case of five with a larger world where the limits and the chapter allow it."""
         from hypothesis import strategies as st
 
         assert self.draw is not None
         usual = self.draw(limits)
-        if limits.most == limits.world_size or self.chapter not in LARGER:
+        if limits.most == limits.world_size or self.chapter not in LARGER_WORLD_CHAPTERS:
             return usual
         larger = self.draw(replace(limits, world_size=limits.larger))
         return st.integers(1, 5).flatmap(lambda turn: larger if turn == 5 else usual)
 
-    def unrefused(self) -> Law:
-        """The same law on a torch that has to refuse no case of it."""
-        return self._refusing("lost")
+    def with_no_refusal_allowed(self) -> Law:
+        """The same law where any refusal is lost support."""
+        return self._with_refusal("lost")
 
-    def early(self) -> Law:
-        """The same law on a torch of which nobody knows whether it supports what a later one does."""
-        return self._refusing(Early(self.refusal)) if self.refusal != "never" else self
+    def for_earlier_release(self) -> Law:
+        """The same law for a release of torch that may lack support: the control case may be refused too, if any case may."""
+        return self._with_refusal(EarlyRefusal(self.refusal)) if self.refusal != "never" else self
 
-    def _refusing(self, refusal: Refusal) -> Law:
-        same = copy(self)  # what makes its cases is as it was, so that one seed gives the same
+    def _with_refusal(self, refusal: Refusal) -> Law:
+        same = copy(self)  # not ``replace``, which would wrap ``draw``, ``sweep`` and ``narrow`` again: one seed must give the same cases
         object.__setattr__(same, "refusal", refusal)
         return same
 
@@ -181,19 +182,19 @@ class Law:
         return self.id.partition("[")[2].removesuffix("]")
 
 
-class Renamed(Sequence[Case]):
-    """The cases of an enumerator as those of one law, each made when it is asked for."""
+class RelabeledCases(Sequence[Case]):
+    """The cases of an enumerator with another law's id, computed lazily."""
 
-    def __init__(self, cases: Sequence[Case], named: Callable[[Case], Case]) -> None:
-        self._cases, self._named = cases, named
+    def __init__(self, cases: Sequence[Case], relabel: Callable[[Case], Case]) -> None:
+        self._cases, self._relabel = cases, relabel
 
     def __len__(self) -> int:
         return len(self._cases)
 
     @property
     def combinations(self) -> int:
-        """How many cases there were if everything were combined with everything; 0 where nobody has counted."""
+        """How many cases the full cross product has; 0 where it is unknown."""
         return getattr(self._cases, "combinations", 0)
 
     def __getitem__(self, at: Any) -> Any:
-        return [self._named(case) for case in self._cases[at]] if isinstance(at, slice) else self._named(self._cases[at])
+        return [self._relabel(case) for case in self._cases[at]] if isinstance(at, slice) else self._relabel(self._cases[at])

@@ -1,4 +1,4 @@
-"""Values as the Python expressions that make them: what a script holds in place of a case."""
+"""Python expressions for values, which a script contains in place of a case."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from shardlaw.reference.placement import Partial, Placement, Placements, Shard, 
 
 
 def literal(value: object) -> str:
-    """``value`` as an expression; tensors, placements and meshes of the reference as torch's. Raises ``TypeError`` for what has none."""
-    if type(value) in (int, bool, str) or (type(value) is float and math.isfinite(value)):  # as most are
+    """The expression of ``value``. Meshes and placements of the reference become torch's. Raises ``TypeError`` where there is none."""
+    if type(value) in (int, bool, str) or (type(value) is float and math.isfinite(value)):  # most values: skip the match
         return repr(value)
     if hasattr(value, "literal"):
         return str(value.literal())
     match value:
         case torch.Tensor():
-            return tensor(value)
+            return tensor_literal(value)
         case torch.Size():
             return f"torch.Size({[*value]})"
         case torch.dtype() | torch.device():
             return repr(value) if isinstance(value, torch.device) else str(value)
         case Mesh():
-            return mesh(value)
+            return mesh_literal(value)
         case Shard() | StridedShard() | Partial():
-            return placement(value)
+            return placement_literal(value)
         case float() if value != value or value in (float("inf"), -float("inf")):
             return f'float("{value}")'
         case type():
-            # a class of ours stands in the script by its source
-            here = value.__module__ == "builtins" or value.__module__.startswith("shardlaw.")
-            return value.__name__ if here else f"{value.__module__}.{value.__qualname__}"
+            # the source of a class of ours is copied into the script
+            local = value.__module__ == "builtins" or value.__module__.startswith("shardlaw.")
+            return value.__name__ if local else f"{value.__module__}.{value.__qualname__}"
         case dict():
             return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
         case list():
@@ -54,34 +54,34 @@ def literal(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} has no literal: {value!r:.80}")
 
 
-def tensor(value: torch.Tensor) -> str:
-    """A tensor as the expression that makes it, its strides included."""
+def tensor_literal(value: torch.Tensor) -> str:
+    """The expression of a tensor, its strides included."""
     value = value.detach().cpu()
     flat, shape = value.flatten().tolist(), tuple(value.shape)
     default = value.dtype in (torch.float32, torch.int64, torch.bool) and flat
-    made = f"torch.tensor({literal(flat)}{'' if default else f', dtype={value.dtype}'})"
+    text = f"torch.tensor({literal(flat)}{'' if default else f', dtype={value.dtype}'})"
     if len(shape) != 1:
-        made += f".reshape({shape})"
+        text += f".reshape({shape})"
     if not value.is_contiguous() and 0 in value.stride():
-        return f"{tensor(value[:1].clone())}.expand({shape})"
+        return f"{tensor_literal(value[:1].clone())}.expand({shape})"
     if not value.is_contiguous():
-        return f"torch.empty_strided({shape}, {value.stride()}, dtype={value.dtype}).copy_({made})"
-    return made
+        return f"torch.empty_strided({shape}, {value.stride()}, dtype={value.dtype}).copy_({text})"
+    return text
 
 
-def mesh(of: Mesh, names: Sequence[str] | None = None) -> str:
-    """The call that makes a mesh."""
-    named = f", mesh_dim_names={tuple(names)}" if names else ""
-    return f'DeviceMesh("cpu", {table(of)}{named})'
+def mesh_literal(value: Mesh, names: Sequence[str] | None = None) -> str:
+    """The expression of a mesh."""
+    dim_names = f", mesh_dim_names={tuple(names)}" if names else ""
+    return f'DeviceMesh("cpu", {nested_ranks(value)}{dim_names})'
 
 
-def table(of: Mesh) -> Any:
-    """The ranks of a mesh as nested lists, one level a mesh dim."""
-    return torch.tensor(of.ranks).reshape(of.shape).tolist()
+def nested_ranks(mesh: Mesh) -> Any:
+    """The ranks of a mesh as nested lists, one level for each mesh dim."""
+    return torch.tensor(mesh.ranks).reshape(mesh.shape).tolist()
 
 
-def placement(of: Placement) -> str:
-    match of:
+def placement_literal(value: Placement) -> str:
+    match value:
         case Shard(dim):
             return f"Shard({dim})"
         case StridedShard(dim, factor):
@@ -91,12 +91,12 @@ def placement(of: Placement) -> str:
     return "Replicate()"
 
 
-def placements(of: Placements) -> str:
-    return f"[{', '.join(map(placement, of))}]"
+def placements_literal(values: Placements) -> str:
+    return f"[{', '.join(map(placement_literal, values))}]"
 
 
-def by_rank(name: str, values: Mapping[int, object]) -> list[str]:
-    """Lines of a table ``NAME = {rank: value}``, a line a rank; one line where all ranks have the same."""
+def rank_table(name: str, values: Mapping[int, object]) -> list[str]:
+    """Lines that define ``NAME = {rank: value}``, one for each rank; a single line where all ranks have the same value."""
     texts = {rank: literal(value) for rank, value in values.items()}
     if len({*texts.values()}) == 1 and len(texts) > 1:
         return [f"{name} = dict.fromkeys({[*texts]}, {texts[next(iter(texts))]})"]

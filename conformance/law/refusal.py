@@ -1,13 +1,13 @@
-"""What counts as a refusal: an error that says, in the words of the field, what is not possible.
+"""Tells refusals from crashes of torch: a refusal is an error whose text says, in the field's terms, what is not supported.
 
-Everything that asks whether a target refused a case, or stumbled over it, asks here.
+Every part of the harness decides by :func:`is_refusal`.
 """
 
 from __future__ import annotations
 
-# classes that refusals have
+# a refusal has one of these classes
 CLASSES = ("NotImplementedError", "RuntimeError", "ValueError", "TypeError", "AssertionError", "IndexError")
-# words of which a refusal has one
+# and one of these words in its text
 WORDS = (
     "shard",
     "placement",
@@ -22,15 +22,15 @@ WORDS = (
     "not implemented",
     "invalid scalar type",
 )
-# what an error says that stumbled instead of refusing
-STUMBLES = ("tuple index out of range", "list index out of range", "'NoneType' object", "object has no attribute", "unhashable type")
-# torch ends whatever went wrong while it planned an op with these words and the op's schema: they say nothing about the cause
+# texts of internal errors of torch
+INTERNAL_ERRORS = ("tuple index out of range", "list index out of range", "'NoneType' object", "object has no attribute", "unhashable type")
+# torch appends these words and the op's schema to every error of its planner: they say nothing about the cause
 SUFFIX = "Sharding propagation failed"
 
 
 def is_refusal(error: str, text: str) -> bool:
-    """Whether an exception (the name of its class, its text) says that this cannot be sharded, instead of stumbling over it."""
-    said = text.partition(SUFFIX)[0]
-    if any(words in said for words in STUMBLES):
+    """Whether an exception, by the name of its class and its text, is a refusal and not an internal error."""
+    message = text.partition(SUFFIX)[0]
+    if any(words in message for words in INTERNAL_ERRORS):
         return False
-    return error == "NotImplementedError" or (error in CLASSES and any(word in said.lower() for word in WORDS))
+    return error == "NotImplementedError" or (error in CLASSES and any(word in message.lower() for word in WORDS))

@@ -1,4 +1,4 @@
-"""The schema of a law's cases: its parameters, read from the annotations of its functions, and the refusal of everything else."""
+"""The schema of a law's cases: the parameters of its functions, read from annotations, and the validation of cases against them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from shardlaw.conformance.law.fields import BARE, EVERYWHERE, Between, Field, NumberField, WordField
+from shardlaw.conformance.law.fields import COMMON_FIELDS, FIELD_TYPES, Between, Field, NumberField, WordField
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
 
 
-def field_of(annotation: Any) -> Field:
+def annotation_field(annotation: Any) -> Field:
     """The field type of an annotation. Raises ``TypeError``."""
     base: Any = annotation
     extra: tuple[Any, ...] = ()
@@ -31,13 +31,13 @@ def field_of(annotation: Any) -> Field:
         return WordField(get_args(base))
     optional = [part for part in get_args(base) if part is not type(None)]
     if type(None) in get_args(base) and len(optional) == 1:
-        return field_of(optional[0])
+        return annotation_field(optional[0])
     bounds = next((part for part in extra if isinstance(part, Between)), None)
     if bounds is not None and base in (int, float):
         return NumberField(base, bounds)
-    if base in BARE:
-        return BARE[base]
-    known = ", ".join(getattr(each, "__name__", str(each)) for each in BARE)
+    if base in FIELD_TYPES:
+        return FIELD_TYPES[base]
+    known = ", ".join(getattr(each, "__name__", str(each)) for each in FIELD_TYPES)
     raise TypeError(f"{getattr(annotation, '__name__', annotation)} is no type of a field: want {known}, or a Literal")
 
 
@@ -60,11 +60,11 @@ class Parameter:
         return self.default is inspect.Parameter.empty
 
     def is_given(self, case: Case) -> bool:
-        """Whether the case has what it reads."""
+        """Whether the case has a value for it."""
         return self.type.is_given(case, self.field)
 
     def read(self, case: Case) -> Any:
-        """The reference's value; the default as it is, where the case says nothing. Raises :class:`NotationError` with the field's name."""
+        """The value in terms of the reference; the default where the case has none. Raises :class:`NotationError` with the field's name."""
         if not self.is_given(case):
             if self.required:
                 raise NotationError(f"case {case.text!r}: no field {self.field!r}: want {self.type.takes}")
@@ -75,9 +75,9 @@ class Parameter:
             raise NotationError(f"case {case.text!r}: field {self.field!r}: {error}: want {self.type.takes}") from None
 
 
-def parameters_of(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:
-    """The parameters of a function, by name; those that ``known`` has keep its types. Raises ``TypeError`` for one without a type."""
-    hints, signature = _declared(function)
+def read_parameters(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:
+    """The parameters of a function by name, those in ``known`` as they are there. Raises ``TypeError`` for a missing or unknown type."""
+    hints, signature = _hints_and_signature(function)
     found = {}
     for name, parameter in signature.parameters.items():
         if known is not None and name in known:
@@ -86,22 +86,22 @@ def parameters_of(function: Callable[..., Any], known: Mapping[str, Parameter] |
             if name not in hints:
                 raise TypeError(f"{function.__qualname__}: parameter {name!r} has no annotation")
             try:
-                type_ = field_of(hints[name])
+                type_ = annotation_field(hints[name])
             except TypeError as error:
                 raise TypeError(f"{function.__qualname__}: parameter {name!r}: {error}") from None
             found[name] = Parameter(name, type_.field or field_name(name), type_, parameter.default)
     return found
 
 
-@cache  # hundreds of laws of ops share one act
-def _declared(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signature]:
+@cache  # hundreds of laws of ops have the same act
+def _hints_and_signature(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signature]:
     return get_type_hints(function, include_extras=True), inspect.signature(function)
 
 
 def check_fields(case: Case, parameters: Iterable[Parameter]) -> None:
-    """Refuse a case with a field that is unknown, missing or ill-typed. Raises :class:`NotationError`, which names it."""
+    """Raise :class:`NotationError` for a case with an unknown, missing or unreadable field."""
     parameters = list(parameters)
-    allowed = {*EVERYWHERE, *(field for parameter in parameters for field in parameter.type.fields(parameter.field))}
+    allowed = {*COMMON_FIELDS, *(field for parameter in parameters for field in parameter.type.fields(parameter.field))}
     operands = "*" in allowed
     several = [pattern for pattern in allowed if "?" in pattern]
     for name, _ in case.fields:
@@ -111,5 +111,4 @@ def check_fields(case: Case, parameters: Iterable[Parameter]) -> None:
             raise NotationError(f"case {case.text!r}: unknown field {name!r}: {case.law} has {', '.join(known)}")
     for parameter in parameters:
         parameter.read(case)
-    for mesh in case.meshes:
-        del mesh  # reading them is the check
+    _ = case.meshes  # reading them is the check

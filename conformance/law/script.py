@@ -1,4 +1,4 @@
-"""The literal part of a reproducer, which a law writes: what its ranks hold, call and expect."""
+"""The part of a reproducer that depends on the case, as plain data: what ranks hold, call and expect."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 
 class ScriptError(ValueError):
-    """A case that cannot be told as a script: something has no literal, or an import is not torch's."""
+    """A case that cannot become a script: a value has no literal, or an import is neither torch nor the standard library."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One world of a script: ``body`` is the body of ``def stage(rank):``; it returns ``(expected, got)`` for its rank.
 
-    Both are tensors, values that compare with ``==``, or lists and tuples of those; of a rank that returns
-    ``(..., None)`` nothing is due. The variable ``folder`` names a temporary folder that all ranks and stages share.
+    Both are tensors, values that compare with ``==``, or lists and tuples of these. A rank that returns ``(..., None)`` is not compared.
+    The variable ``folder`` is the path of a temporary folder that all ranks and stages share.
     """
 
     world: int
@@ -23,12 +23,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Script:
-    """The literal part of a reproducer: imports beyond the template's, constants, and one stage for each world.
+    """The part of a reproducer that depends on the case: imports, constants, and one stage for each world.
 
-    The template imports ``torch``, ``torch.distributed as dist``, ``multiprocessing``, ``signal``, ``sys`` and ``tempfile``. Lines carry no
-    indent of their own; those that are too long are cut at commas within brackets. ``tolerance`` is the largest absolute
-    difference of two elements that still counts as equal. ``definitions`` are functions and classes; ``compares`` names the parts of the
-    template's ``agrees`` that are needed.
+    The template imports ``torch``, ``torch.distributed as dist``, ``multiprocessing``, ``signal``, ``sys`` and ``tempfile``. Lines are not
+    indented; the template breaks long ones at commas within brackets. ``tolerance`` is the largest absolute difference at which two
+    elements count as equal. ``definitions`` are the sources of functions and classes; ``compares`` names the parts of the template's
+    ``agrees`` that the script needs, None all of them.
     """
 
     stages: tuple[Stage, ...]

@@ -1,7 +1,7 @@
-"""Which laws are meant: ids, globs, and exclusions.
+"""Selects laws by ids, globs and exclusions.
 
 ``*`` stands for any text and ``?`` for any one character; brackets are literal. A name without its variant selects every
-variant (``op.forward`` is ``op.forward`` and every ``op.forward[...]``). A leading ``!`` excludes, wherever it stands.
+variant (``op.forward`` is ``op.forward`` and every ``op.forward[...]``). A leading ``!`` excludes, whatever the order of the patterns.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @cache
 def glob(pattern: str) -> re.Pattern[str]:
-    """``pattern`` as a regular expression for whole texts: ``*`` and ``?`` are special, nothing else is."""
+    """``pattern`` as a regular expression to match a full text; only ``*`` and ``?`` are special."""
     return re.compile("".join({"*": ".*", "?": "."}.get(char) or re.escape(char) for char in pattern), re.DOTALL)
 
 
 def matches(pattern: str, law_id: str) -> bool:
-    """Whether ``pattern`` (without ``!``) means the law of this id: whole, or without its variant."""
+    """Whether ``pattern`` (without ``!``) matches this id, with its variant or without."""
     found = glob(pattern)
     return found.fullmatch(law_id) is not None or ("[" not in pattern and found.fullmatch(law_id.partition("[")[0]) is not None)
 
 
 def matches_op(pattern: str, op: str, overloads: Collection[str] = ()) -> bool:
-    """Whether an ``--op`` glob means this op: by the name that a user calls, with or without its variant, or by one of the aten
-    overloads that run for it (``aten.mean.dim``, ``mean.dim`` or ``aten.mean``)."""
+    """Whether an ``--op`` glob matches this op, by its name or by one of its aten overloads (``aten.mean.dim``, ``mean.dim`` or
+    ``aten.mean``)."""
     found = glob(pattern)
     names = {op, *overloads, *(name.removeprefix("aten.") for name in overloads), *(name.rpartition(".")[0] for name in overloads)}
     return any(found.fullmatch(name) for name in names)
@@ -45,7 +45,7 @@ def select_ids(ids: Sequence[str], patterns: Sequence[str], aliases: dict[str, s
     wanted: set[str] = set()
     dropped: set[str] = set()
     for pattern in patterns:
-        found = _ids(ids, pattern.removeprefix("!"), aliases or {})
+        found = _matching_ids(ids, pattern.removeprefix("!"), aliases or {})
         (dropped if pattern.startswith("!") else wanted).update(found)
     if all(pattern.startswith("!") for pattern in patterns):
         wanted = set(ids)
@@ -57,8 +57,8 @@ def select_ids(ids: Sequence[str], patterns: Sequence[str], aliases: dict[str, s
 
 
 @lru_cache(maxsize=4)
-def _named(ids: tuple[str, ...]) -> dict[str, list[str]]:
-    """The ids that a pattern without wildcards means: an id means itself, and one without its variant all variants."""
+def _ids_by_name(ids: tuple[str, ...]) -> dict[str, list[str]]:
+    """The ids that each pattern without wildcards selects: an id itself, and its name without variant every variant."""
     found: dict[str, list[str]] = {}
     for law_id in ids:
         for name in {law_id, law_id.partition("[")[0]}:
@@ -66,11 +66,11 @@ def _named(ids: tuple[str, ...]) -> dict[str, list[str]]:
     return found
 
 
-def _ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]:
+def _matching_ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]:
     if "*" in pattern or "?" in pattern:
         found = [law_id for law_id in ids if matches(pattern, law_id)]
     else:
-        found = list(_named(tuple(ids)).get(pattern, ()))
+        found = list(_ids_by_name(tuple(ids)).get(pattern, ()))
     found += [new for old, new in aliases.items() if matches(pattern, old)]
     if found:
         return found
@@ -81,34 +81,34 @@ def _ids(ids: Sequence[str], pattern: str, aliases: dict[str, str]) -> list[str]
 
 
 def select(laws: Sequence[Law], patterns: Sequence[str], ops: Sequence[str] = ()) -> list[Law]:
-    """The laws that ``patterns`` select; of those that take an op only the ones that ``ops`` select. Without patterns ``ops`` alone
-    select: laws that take no op are left out. Raises :class:`UsageError`."""
+    """The laws that ``patterns`` select. Where there are ``ops``, a law of ops must match one of them too; without patterns, the other
+    laws are left out. Raises :class:`UsageError`."""
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     chosen = set(select_ids([law.id for law in laws], patterns, aliases))
-    kept = [law for law in laws if law.id in chosen]
+    selected = [law for law in laws if law.id in chosen]
     if not ops:
-        return kept
-    takers = [law for law in kept if takes_op(law)]
+        return selected
+    op_laws = [law for law in selected if is_op_law(law)]
     for pattern in ops:
-        if not any(_takes(law, [pattern]) for law in takers):
-            names = sorted({law.variant for law in takers} - {""})
+        if not any(_variant_matches(law, [pattern]) for law in op_laws):
+            names = sorted({law.variant for law in op_laws} - {""})
             close = f" (nearest: {', '.join(nearest(pattern, names))})" if nearest(pattern, names) else ""
             raise UsageError(f"--op {pattern}: no selected law takes such an op{close}")
-    return [law for law in kept if (_takes(law, ops) if takes_op(law) else patterns)]
+    return [law for law in selected if (_variant_matches(law, ops) if is_op_law(law) else patterns)]
 
 
-def takes_op(law: Law) -> bool:
-    """Whether the law is about ops: on one that its variant names, or on any."""
+def is_op_law(law: Law) -> bool:
+    """Whether a law is about ops, about the one in its variant or about any."""
     return law.chapter == "op" or (law.chapter == "gradient" and bool(law.variant))
 
 
-def _takes(law: Law, ops: Iterable[str]) -> bool:
-    return bool(law.variant) and any(matches_op(pattern, law.variant, overloads(law.variant)) for pattern in ops)
+def _variant_matches(law: Law, ops: Iterable[str]) -> bool:
+    return bool(law.variant) and any(matches_op(pattern, law.variant, aten_overloads(law.variant)) for pattern in ops)
 
 
 @cache
-def overloads(op: str) -> tuple[str, ...]:
-    """The aten overloads that carry the name of an op, as ``aten.NAME.OVERLOAD``. A run may reach others: those only it can tell."""
+def aten_overloads(op: str) -> tuple[str, ...]:
+    """The aten overloads with the name of an op, as ``aten.NAME.OVERLOAD``. An op may also call overloads of other names."""
     import torch
 
     name = op.removesuffix(".in-place").removesuffix(".out").rpartition(".")[2]

@@ -1,8 +1,8 @@
-"""The source of a function with all that it needs, as it goes into a script that has torch alone.
+"""Copies the source of a function, and of everything it uses, into a script that imports torch alone.
 
-What a function names is looked up in the text of its module: functions, classes and constants of ours come along (with what they
-name in turn), imports of torch and the standard library become imports, and ``compat.NAME`` becomes an import from where the
-installed torch keeps it. Annotations, decorators and docstrings stay behind.
+The names in a function are looked up in the source of its module. Functions, classes and constants of this project are copied, with the
+names that they use in turn. Imports of torch and the standard library become imports of the script; ``compat.NAME`` becomes an import from
+its place in the installed torch. Annotations, docstrings and most decorators are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, cast
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.literal import literal
 
-OURS = "shardlaw"
+PACKAGE = "shardlaw"
 COMPAT = compat.__name__
 
 
@@ -33,32 +33,34 @@ KEPT_DECORATORS = {"staticmethod", "classmethod", "property", "contextmanager", 
 
 
 class SourceError(ValueError):
-    """A function that cannot stand in a script: it names something of the harness, or its source is not to be had."""
+    """A function that cannot be copied into a script: it uses the harness, or its source cannot be found."""
 
 
 @dataclass
 class Sources:
-    """Imports and definitions, each once, definitions in an order in which every one finds those that it needs."""
+    """The imports and definitions of a script, by name, each definition after those that it uses. ``homes``: the module of each name."""
 
     imports: dict[str, str] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
     homes: dict[str, str] = field(default_factory=dict)
 
     def add(self, function: Callable[..., Any], name: str = "") -> str:
-        """Bring a function in, under another name where one is given; returns the name by which the script calls it."""
+        """Add a function, as ``name`` where one is given. Returns its name in the script."""
         self._free_variables(function)
         bound = {*inspect.signature(function).parameters, *function.__code__.co_freevars}
         name = name or function.__name__
         code = function.__code__
-        self._define(name, function.__module__, lambda: _of_function(function.__module__, code.co_firstlineno, code.co_name, name), bound)
+        self._define(
+            name, function.__module__, lambda: _function_definition(function.__module__, code.co_firstlineno, code.co_name, name), bound
+        )
         return name
 
-    def need(self, named: Any) -> None:
-        """Bring in a function or a class under its own name; a lambda under the name that it has been given."""
-        if isinstance(named, types.LambdaType) and named.__code__.co_name == "<lambda>":
-            self.add(named, named.__name__)
+    def include(self, item: Any) -> None:
+        """Add a function or a class under its ``__name__``."""
+        if isinstance(item, types.LambdaType) and item.__code__.co_name == "<lambda>":
+            self.add(item, item.__name__)
         else:
-            self._need(named.__name__, sys.modules[named.__module__])
+            self._include(item.__name__, sys.modules[item.__module__])
 
     def _free_variables(self, function: Callable[..., Any]) -> None:
         cells = getattr(function, "__closure__", None) or ()
@@ -82,61 +84,61 @@ class Sources:
         own = {name, *(bound or ())}
         for private in found.privates:
             if private in compat.NAMES:
-                own.add(self.private(private).partition(".")[0])
+                own.add(self.import_private(private).partition(".")[0])
             else:
                 own.add(private)
-                self._need(private, compat)
+                self._include(private, compat)
         for needed in found.needs:
             if needed not in own:
-                self._need(needed, sys.modules[module])
+                self._include(needed, sys.modules[module])
         self.definitions[name] = found.text
 
-    def _need(self, name: str, module: types.ModuleType) -> None:
+    def _include(self, name: str, module: types.ModuleType) -> None:
         found = _bindings(module).get(name)
         if found is None:
             if not hasattr(builtins, name) and module.__name__ == COMPAT and name in compat.NAMES:
-                self.private(name)
+                self.import_private(name)
             return
         if isinstance(found, ast.Import):
             alias = next(alias for alias in found.names if (alias.asname or alias.name.partition(".")[0]) == name)
             self._import(alias.name, module)
             self.imports[name] = ast.unparse(ast.Import([alias]))
         elif isinstance(found, ast.ImportFrom):
-            self._need_from(name, found, module)
+            self._include_import(name, found, module)
         else:
-            self._define(name, module.__name__, lambda: _of_binding(module.__name__, name))
+            self._define(name, module.__name__, lambda: _binding_definition(module.__name__, name))
 
-    def _need_from(self, name: str, found: ast.ImportFrom, module: types.ModuleType) -> None:
+    def _include_import(self, name: str, found: ast.ImportFrom, module: types.ModuleType) -> None:
         alias = next(alias for alias in found.names if (alias.asname or alias.name) == name)
         source = _absolute(found, module)
         if not _is_ours(source):
             self.imports[name] = ast.unparse(ast.ImportFrom(source, [alias], 0))
         elif source == COMPAT and alias.name in compat.NAMES:
-            self.private(alias.name)
+            self.import_private(alias.name)
         elif source == COMPAT.rpartition(".")[0] and alias.name == "compat":
-            return  # its attributes have been replaced
+            return  # _Cleaner has replaced its attributes
         else:
             home = importlib.import_module(source)
             if isinstance(getattr(home, alias.name, None), types.ModuleType) or alias.name not in _bindings(home):
                 raise SourceError(f"{module.__name__} names {source}.{alias.name}, which is of the harness: a script has torch alone")
             if alias.asname and alias.asname != alias.name:
                 raise SourceError(f"{module.__name__} imports {alias.name} of {source} as {alias.asname}: a script needs its own name")
-            self._need(alias.name, home)
+            self._include(alias.name, home)
 
     def _import(self, source: str, module: types.ModuleType) -> None:
         if _is_ours(source):
             raise SourceError(f"{module.__name__} imports {source}, which is of the harness: a script has torch alone")
 
-    def private(self, name: str) -> str:
-        """Bring in a name of :mod:`compat`; returns what it is called in the script."""
-        path, statement = _in_torch(name)
+    def import_private(self, name: str) -> str:
+        """Add the import of a name of :mod:`compat`. Returns its name in the script."""
+        path, statement = _torch_import(name)
         self.imports[path.partition(".")[0]] = statement
         return path
 
 
 @cache
-def _in_torch(name: str) -> tuple[str, str]:
-    """What a name of :mod:`compat` is called in a script, and the import that brings it in."""
+def _torch_import(name: str) -> tuple[str, str]:
+    """The name in a script of a name of :mod:`compat`, and its import statement."""
     source, _, path = compat.location_of(name).partition(":")
     first, _, rest = path.partition(".")
     if rest:
@@ -149,7 +151,7 @@ def _in_torch(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Definition:
-    """A definition as it goes into a script: its text, what it takes of :mod:`compat`, and the names that it reads, each in order."""
+    """A definition of a script: its text, the names of :mod:`compat` that it uses, and all names that it reads but does not bind."""
 
     text: str
     privates: tuple[str, ...]
@@ -157,15 +159,15 @@ class Definition:
 
 
 @cache
-def _of_function(module: str, line: int, code: str, name: str) -> Definition:
-    """A function under the name that a script gives it."""
+def _function_definition(module: str, line: int, code: str, name: str) -> Definition:
+    """The definition of a function, under its name in the script."""
     node = _function_node(module, line, code)
     return _definition(name, ast.Assign([ast.Name(name, ast.Store())], node) if isinstance(node, ast.Lambda) else node, module)
 
 
 @cache
-def _of_binding(module: str, name: str) -> Definition:
-    """What a module binds at its top."""
+def _binding_definition(module: str, name: str) -> Definition:
+    """The definition of a top-level name of a module."""
     return _definition(name, _bindings_of(module)[name], module)
 
 
@@ -175,23 +177,23 @@ def _definition(name: str, written: ast.stmt, module: str) -> Definition:
     text = ""
     if isinstance(cleaned, ast.FunctionDef) and isinstance(written, ast.FunctionDef):
         cleaned.name, body = name, _without_docstring(written.body)
-        if [*map(ast.dump, cleaned.body)] == [*map(ast.dump, body)]:  # nothing was taken away: as it stands, with its comments
+        if [*map(ast.dump, cleaned.body)] == [*map(ast.dump, body)]:  # nothing was removed: keep the original text with its comments
             head = ast.unparse(ast.FunctionDef(name, cleaned.args, [ast.Pass()], cleaned.decorator_list, lineno=1))
             text = head.removesuffix("    pass") + _lines(module, body)
     text = text or ast.unparse(cleaned)
-    return Definition(text, tuple(cleaner.privates), tuple(_names(text)))
+    return Definition(text, tuple(cleaner.privates), tuple(_free_names(text)))
 
 
 class _Cleaner(ast.NodeTransformer):
-    """Takes annotations, decorators of laws and docstrings away, and names what is private where torch keeps it.
+    """Removes annotations, docstrings and the decorators of laws, and replaces ``compat.NAME`` by its name in the script.
 
-    ``privates``: the names of :mod:`compat` that are asked for; in the module they may be something else."""
+    ``privates``: the names of :mod:`compat` that were replaced."""
 
     def __init__(self) -> None:
         self.privates = dict[str, None]()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.decorator_list = [one for one in node.decorator_list if _names_only(one) & KEPT_DECORATORS]
+        node.decorator_list = [one for one in node.decorator_list if _mentioned_names(one) & KEPT_DECORATORS]
         node.returns = None
         arguments = node.args
         for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
@@ -219,21 +221,21 @@ class _Cleaner(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in compat.NAMES:
             self.privates[node.attr] = None
-            return ast.copy_location(ast.parse(_in_torch(node.attr)[0], mode="eval").body, node)
+            return ast.copy_location(ast.parse(_torch_import(node.attr)[0], mode="eval").body, node)
         if isinstance(node.value, ast.Name) and node.value.id == "compat" and node.attr in _bindings(compat):
             self.privates[node.attr] = None
             return ast.copy_location(ast.Name(node.attr, ast.Load()), node)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        # typing.cast says nothing to a reader of the script
+        # typing.cast means nothing in an unannotated script
         if isinstance(node.func, ast.Name) and node.func.id == "cast" and len(node.args) == 2:
             return cast("ast.AST", self.visit(node.args[1]))
         return self.generic_visit(node)
 
 
 def _lines(module: str, body: list[ast.stmt]) -> str:
-    """Statements as they stand in the text of their module."""
+    """Statements as in the source of their module, indented by four spaces."""
     first, last = body[0].lineno, max(statement.end_lineno or statement.lineno for statement in body)
     decorators = getattr(body[0], "decorator_list", [])
     first = min([first, *(one.lineno for one in decorators)])
@@ -247,14 +249,14 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     return body
 
 
-def _names_only(node: ast.AST) -> set[str]:
+def _mentioned_names(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
         one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
     }
 
 
-def _names(text: str) -> Iterator[str]:
-    """The names that a definition reads and does not bind itself, each once."""
+def _free_names(text: str) -> Iterator[str]:
+    """The names that a definition reads but does not bind, each once."""
 
     def read(table: symtable.SymbolTable) -> Iterator[str]:
         for symbol in table.get_symbols():
@@ -267,7 +269,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in (OURS, "tests")
+    return module.partition(".")[0] in (PACKAGE, "tests")
 
 
 def _absolute(node: ast.ImportFrom, module: types.ModuleType) -> str:
@@ -310,12 +312,12 @@ def _bindings_of(module: str) -> dict[str, ast.stmt]:
 
 
 def _bindings(module: types.ModuleType) -> dict[str, ast.stmt]:
-    """What the statements of a module bind at its top: trees that are not to be changed."""
+    """The statements that bind the top-level names of a module. Callers must not change the trees."""
     return _bindings_of(module.__name__)
 
 
 def _function_node(module: str, line: int, code: str) -> ast.FunctionDef | ast.Lambda:
-    """The tree of a function, found by its line: several may have one name. Of lambdas only one may begin on a line."""
+    """The tree of a function, found by its first line, since names may repeat. A line may start one lambda only."""
     found = _functions(module).get((line, code))
     if found is None:
         raise SourceError(f"{module}.{code}, line {line}: its source is not where it was")
@@ -324,7 +326,7 @@ def _function_node(module: str, line: int, code: str) -> ast.FunctionDef | ast.L
 
 @cache
 def _functions(module: str) -> dict[tuple[int, str], ast.FunctionDef | ast.Lambda]:
-    """The functions of a module by the line on which they begin and the name of their code: trees that are not to be changed."""
+    """The functions of a module, by first line and code name. Callers must not change the trees."""
     found: dict[tuple[int, str], ast.FunctionDef | ast.Lambda] = {}
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""A target is data: everything a world needs to know to start ranks on somebody's backend, and to judge them fairly."""
+"""A target, as data: what a world needs to start ranks on a backend, and to compare their results within its tolerances."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# What a target may declare that it cannot do, and a law may need. Storages that a config file names have no ``checkpoint_files``: what they
-# keep is no folder of files that a law could read, or damage, by itself.
+# Capabilities that a law may need and a target may lack. Storages from a config file lack ``checkpoint_files``: their checkpoints are no
+# folder of files that a law could read or damage.
 CAPABILITIES = (
     "all_gather",
     "all_reduce",
@@ -25,10 +25,10 @@ CAPABILITIES = (
     "subgroups",
 )
 
-BACK_END = "the back end "  # what a finding in one that is not torch's says of where to look, before the name
-BACKENDS = ("gloo", "nccl", "rccl", "xccl", "ucc", "mpi")  # that torch brings
+BACK_END = "the back end "  # with its name: the place of a finding in a back end that is not torch's
+BACKENDS = ("gloo", "nccl", "rccl", "xccl", "ucc", "mpi")  # those of torch
 
-# Relative error that a dtype may show per step of a reduction; integers and bools are exact.
+# Relative error that a dtype may have for each step of a reduction; integers and bools are exact.
 TOLERANCE = {
     "float16": 2e-3,
     "bfloat16": 1.6e-2,
@@ -41,14 +41,13 @@ TOLERANCE = {
 
 @dataclass(frozen=True)
 class Target:
-    """``setup`` is ``module:function``, called in every rank before the process group starts, or a module that is imported then.
-    Times are in seconds.
+    """A target. Times are in seconds.
 
-    ``storage`` is a name; ``writer``, ``reader`` (``module:Class``), ``options`` and ``reader_options`` are set where a config file
-    says what stands behind it.
-    ``init_options`` are further arguments of ``init_process_group``: ``device_id`` (true: the rank's own device, to which the backend
-    connects at once) and ``pg_options`` (``module:function``, which every rank calls). ``expect`` names the target's own files of
-    expectations.
+    - ``setup``: ``module:function`` or a module, which every rank calls or imports before the process group starts.
+    - ``storage``: its name; for one of a config file also ``writer``, ``reader`` (``module:Class``), ``options`` and ``reader_options``.
+    - ``init_options``: further arguments of ``init_process_group``. ``device_id`` (true: the rank's own device, to which the backend
+      connects eagerly) and ``pg_options`` (``module:function``, which every rank calls).
+    - ``expect``: the target's own files of expectations.
     """
 
     name: str = "gloo"
@@ -72,5 +71,5 @@ class Target:
 
     @property
     def foreign(self) -> bool:
-        """Whether its collectives are done by a back end that torch does not bring."""
+        """Whether its back end is not one of torch's."""
         return {*re.split("[,:]", self.backend)}.isdisjoint(BACKENDS)

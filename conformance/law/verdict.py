@@ -1,7 +1,6 @@
-"""What ranks say of a case, and what the driver makes of it.
+"""The result of a case: an :class:`Answer` of each rank, and the :class:`Verdict` of the world.
 
-Every rank gives an :class:`Answer`. :func:`shardlaw.conformance.world.verdicts.combine_answers` turns the answers of a world into one
-:class:`Verdict`.
+:func:`shardlaw.conformance.world.verdicts.combine_answers` makes the verdict from the answers.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Status = Literal["held", "refused", "rejected", "deviates", "error"]
 
 
 class HarnessError(Exception):
-    """An error of the harness, or of a law's own text, and not of what is validated: the law is untested, the run ends with exit code 3."""
+    """An error of the harness or of a law, not of what is validated: the law is untested, and the run ends with exit code 3."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that ended a check: its class, its text, and where it came from, outermost frame first."""
+    """An exception that ended a check: its class, its text, and its stack, outermost frame first."""
 
     error: str
     text: str
@@ -39,7 +38,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Deviation:
-    """One thing that was not as it must be, on one rank. ``expected`` and ``got`` are texts for people."""
+    """One wrong result on one rank. ``expected`` and ``got`` are texts for people."""
 
     kind: Kind
     check: str
@@ -50,9 +49,9 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Deposit:
-    """A local tensor that only the locals of all ranks together can judge: contributions of a pending reduction.
+    """A contribution to a pending reduction, which the driver reduces with those of the other ranks and then compares.
 
-    ``want`` is the full tensor that the layout must denote; the lowest member rank alone sends it.
+    ``want`` is the expected full tensor; only the lowest member rank sends it.
     """
 
     check: str
@@ -66,10 +65,10 @@ class Deposit:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rank says of one case.
+    """The result of one rank for one case.
 
-    ``outcome`` is ``held``, ``deviates``, ``raised``, ``rejected`` (the case means nothing: the plain run fails too), or, said by
-    the driver of a rank that did not answer, ``crashed`` or ``silent``.
+    ``outcome`` is ``held``, ``deviates``, ``raised`` or ``rejected`` (the case has no defined result: the plain run fails too). For a rank
+    that did not answer, the driver sets ``crashed`` or ``silent``.
     """
 
     rank: int
@@ -87,8 +86,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of one case. ``kind`` is set when it deviates; ``ranks`` then holds every rank's answer. Of an ``error`` of the
-    harness ``error`` is the traceback."""
+    """The result of a world for one case. Where it deviates, ``kind`` is set and ``ranks`` has every rank's answer. With status ``error``,
+    ``error`` is the traceback of the harness."""
 
     case: Case
     status: Status
@@ -102,25 +101,25 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """The kind of a deviation, or what else became of the case."""
+        """The kind of the deviation, else the status."""
         return self.kind or self.status
 
     @property
     def signature(self) -> str:
-        """Law, kind, check, and the error with numbers and names struck out: what makes two deviations one."""
-        return " | ".join([self.case.law, self.word, self.check, struck(self.error)])
+        """Law, kind, check, and the pattern of the error. Deviations with one signature count as the same fault."""
+        return " | ".join([self.case.law, self.word, self.check, error_pattern(self.error)])
 
 
-def struck(text: str) -> str:
-    """The first line of an error text without what changes from case to case: numbers, quoted names, addresses, lists."""
+def error_pattern(text: str) -> str:
+    """The first line of an error text, with placeholders for numbers, quoted names, addresses and lists, which differ between cases."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     line = re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "_", line)
     line = re.sub(r"[\[(][^\[\]()]*[\])]", "_", re.sub(r"[\[(][^\[\]()]*[\])]", "_", line))
     return re.sub(r"-?\d+(\.\d+)?", "#", line)[:200]
 
 
-def spots(where: str, calls: Iterable[str]) -> frozenset[str]:
-    """Where an expectation may say that a deviation is: the function to look at first, by name, and the collectives that were called."""
+def place_names(where: str, calls: Iterable[str]) -> frozenset[str]:
+    """The names that an entry's ``at`` may have for a deviation: the function to look at first, and the collectives that were called."""
     return frozenset({where.partition(",")[0], *calls} - {""})
 
 

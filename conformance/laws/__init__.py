@@ -223,7 +223,7 @@ def _held(module: str, where: str) -> Any:
 
 def _check(law: Law, where: str) -> None:
     """Refuse a law that no run could try. Raises :class:`UsageError`."""
-    from shardlaw.conformance.law.act import validate  # loads torch
+    from shardlaw.conformance.law.act import check_case  # loads torch
 
     if not re.fullmatch(r"[a-z][\w-]*(\.[\w-]+)+(\[\S+\])?", law.id):
         raise UsageError(f"{where}: want an id such as mylib.embedding or mylib.embedding[variant]")
@@ -241,7 +241,7 @@ def _check(law: Law, where: str) -> None:
             raise UsageError(f"{where}: needs: unknown {need!r} ({one_of(need, CAPABILITIES)})")
     try:
         control = Case.parse(law.control)
-        validate(law, control)
+        check_case(law, control)
     except NotationError as error:
         raise UsageError(f"{where}: control: {error}") from None
     if control.law != law.id:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from shardlaw.conformance import compat
 from shardlaw.conformance.compat import trace as torch_trace
 from shardlaw.conformance.compat.plans import PLAIN_TYPES, rule_generator, rule_of, similar_rule
-from shardlaw.conformance.law.evidence import Evidence, Piece, Step
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor
 from shardlaw.reference.placement import format_placements
 
 NOTHING = torch.empty(0)
@@ -141,7 +141,7 @@ class Tracer:
             elif event == "return":
                 self._move = before
                 if argument is not None:
-                    step.gave, step.ended = replace(_snapshot_shard(argument, target), shape=step.given.shape), True
+                    step.results, step.completed = replace(_snapshot_shard(argument, target), shape=step.arguments.shape), True
             return line
 
         return line
@@ -192,13 +192,13 @@ class Tracer:
             gave = op(*args, **kwargs)
         except NotImplementedError:
             without = rule_generator(op)
-            step.rule, step.alike = without or step.rule, "" if without else similar_rule(op)
+            step.rule, step.similar_rule = without or step.rule, "" if without else similar_rule(op)
             raise
         finally:
             self._op = None
-            step.asked = str(op) in self._planned_ops
+            step.rule_asked = str(op) in self._planned_ops
         with self._paused():
-            step.gave, step.ended = (snapshot(gave), snapshot(written)), True
+            step.results, step.completed = (snapshot(gave), snapshot(written)), True
             step.severed = bool(getattr(op, "is_view", False)) and _is_severed(args, gave)
         return gave
 
@@ -231,7 +231,7 @@ def snapshot(value: Any) -> Any:
     return value if isinstance(value, tuple(PLAIN_TYPES)) else repr(value)
 
 
-def _snapshot_shard(local: Any, spec: Any) -> Piece:
+def _snapshot_shard(local: Any, spec: Any) -> TracedTensor:
     from shardlaw.conformance.rank.context import read_mesh_cached, read_placements
 
     try:
@@ -239,7 +239,7 @@ def _snapshot_shard(local: Any, spec: Any) -> Piece:
     except NotImplementedError:
         placements = ""
     with torch.no_grad():
-        return Piece(tuple(map(int, spec.shape)), str(read_mesh_cached(spec.mesh)), placements, _copy_dense(local))
+        return TracedTensor(tuple(map(int, spec.shape)), str(read_mesh_cached(spec.mesh)), placements, _copy_dense(local))
 
 
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     """The report of a run as it stands. ``scripts`` gives what is known of the findings' scripts."""
     import torch
 
-    from shardlaw.conformance.law.features.features import missing
+    from shardlaw.conformance.law.features.features import missed_features
 
     request, target, results = run.request, run.target, list(run.results.values())
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
@@ -74,7 +74,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
         expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
-        features_missing=missing(run.features),
+        features_missing=missed_features(run.features),
         totals=Totals(
             cases=run.judged,
             checks=sum(result.checks for result in results),

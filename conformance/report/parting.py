@@ -56,7 +56,7 @@ class Table:
 def tried(path: Path) -> dict[str, Table]:
     """By law, the cases that a file of cases lists; nothing where it cannot be read, or is of other laws than these."""
     from shardlaw.conformance.law.case import Case
-    from shardlaw.conformance.law.condition import facts
+    from shardlaw.conformance.law.condition import case_facts
     from shardlaw.conformance.law.features.features import features_of
     from shardlaw.conformance.laws import catalogue
     from shardlaw.reference.notation import NotationError
@@ -67,7 +67,7 @@ def tried(path: Path) -> dict[str, Table]:
             verdict, _, text = (*line.split(" ", 2), "", "")[:3]
             law = laws.get(text.partition(" ")[0])
             if law is not None:
-                found[law.id].append(Tried(verdict, features_of(case := Case.parse(text), law) | facts(case)))
+                found[law.id].append(Tried(verdict, features_of(case := Case.parse(text), law) | case_facts(case)))
     except (OSError, UnicodeDecodeError, NotationError):
         return {}
     return {law_id: Table(cases) for law_id, cases in found.items()}

@@ -17,7 +17,7 @@ import msgspec
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
-from shardlaw.conformance.law.verdict import spots
+from shardlaw.conformance.law.verdict import place_names
 from shardlaw.conformance.report.causes import by_cause
 
 SCHEMA = 1
@@ -103,7 +103,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     @property
     def spots(self) -> frozenset[str]:
         """Where an expectation may say that it is."""
-        return spots(self.where, self.calls)
+        return place_names(self.where, self.calls)
 
 
 class UnconfirmedLine(msgspec.Struct, kw_only=True):

@@ -36,7 +36,7 @@ def law_of(law_id: str, where: str = "") -> Law:
 def check_case(law: Law, case: Case) -> None:
     """Refuse a case whose fields its law does not take or that cannot be read, or whose meshes its world is too small for. Raises
     :class:`UsageError`, which names the field."""
-    from shardlaw.conformance.law.act import validate
+    from shardlaw.conformance.law.act import check_case
     from shardlaw.conformance.law.due import Meaningless
 
     # where one process plays all ranks, the law alone says what its fields hold
@@ -54,7 +54,7 @@ def check_case(law: Law, case: Case) -> None:
         if not 1 <= case.world <= LARGEST_WORLD:
             raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {LARGEST_WORLD}")
         _ = case.seed
-        validate(law, case)
+        check_case(law, case)
         for act in law.acts:
             _ask_due(act, case)
     except Meaningless as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
-from shardlaw.conformance.law.verdict import Verdict, spots
+from shardlaw.conformance.law.verdict import Verdict, place_names
 from shardlaw.conformance.run.place import calls_in, decided, departing, in_storage, places_of
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
@@ -126,7 +126,7 @@ def spots_of(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     if again is None:
         return frozenset()
     places, _ = read_places(again, [])
-    return spots(in_storage(again, pool.target) or next(iter(places), ""), calls_in(again))
+    return place_names(in_storage(again, pool.target) or next(iter(places), ""), calls_in(again))
 
 
 def read_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], str]:

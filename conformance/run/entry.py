@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import glob
-from shardlaw.conformance.law.verdict import KINDS, struck
+from shardlaw.conformance.law.verdict import KINDS, error_pattern
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -128,7 +128,7 @@ class Entry:
 
     def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
         """Whether a case of one of its laws, which has these features, is one that it is about, as far as the case alone tells."""
-        return self.features <= features and all(condition.holds(case) for condition in self.conditions)
+        return self.features <= features and all(condition.matches(case) for condition in self.conditions)
 
     def matches(self, case: Case, kind: str, features: AbstractSet[str], error: str, at: AbstractSet[str] = frozenset()) -> bool:
         """Whether it accounts for a deviation of one of its laws, of which a trace says that it is ``at`` these places."""
@@ -136,7 +136,7 @@ class Entry:
 
     def may_match(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
         """Whether it accounts for a deviation of one of its laws, as far as can be said without a trace."""
-        return self.kind in (kind, ANY_KIND) and self._tells(struck(error)) and self.reaches(case, features)
+        return self.kind in (kind, ANY_KIND) and self._tells(error_pattern(error)) and self.reaches(case, features)
 
     def _tells(self, error: str) -> bool:
         if not self.signature or self._error.search(error) is not None:

@@ -45,7 +45,7 @@ from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import select_ids
-from shardlaw.conformance.law.verdict import struck
+from shardlaw.conformance.law.verdict import error_pattern
 from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_of
 
 if TYPE_CHECKING:
@@ -164,13 +164,13 @@ class _File:
             yield entry
 
     def _entry(self, block: Mapping[str, Any], line: int, refuse: Refuse, cause: Cause | None) -> Entry:
-        from shardlaw.conformance.law.features.features import FEATURES, known
+        from shardlaw.conformance.law.features.features import FEATURES, is_known
 
         for key in ("law", "kind", "reason"):
             if key not in block:
                 raise refuse(key, f"an expectation without {key}")
         for feature in block.get("features", ()):
-            if not known(feature):
+            if not is_known(feature):
                 raise refuse("features", f"unknown feature {feature!r} ({one_of(feature, FEATURES)})")
         if block["kind"] == ANY_KIND and "at" not in block:
             raise refuse("kind", "kind = '*': only where the entry says at which place")
@@ -228,12 +228,12 @@ def _conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ..
     for field_name, value in block.get("where", {}).items():
         said = f"where.{field_name} = {value!r}"
         try:
-            found.append(Condition.of(field_name, value))
+            found.append(Condition.from_value(field_name, value))
         except ValueError as error:
             raise refuse("where", f"{said}: {error}") from None
         if "case" not in block:
             raise refuse("where", f"{said}: want a case that shows it")
-        if not found[-1].holds(Case.parse(block["case"])):
+        if not found[-1].matches(Case.parse(block["case"])):
             raise refuse("where", f"{said}: the entry's own case has something else")
     return tuple(found)
 
@@ -245,8 +245,8 @@ def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
     if block["kind"] in SIGNED_KINDS and not signature:
         raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
     error = error_of(signature)
-    if error and struck(error) != error.strip():
-        raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
+    if error and error_pattern(error) != error.strip():
+        raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {error_pattern(error)!r}")
     if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):
         raise refuse("finding", f"finding = {block['finding']!r}: want the 8 hex digits of a finding's id")
     try:

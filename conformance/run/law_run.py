@@ -14,7 +14,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
-from shardlaw.conformance.law.verdict import finding_id, struck
+from shardlaw.conformance.law.verdict import error_pattern, finding_id
 from shardlaw.conformance.run.confirm import Confirmer, spots_of
 from shardlaw.conformance.run.search import SHRINK_SECONDS, Enough
 from shardlaw.conformance.run.state import Finding, HarnessFault
@@ -180,7 +180,7 @@ class LawRun:
         run.expectations.tried(verdict)
         if verdict.status == "refused":
             result.refused += 1
-            result.refusals[struck(verdict.error)] += 1
+            result.refusals[error_pattern(verdict.error)] += 1
             if not self._expects(seen, reached):
                 self._lacking += 1
                 if self._refused is None or seen.number < self._refused.number:
@@ -240,7 +240,7 @@ class LawRun:
     def _try_what_is_lost(self) -> None:
         """Of a law that earlier releases support wholly, the first refused case: from here on its refusals are deviations."""
         assert self._refused is not None
-        self.law = self._plan.law = self.law.unrefused()
+        self.law = self._plan.law = self.law.with_no_refusal_allowed()
         (verdict,) = self._pool.check(self.law, [self._refused.verdict.case])
         self._take_in(replace(self._refused, verdict=verdict))
 

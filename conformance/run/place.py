@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shardlaw.conformance.compat import trace as heard
-from shardlaw.conformance.law.evidence import Evidence, Piece, Step
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.reference.layout import Layout, LayoutError
@@ -108,7 +108,7 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     if step is not None:
         yield from _of_step(step, noted, lines)
     elif first.outcome == "raised" and not unfit:
-        if not noted.raised and not any(each.asked for each in noted.steps if not each.ended):  # C++ refused to ask a rule
+        if not noted.raised and not any(each.rule_asked for each in noted.steps if not each.completed):  # C++ refused to ask a rule
             return
         yield from _of_error(noted, lines)
     asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
@@ -135,7 +135,7 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     that does more than to hand on."""
     last = noted.raised[-1] if noted.raised else ""
     refused = last.removeprefix(heard.REFUSED_BY)
-    unfinished = [step for step in noted.steps if not step.ended]
+    unfinished = [step for step in noted.steps if not step.completed]
     rule = (each for step in reversed(unfinished) for each in _of_step(step, noted, lines))
     frames = [frame.removeprefix(heard.REFUSED_BY) for frame in reversed(noted.raised)]
     if not any(map(heard.plans_op, frames)):  # a handler of its own runs outside of the planning
@@ -143,10 +143,10 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     moves = [step for step in unfinished if step.kind == "move" and len(_methods(step)) > 1]
     if any(map(heard.is_redistribution, frames)):  # of several steps the last one failed: they are in a wrong order
         yield from (step.rule for step in moves)
-    kin = {step.name.rpartition(".")[0]: step.rule for step in noted.steps if step.ended and step.kind == "op"}
+    kin = {step.name.rpartition(".")[0]: step.rule for step in noted.steps if step.completed and step.kind == "op"}
     forth = [kin.get(step.name.rpartition(".")[0].removesuffix("_backward"), "") for step in unfinished]
     if heard.plans_op(refused):  # no rule: that of ops that are called alike, or of the op before, whose gradient it is
-        yield from (step.alike for step in unfinished)
+        yield from (step.similar_rule for step in unfinished)
         yield from forth
         yield from (step.rule for step in unfinished)
     elif heard.selects(frames[0] if frames else ""):  # there was nothing to choose from
@@ -193,12 +193,12 @@ def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
         yield from merged
         return
     if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in noted.visited}:  # nobody asked the rule
-        yield from (place for place in noted.visited if heard.plans_op(place) and step.asked)
+        yield from (place for place in noted.visited if heard.plans_op(place) and step.rule_asked)
         return
     under = [place for place in noted_below(noted, step.rule) if not shared(place)]
     yield from (place for place in lines.telling(under) if lines.alone(place))
     yield from (place for place in under if place in noted.answered and heard.is_candidate(place))
-    yield from [] if step.ended else lines.finder(under)
+    yield from [] if step.completed else lines.finder(under)
     yield step.rule
 
 
@@ -209,9 +209,9 @@ def _methods(step: Step) -> list[str]:
 
 def _changes(step: Step) -> int:
     """Along how many mesh dims a redistribution that came to its end changed placements."""
-    if not (isinstance(step.given, Piece) and isinstance(step.gave, Piece)):
+    if not (isinstance(step.arguments, TracedTensor) and isinstance(step.results, TracedTensor)):
         return 0
-    before, after = (parse_placements(piece.placements) if piece.placements else () for piece in (step.given, step.gave))
+    before, after = (parse_placements(piece.placements) if piece.placements else () for piece in (step.arguments, step.results))
     return sum(one != other for one, other in zip(before, after, strict=False))
 
 
@@ -308,16 +308,16 @@ def _column(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Step]:
 
 def departs(column: Mapping[int, Step]) -> bool:
     """Whether one step, as each rank took it, gives something else than the reference says; not where the reference cannot say."""
-    if not column or not all(step.ended for step in column.values()):
+    if not column or not all(step.completed for step in column.values()):
         return False
     step = next(iter(column.values()))
     try:
-        given = _whole({rank: its.given for rank, its in column.items()})
+        given = _whole({rank: its.arguments for rank, its in column.items()})
     except (_Unknown, _Departs):
         return False
     try:
         with torch.no_grad():
-            _check({rank: its.gave for rank, its in column.items()}, given if step.kind == "move" else _dense(step.name, given))
+            _check({rank: its.results for rank, its in column.items()}, given if step.kind == "move" else _dense(step.name, given))
     except _Unknown:
         return False
     except _Departs:
@@ -343,7 +343,7 @@ def _dense(name: str, given: Any) -> Any:
 def _whole(values: Mapping[int, Any]) -> Any:
     """Values that each rank has a part of, put together."""
     first = next(iter(values.values()))
-    if isinstance(first, Piece):
+    if isinstance(first, TracedTensor):
         return next(iter(_assembled(values).values())).clone()
     if isinstance(first, (list, tuple)):
         return type(first)(_whole({rank: value[at] for rank, value in values.items()}) for at in range(len(first)))
@@ -352,7 +352,7 @@ def _whole(values: Mapping[int, Any]) -> Any:
     return first.clone() if isinstance(first, torch.Tensor) else first
 
 
-def _assembled(pieces: Mapping[int, Piece]) -> Mapping[Any, torch.Tensor]:
+def _assembled(pieces: Mapping[int, TracedTensor]) -> Mapping[Any, torch.Tensor]:
     first = next(iter(pieces.values()))
     try:
         if not first.placements:
@@ -368,7 +368,7 @@ def _assembled(pieces: Mapping[int, Piece]) -> Mapping[Any, torch.Tensor]:
 def _check(values: Mapping[int, Any], want: Any) -> None:
     """Raises ``_Departs`` where what the ranks hold is not ``want``."""
     first = next(iter(values.values()))
-    if isinstance(first, Piece) and isinstance(want, torch.Tensor):
+    if isinstance(first, TracedTensor) and isinstance(want, torch.Tensor):
         inside = {rank: piece for rank, piece in values.items() if rank in Mesh.parse(first.mesh).ranks}
         if first.shape != tuple(want.shape):
             raise _Departs

@@ -158,7 +158,7 @@ class Plan:
         for case in self.share.fitting(self.limits):
             offer(case, False)
         if self.law.draw is not None and left:
-            strategy = self.law.drawn(self.limits)
+            strategy = self.law.case_strategy(self.limits)
             while left and len(self.rounds) < ROUNDS:
                 self.rounds.append((self.seed + len(self.rounds), left))
                 left = 0
@@ -205,12 +205,12 @@ class Shrinker:
         start = Shrunk(first.case, first, False, 0)
         self._deadline = time.monotonic() + self.seconds
         if drawn and law.draw is not None:
-            strategy = law.drawn(self.plan.limits)
+            strategy = law.case_strategy(self.plan.limits)
             found = (self._replay(strategy, *drawn, first.signature, self.plan.passed_over) for drawn in self.plan.rounds)
             return next(filter(None, found), start)
         if law.narrow is None and law.draw is None:
             return start
-        strategy = law.narrow(first.case) if law.narrow else law.drawn(self.plan.limits)
+        strategy = law.narrow(first.case) if law.narrow else law.case_strategy(self.plan.limits)
         near: list[Case] = []
         draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
         unseen = [case for case in dict.fromkeys(near) if case not in self.memory]

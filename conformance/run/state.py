@@ -12,7 +12,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import BACK_END, Target
-from shardlaw.conformance.law.verdict import Verdict, finding_id, spots, struck
+from shardlaw.conformance.law.verdict import Verdict, error_pattern, finding_id, place_names
 from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import RunRequest
 
@@ -53,7 +53,7 @@ class Finding:
     @property
     def spots(self) -> frozenset[str]:
         """Where an expectation may say that it is."""
-        return spots(self.where, self.calls)
+        return place_names(self.where, self.calls)
 
     @property
     def cause(self) -> tuple[str, ...]:
@@ -63,10 +63,10 @@ class Finding:
         place = ",".join(self.where.split(",")[:2])
         if place.startswith(BACK_END):
             called = [name for name in self.features if name.startswith("collective:")]
-            return (place, *(called or [self.law.partition("[")[0]]), self.kind, struck(self.verdict.error))
+            return (place, *(called or [self.law.partition("[")[0]]), self.kind, error_pattern(self.verdict.error))
         kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
         kind = "raised" if kind == "divergence" and self.verdict.error else kind
-        return (place or self.law.partition("[")[0], kind, struck(self.verdict.error) if kind == "raised" else "")
+        return (place or self.law.partition("[")[0], kind, error_pattern(self.verdict.error) if kind == "raised" else "")
 
     @classmethod
     def of(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:

@@ -43,7 +43,7 @@ def as_listed(law: Law) -> Law:
     """A law as the torch at hand has to support it."""
     import torch
 
-    return law if is_listed(torch.__version__) else law.early()
+    return law if is_listed(torch.__version__) else law.for_earlier_release()
 
 
 def supported(torch_version: str, profile: str = "smoke") -> frozenset[str]:

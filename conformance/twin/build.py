@@ -1,4 +1,4 @@
-"""A model and its batches with the values that are asked for: as they come, exact, or moved by one unit in the last place."""
+"""Builds a model and its batches with the values of a plan: as they are drawn, exact, or changed by one unit in the last place."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from shardlaw.conformance.twin.spec import Plan, Twin
 
 DTYPES = {"exact": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
-Move = Callable[[torch.Tensor], torch.Tensor]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """A structure of tuples, lists and dicts with each of its tensors changed."""
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A structure of tuples, lists and dicts with ``change`` applied to each of its tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
         copy = value.copy()
         for key in copy:
-            copy[key] = mapped(copy[key], change)
+            copy[key] = map_tensors(copy[key], change)
         return copy
     if isinstance(value, tuple) and type(value) is not tuple and any(isinstance(item, torch.Tensor) for item in value):
-        return type(value)(*(mapped(item, change) for item in value))  # a named one
-    return type(value)(mapped(item, change) for item in value) if type(value) in (tuple, list) else value
+        return type(value)(*(map_tensors(item, change) for item in value))  # a named tuple
+    return type(value)(map_tensors(item, change) for item in value) if type(value) in (tuple, list) else value
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of a structure, in order."""
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a structure, in order."""
     found: list[torch.Tensor] = []
-    mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    map_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
 
 
-def model(twin: Twin, plan: Plan, change: Move) -> torch.nn.Module:
-    """The whole module, its parameters filled as the plan says, then changed; the seed is the plan's. Without dropout, unless the plan
-    wants it."""
+def build_model(twin: Twin, plan: Plan, change: Change) -> torch.nn.Module:
+    """The whole module under the plan's seed, with the plan's values, to which ``change`` is applied. Dropout is off, unless the plan has
+    it on."""
     torch.manual_seed(plan.seed)
     module = twin.model(**plan.sizes)
-    calm(module, plan.dropout)
+    disable_dropout(module, plan.dropout)
     generator = torch.Generator().manual_seed(plan.seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            value = exact(parameter.data, generator) if plan.values == "exact" else parameter.data
+            value = exact_values(parameter.data, generator) if plan.values == "exact" else parameter.data
             parameter.data = change(value.to(DTYPES[plan.values])) if value.is_floating_point() else value
         for buffer in module.buffers():
             if buffer.is_floating_point():
-                buffer.data = widened(buffer.data.to(DTYPES[plan.values]), change)
+                buffer.data = change_buffer(buffer.data.to(DTYPES[plan.values]), change)
     return module
 
 
-def calm(module: torch.nn.Module, dropout: bool = False) -> None:
-    """Switch dropout off: ``p`` of torch's dropout modules, and what other modules call ``dropout`` and is a number. ``dropout``: but for
-    that of ``torch.nn.Dropout``."""
+def disable_dropout(module: torch.nn.Module, dropout: bool = False) -> None:
+    """Switch dropout off: set to 0 the ``p`` of torch's dropout modules and the number ``dropout`` of any module. With ``dropout``,
+    ``torch.nn.Dropout`` stays on."""
     for part in module.modules():
         if dropout and isinstance(part, torch.nn.Dropout):
             continue
@@ -66,8 +66,8 @@ def calm(module: torch.nn.Module, dropout: bool = False) -> None:
             part.dropout = 0.0  # type: ignore[assignment]
 
 
-def batch(twin: Twin, plan: Plan, step: int, change: Move) -> Any:
-    """The whole batch of a step."""
+def build_batch(twin: Twin, plan: Plan, step: int, change: Change) -> Any:
+    """The whole batch of a step, with the plan's values, to which ``change`` is applied."""
     torch.manual_seed(1_000_003 * (plan.seed + 1) + step)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,44 +76,44 @@ def batch(twin: Twin, plan: Plan, step: int, change: Move) -> Any:
         value = (tensor * 2).round().clamp(-4, 4) / 4 if plan.values == "exact" else tensor
         return change(value.to(DTYPES[plan.values]))
 
-    return mapped(twin.batch(step, **plan.sizes), cast)
+    return map_tensors(twin.batch(step, **plan.sizes), cast)
 
 
-def exact(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Small multiples of a power of two, whose sums and products are exact: quarters from -2/4 to 2/4; of what is alike everywhere and not
-    zero (the weights of a norm), 1/2, 1 or 2 times that."""
+def exact_values(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random values whose sums and products are exact: quarters from -2/4 to 2/4. A constant tensor other than zero, such as the weight of
+    a norm, becomes 1/2, 1 or 2 times its value."""
     if value.numel() and bool((value == value.flatten()[0]).all()) and bool(value.flatten()[0] != 0):
         return value * torch.tensor([0.5, 1.0, 2.0])[torch.randint(3, value.shape, generator=generator)].to(value.dtype)
     return (torch.randint(-2, 3, value.shape, generator=generator) / 4).to(value.dtype)
 
 
-def kept(value: torch.Tensor) -> torch.Tensor:
+def unchanged(value: torch.Tensor) -> torch.Tensor:
     """No change."""
     return value
 
 
-def doubled(value: torch.Tensor) -> torch.Tensor:
-    """The same in float64."""
+def to_float64(value: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64."""
     return value.double()
 
 
-def widened(value: torch.Tensor, change: Move) -> torch.Tensor:
-    """Buffers are constants: they become float64 with everything else, and are never moved."""
-    return value.double() if change is doubled else value
+def change_buffer(value: torch.Tensor, change: Change) -> torch.Tensor:
+    """A buffer, in float64 where everything is. It is a constant: no other change is applied."""
+    return value.double() if change is to_float64 else value
 
 
 @contextmanager
-def widely(change: Move) -> Iterator[None]:
-    """Where all is to be float64: so is what the model itself casts to a narrower type, such as the inside of a norm. Else its rounding
-    would look like none."""
-    if change is not doubled:
+def float64_casts(change: Change) -> Iterator[None]:
+    """In a float64 run, let the model's own casts to narrower dtypes, such as those inside a norm, go to float64 too. Otherwise this run
+    would round where the first one does, and the difference would not show it."""
+    if change is not to_float64:
         yield
         return
 
     class Wide(compat.name("TorchDispatchMode")):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if kwargs.get("dtype") in BITS and tensors(args):
+            if kwargs.get("dtype") in BITS and tensors_in(args):
                 kwargs = {**kwargs, "dtype": torch.float64}
             return func(*args, **kwargs)
 
@@ -121,16 +121,16 @@ def widely(change: Move) -> Iterator[None]:
         yield
 
 
-def moved(generator: torch.Generator) -> Move:
-    """Every element one unit in the last place up or down, by chance; zeros stay, so that what is masked or padded is."""
+def move_by_ulp(generator: torch.Generator) -> Change:
+    """A change that moves each element up or down by one unit in the last place, at random. Zeros stay: they may be masks or padding."""
 
     def move(value: torch.Tensor) -> torch.Tensor:
         if value.dtype not in BITS or not value.numel():
             return value
-        whole = value.contiguous().clone()
-        step = 2 * torch.randint(0, 2, whole.shape, generator=generator) - 1
-        bits = whole.view(BITS[value.dtype])
-        bits += torch.where(whole == 0, 0, step).to(bits.dtype)
-        return whole
+        moved = value.contiguous().clone()
+        step = 2 * torch.randint(0, 2, moved.shape, generator=generator) - 1
+        bits = moved.view(BITS[value.dtype])
+        bits += torch.where(moved == 0, 0, step).to(bits.dtype)
+        return moved
 
     return move

@@ -1,7 +1,7 @@
-"""What a model does, as a list of tensors: each submodule's inputs, outputs and their gradients, every parameter and its gradient.
+"""Records the tensors of a model's training step: each submodule's inputs and outputs, their gradients, all parameters and theirs.
 
-The whole model and the sharded one are recorded by the same hooks, so that what has one :class:`Key` is the same tensor. Inputs pass
-through a view, so that their gradient is the one that this submodule gives, whatever else the tensor is used for.
+The same hooks record the whole and the sharded model, so tensors with the same :class:`Key` correspond. Each input passes through a view:
+its gradient is then the contribution of this submodule alone, also where the tensor has other uses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.rank.context import read_mesh_cached, read_placements
-from shardlaw.conformance.twin.build import mapped, tensors
+from shardlaw.conformance.twin.build import map_tensors, tensors_in
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import format_placements
 
@@ -29,7 +29,7 @@ OF_PARAMETERS = (START, GRADIENTS, BEFORE_STEP, STEP)
 
 @dataclass(frozen=True)
 class Key:
-    """Which tensor: of which step and phase, of which submodule, what of it, in which of its calls."""
+    """Identifies a tensor by step, phase, path of the submodule, role (such as ``input 0``), and call of the submodule in the step."""
 
     step: int
     phase: str
@@ -39,7 +39,7 @@ class Key:
 
     @property
     def is_op(self) -> bool:
-        """Whether it is the result of one op inside a submodule."""
+        """Whether it is the result of an op inside a submodule."""
         return self.what.startswith("op ")
 
     def __str__(self) -> str:
@@ -51,8 +51,8 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one rank holds of a tensor: of a DTensor with the mesh, the placements and the global shape that it claims."""
+class LocalTensor:
+    """A tensor on one rank; for a DTensor, its local tensor with its mesh, placements and global shape."""
 
     local: torch.Tensor
     mesh: str = ""
@@ -61,11 +61,11 @@ class Piece:
 
 
 class Recorder:
-    """Notes tensors in the order in which the model gives them. ``path`` turns the path of a submodule into that of the whole model;
-    ``ops`` is the path of which each op is noted too."""
+    """Records tensors in the order in which the model computes them. ``path`` maps the path of a submodule to that in the whole model. For
+    the submodule ``ops`` every op is recorded too."""
 
     def __init__(self, model: torch.nn.Module, path: Callable[[str], str], ops: str | None = None) -> None:
-        self.events: dict[Key, Piece] = {}
+        self.events: dict[Key, LocalTensor] = {}
         self.trail: list[str] = []
         self.classes: dict[str, str] = {}
         self._path, self._ops = path, ops
@@ -73,88 +73,88 @@ class Recorder:
         self._step, self._phase = -1, START
         self._calls: Counter[tuple[str, str]] = Counter()
         self._stack: list[tuple[str, int]] = []
-        self._back = ""
-        self._deaf = False
+        self._backward_path = ""
+        self._paused = False
         for name, module in model.named_modules():
             self.classes[path(name)] = type(module).__name__
             if not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-                module.register_forward_pre_hook(self._before(path(name)), with_kwargs=True)
-                module.register_forward_hook(self._after(path(name)), with_kwargs=True)
+                module.register_forward_pre_hook(self._pre_hook(path(name)), with_kwargs=True)
+                module.register_forward_hook(self._post_hook(path(name)), with_kwargs=True)
 
     def begin(self, step: int, phase: str) -> None:
-        """From now on tensors are of this step and phase."""
+        """Start a phase of a step."""
         if step != self._step or phase == FORWARD:
             self._calls.clear()
-        self._step, self._phase, self._stack, self._back = step, phase, [], ""
+        self._step, self._phase, self._stack, self._backward_path = step, phase, [], ""
 
-    def loss(self, value: torch.Tensor) -> None:
-        """The loss, which belongs to no submodule."""
-        self._note(Key(self._step, LOSS, "(loss)", "value"), value)
+    def record_loss(self, value: torch.Tensor) -> None:
+        """Record the loss, which belongs to no submodule."""
+        self._record(Key(self._step, LOSS, "(loss)", "value"), value)
 
-    def parameters(self, phase: str) -> None:
-        """Every parameter, or its gradient where it has one."""
+    def record_parameters(self, phase: str) -> None:
+        """Record every parameter, or in phases of gradients each gradient."""
         self.begin(self._step, phase)
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             owner, _, leaf = name.rpartition(".")
             value = parameter.grad if phase in (GRADIENTS, BEFORE_STEP) else parameter
             if value is not None:
-                self._note(Key(self._step, phase, self._path(owner), leaf), value)
+                self._record(Key(self._step, phase, self._path(owner), leaf), value)
 
     # Hooks
 
-    def _before(self, path: str) -> Callable[..., Any]:
+    def _pre_hook(self, path: str) -> Callable[..., Any]:
         def hook(module: Any, args: Any, kwargs: Any) -> Any:
-            if self._phase != FORWARD:  # an activation that is computed again
+            if self._phase != FORWARD:  # activation checkpointing calls it again in backward
                 return None
             call = self._calls[path, "in"]
             self._calls[path, "in"] += 1
             self._stack.append((path, call))
             count = iter(range(10_000))
 
-            def enters(tensor: torch.Tensor) -> torch.Tensor:
+            def record_input(tensor: torch.Tensor) -> torch.Tensor:
                 what = f"input {next(count)}"
-                self._note(Key(self._step, FORWARD, path, what, call), tensor)
+                self._record(Key(self._step, FORWARD, path, what, call), tensor)
                 if not tensor.requires_grad:
                     return tensor
-                with self._deafly():
+                with self._not_recording():
                     tensor = tensor.view_as(tensor)
-                self._hear(tensor, Key(self._step, BACKWARD, path, what, call))
+                self._watch_gradient(tensor, Key(self._step, BACKWARD, path, what, call))
                 return tensor
 
-            return mapped(args, enters), mapped(kwargs, enters)
+            return map_tensors(args, record_input), map_tensors(kwargs, record_input)
 
         return hook
 
-    def _after(self, path: str) -> Callable[..., None]:
+    def _post_hook(self, path: str) -> Callable[..., None]:
         def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
             if self._phase != FORWARD:
                 return
             call = self._stack.pop()[1] if self._stack and self._stack[-1][0] == path else 0
-            for at, tensor in enumerate(tensors(output)):
-                self._note(Key(self._step, FORWARD, path, f"output {at}", call), tensor)
+            for at, tensor in enumerate(tensors_in(output)):
+                self._record(Key(self._step, FORWARD, path, f"output {at}", call), tensor)
                 if tensor.requires_grad:
-                    self._hear(tensor, Key(self._step, BACKWARD, path, f"output {at}", call))
+                    self._watch_gradient(tensor, Key(self._step, BACKWARD, path, f"output {at}", call))
 
         return hook
 
-    def _hear(self, tensor: torch.Tensor, key: Key) -> None:
-        def arrives(gradient: torch.Tensor) -> None:
+    def _watch_gradient(self, tensor: torch.Tensor, key: Key) -> None:
+        def on_gradient(gradient: torch.Tensor) -> None:
             if key.what.startswith("output"):
-                self._back = key.path
-            self._note(key, gradient)
+                self._backward_path = key.path
+            self._record(key, gradient)
 
-        tensor.register_hook(arrives)  # type: ignore[no-untyped-call]
+        tensor.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    def _note(self, key: Key, value: torch.Tensor) -> None:
+    def _record(self, key: Key, value: torch.Tensor) -> None:
         if key not in self.events:
-            with self._deafly():
-                self.events[key] = piece(value)
+            with self._not_recording():
+                self.events[key] = copy_local(value)
 
     # Ops
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note each op of the submodule that is looked at, if there is one."""
+    def recording_ops(self) -> Iterator[None]:
+        """Record each op of the submodule ``ops``, if there is one."""
         if self._ops is None:
             yield
             return
@@ -162,55 +162,57 @@ class Recorder:
 
         class EachOp(compat.name("TorchDispatchMode")):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                gave = func(*args, **(kwargs or {}))
-                recorder._op(str(func), args, gave)
-                return gave
+                result = func(*args, **(kwargs or {}))
+                recorder._record_op(str(func), args, result)
+                return result
 
         with EachOp():
             yield
 
-    def _op(self, op: str, args: Any, gave: Any) -> None:
-        at = (self._stack[-1] if self._stack else ("", 0)) if self._phase == FORWARD else (self._back, 0)
-        if self._deaf or at[0] != self._ops or self._phase not in (FORWARD, BACKWARD):
+    def _record_op(self, op: str, args: Any, result: Any) -> None:
+        at = (self._stack[-1] if self._stack else ("", 0)) if self._phase == FORWARD else (self._backward_path, 0)
+        if self._paused or at[0] != self._ops or self._phase not in (FORWARD, BACKWARD):
             return
-        given, came = tensors(tuple(args)), tensors((gave,) if isinstance(gave, torch.Tensor) else gave)
+        operands, results = tensors_in(tuple(args)), tensors_in((result,) if isinstance(result, torch.Tensor) else result)
         number = self._calls[f"{self._phase} {at}", op]
         self._calls[f"{self._phase} {at}", op] += 1
-        with self._deafly():
-            line = f"{op}({', '.join(map(told, given))}) gives {', '.join(map(told, came)) or 'nothing'}"
+        with self._not_recording():
+            line = f"{op}({', '.join(map(describe_tensor, operands))}) gives {', '.join(map(describe_tensor, results)) or 'nothing'}"
         self.trail.append(f"step {self._step + 1} {self._phase}: {line}")
-        for one, tensor in enumerate(came):
-            self._note(Key(self._step, self._phase, at[0], f"op {op}#{number}" + (f".{one}" if one else ""), at[1]), tensor)
+        for index, tensor in enumerate(results):
+            self._record(Key(self._step, self._phase, at[0], f"op {op}#{number}" + (f".{index}" if index else ""), at[1]), tensor)
 
     @contextmanager
-    def _deafly(self) -> Iterator[None]:
-        before, self._deaf = self._deaf, True
+    def _not_recording(self) -> Iterator[None]:
+        before, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._deaf = before
+            self._paused = before
 
 
-def piece(value: torch.Tensor) -> Piece:
-    """A copy of what this rank holds."""
+def copy_local(value: torch.Tensor) -> LocalTensor:
+    """A copy of this rank's tensor on the CPU."""
     with torch.no_grad():
         if not isinstance(value, DTensor):
-            return Piece(value.detach().cpu().clone())
+            return LocalTensor(value.detach().cpu().clone())
         try:
             placements = format_placements(read_placements(value.placements))
         except NotImplementedError:
             placements = "?"
-        return Piece(value.to_local().detach().cpu().clone(), str(read_mesh_cached(value.device_mesh)), placements, tuple(value.shape))
+        return LocalTensor(
+            value.to_local().detach().cpu().clone(), str(read_mesh_cached(value.device_mesh)), placements, tuple(value.shape)
+        )
 
 
-def told(tensor: torch.Tensor) -> str:
-    """A tensor by its shape and its placements."""
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """The shape of a tensor, and the placements of a DTensor."""
     shape = "x".join(map(str, tensor.shape)) or "()"
     return f"{shape}:{','.join(map(str, tensor.placements))}" if isinstance(tensor, DTensor) else shape
 
 
-def axes(mesh: str, names: Mesh, rank: int) -> tuple[int, ...] | None:
-    """Which dims of the twin's mesh a DTensor's mesh is, as this rank sees it; nothing where it is none of its slices."""
+def twin_mesh_dims(mesh: str, names: Mesh, rank: int) -> tuple[int, ...] | None:
+    """The dims of the twin's mesh that make up a DTensor's mesh, on this rank; None where it is no slice of the twin's mesh."""
     coord, theirs = names.coord(rank), Mesh.parse(mesh)
     if coord is None:
         return None

@@ -1,4 +1,4 @@
-"""What a twin's run says: as text, as JSON, and as one page."""
+"""The result of a twin as text, JSON, a script and an HTML page."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import torch
 
 from shardlaw.conformance.report.templates import rendered
-from shardlaw.conformance.twin.align import Judged
-from shardlaw.conformance.twin.judge import Compared, Departure
+from shardlaw.conformance.twin.align import TensorComparison
+from shardlaw.conformance.twin.comparison import Departure, RunComparison
 from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, LOSS, Key
 from shardlaw.conformance.twin.session import Result
 
 SCHEMA = 1
 KINDS = ("forward", "backward", "gradients", "parameters")
 KIND_OF = {FORWARD: "forward", LOSS: "forward", BACKWARD: "backward", GRADIENTS: "gradients", BEFORE_STEP: "gradients"}
-LOWEST, HIGHEST = -12.0, 2.0  # powers of ten that a bar reaches from and to
+LOWEST, HIGHEST = -12.0, 2.0  # the powers of ten at the ends of a bar
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The worst of the tensors of one kind of a submodule: how far off, how far it may be."""
+    """The worst tensor of one kind in a submodule. ``seen``: its distance; ``bound``: the largest that is allowed."""
 
     kind: str
     tensors: int
@@ -35,13 +35,13 @@ class Cell:
 
     @property
     def shown(self) -> tuple[float, float]:
-        """How long the bars of ``seen`` and ``bound`` are, in percent."""
-        return _percent(self.seen), _percent(self.bound)
+        """The lengths of the bars of ``seen`` and ``bound``, in percent."""
+        return _bar_length(self.seen), _bar_length(self.bound)
 
 
 @dataclass
 class Node:
-    """A submodule and those in it; ``cells`` by kind."""
+    """A submodule: ``cells`` has its worst tensors, one of each kind, ``parts`` its children. ``first``: the first departure is here."""
 
     path: str
     name: str
@@ -53,13 +53,13 @@ class Node:
 
     @property
     def departs(self) -> bool:
-        """Whether a tensor of it, or of one in it, departs."""
+        """Whether a tensor of it, or of a descendant, departs."""
         return any(cell.departs for cell in self.cells) or any(part.departs for part in self.parts)
 
 
-def tree(compared: Compared) -> Node:
-    """The submodules of one run, each with the worst tensor of each kind."""
-    rows: dict[str, dict[str, list[Judged]]] = {}
+def submodule_tree(compared: RunComparison) -> Node:
+    """The root of a run's submodules."""
+    rows: dict[str, dict[str, list[TensorComparison]]] = {}
     for one in compared.judged:
         rows.setdefault(one.key.path, {}).setdefault(_kind(one.key), []).append(one)
     nodes: dict[str, Node] = {}
@@ -77,12 +77,12 @@ def _kind(key: Key) -> str:
     return KIND_OF.get(key.phase, "parameters")
 
 
-def _cell(kind: str, judged: Sequence[Judged]) -> Cell:
+def _cell(kind: str, judged: Sequence[TensorComparison]) -> Cell:
     worst = max(judged, key=lambda one: (one.departs, one.ratio))
     return Cell(kind, len(judged), worst.seen, worst.bound, worst.ratio, str(worst.key), worst.departs)
 
 
-def _percent(value: float) -> float:
+def _bar_length(value: float) -> float:
     if value <= 0:
         return 0.0
     power = HIGHEST if math.isinf(value) else math.log10(value)
@@ -90,7 +90,7 @@ def _percent(value: float) -> float:
 
 
 def headline(result: Result) -> str:
-    """One line."""
+    """The result in one line."""
     if result.departure is not None:
         return f"departs first at {result.departure.path or '(the model)'}"
     if result.departs:
@@ -98,8 +98,8 @@ def headline(result: Result) -> str:
     return f"the sharded model is the whole one: {sum(len(one.judged) for one in result.compared)} tensors"
 
 
-def text(result: Result) -> Iterator[str]:
-    """For a terminal, line by line."""
+def terminal_lines(result: Result) -> Iterator[str]:
+    """The result for a terminal, line by line."""
     plan = result.compared[0].plan
     yield f"{result.name}: {str(plan).replace(f'; {plan.values}', '')}"
     for one in result.compared:
@@ -126,8 +126,8 @@ def text(result: Result) -> Iterator[str]:
         yield from (f"    {line}" for line in result.smallest.lines())
 
 
-def data(result: Result) -> dict[str, Any]:
-    """As JSON; infinite numbers are texts."""
+def to_json(result: Result) -> dict[str, Any]:
+    """The result for JSON; infinite numbers are strings."""
     return {
         "schema": SCHEMA,
         "name": result.name,
@@ -137,34 +137,41 @@ def data(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 1),
         "runs": [
             {
-                "plan": _planned(one),
+                "plan": _plan_json(one),
                 "failed": one.failed,
-                "departure": _departed(one.departure),
+                "departure": _departure_json(one.departure),
                 "silent": list(one.silent),
-                "tensors": [_judged(judged) for judged in one.judged],
+                "tensors": [_comparison_json(judged) for judged in one.judged],
             }
             for one in result.compared
         ],
-        "smallest": None if result.smallest is None else {"plan": _planned(result.smallest), **(_departed(result.smallest) or {})},
+        "smallest": None if result.smallest is None else {"plan": _plan_json(result.smallest), **(_departure_json(result.smallest) or {})},
     }
 
 
-def _planned(one: Compared | Departure) -> dict[str, Any]:
+def _plan_json(one: RunComparison | Departure) -> dict[str, Any]:
     plan = one.plan
     sizes = {"mesh": dict(plan.mesh), "sizes": dict(plan.sizes), "options": dict(plan.options)}
     return {**sizes, "values": plan.values, "steps": plan.steps, "seed": plan.seed, "resumed": plan.load}
 
 
-def _departed(departure: Departure | None) -> dict[str, Any] | None:
+def _departure_json(departure: Departure | None) -> dict[str, Any] | None:
     if departure is None:
         return None
     one = departure.judged
     elements = [{"index": list(index), "is": _number(got), "must": _number(want)} for index, got, want in one.elements]
-    op = _judged(departure.op) if departure.op else None
-    return {"path": departure.path, **_judged(one), "elements": elements, "via": departure.via, "op": op, "trail": list(departure.trail)}
+    op = _comparison_json(departure.op) if departure.op else None
+    return {
+        "path": departure.path,
+        **_comparison_json(one),
+        "elements": elements,
+        "via": departure.via,
+        "op": op,
+        "trail": list(departure.trail),
+    }
 
 
-def _judged(one: Judged) -> dict[str, Any]:
+def _comparison_json(one: TensorComparison) -> dict[str, Any]:
     numbers = {"bound": _number(one.bound), "seen": _number(one.seen), "ratio": _number(one.ratio)}
     key = {"step": one.key.step, "phase": one.key.phase, "submodule": one.key.path, "what": one.key.what, "call": one.key.call}
     return {**key, **numbers, "departs": one.departs, "layout": one.layout, "rank": one.rank, "wrong": one.wrong, "word": one.word}
@@ -175,14 +182,14 @@ def _number(value: float) -> float | str:
 
 
 def script(result: Result) -> str:
-    """The smallest that shows it, to run by itself: it exits 1 while the fault is there."""
+    """A script that runs the smallest plan that departs; it exits 1 while the fault is there. Empty where nothing departs."""
     least = result.smallest
     if least is None:
         return ""
     plan = least.plan
     name = plan.make.file or plan.make.module
-    told = "".join(f"# {line}\n" for line in least.lines())
-    return f"""{told}import sys
+    comment = "".join(f"# {line}\n" for line in least.lines())
+    return f"""{comment}import sys
 
 from shardlaw import twin
 
@@ -200,13 +207,13 @@ sys.exit(found.departs)
 """
 
 
-def page(result: Result) -> str:
-    """One file of HTML that fetches nothing."""
+def html_page(result: Result) -> str:
+    """The result as one HTML file without external resources."""
     return rendered(
         "twin.html.j2",
         title=f"shardlaw twin: {headline(result)}",
         result=result,
-        runs=[(one, tree(one)) for one in result.compared],
+        runs=[(one, submodule_tree(one)) for one in result.compared],
         lines=[one.lines() if one is not None else [] for one in (result.departure, result.smallest)],
         torch=str(torch.__version__),
         script=script(result),

@@ -1,4 +1,4 @@
-"""A twin's question from beginning to end: each kind of values, the first departure, the op behind it, the smallest that shows it."""
+"""Compares a sharded model with the whole one: each kind of values, the first departure, the op that causes it, a smaller plan."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.rank.spmd import Function
-from shardlaw.conformance.twin.dropout import judged as dropout_judged
-from shardlaw.conformance.twin.judge import Compared, Departure, compared
-from shardlaw.conformance.twin.spec import VALUES, Plan, Twin, found, made
-from shardlaw.conformance.twin.steps import Part, Whole
+from shardlaw.conformance.twin.comparison import Departure, RunComparison, compare_run
+from shardlaw.conformance.twin.dropout import compare_dropout as dropout_judged
+from shardlaw.conformance.twin.spec import VALUES, Plan, Twin, call_make, find_make
+from shardlaw.conformance.twin.steps import RankRun, WholeRun
 
-HOME = "shardlaw.conformance.twin.steps"
-SECONDS = 120.0  # for one run on ranks
+RANK_MODULE = "shardlaw.conformance.twin.steps"
+SECONDS = 120.0  # the limit of one run on ranks
 SHRINK_SECONDS = 20.0
-EVERY_FRAME = r"\n *\S*(?:torch/nn/modules/module|conformance/twin/steps|conformance/rank/perform)\.py:\d+ in .*\n.*"
+COMMON_FRAMES = r"\n *\S*(?:torch/nn/modules/module|conformance/twin/steps|conformance/rank/perform)\.py:\d+ in .*\n.*"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out: one :class:`Compared` for each kind of values up to the first that departs; ``smallest`` shows the same, shrunk."""
+    """One :class:`RunComparison` for each kind of values up to the first that departs. ``smallest``: the same departure, shrunk."""
 
     name: str
-    compared: tuple[Compared, ...]
+    compared: tuple[RunComparison, ...]
     smallest: Departure | None = None
     seconds: float = 0.0
 
     @property
     def departs(self) -> bool:
-        """Whether the sharded model is another one."""
+        """Whether the sharded model departs from the whole one."""
         return any(one.departs for one in self.compared)
 
     @property
@@ -52,7 +52,7 @@ class Session:
 
     def __init__(self, target: str | Target = "gloo", seconds: float = SECONDS) -> None:
         self._worlds = Worlds(target, timeout=seconds)
-        self._known: dict[str, Whole] = {}
+        self._whole_runs: dict[str, WholeRun] = {}
 
     def __enter__(self) -> Session:
         return self
@@ -60,37 +60,33 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self._worlds.close()
 
-    def run(self, plan: Plan) -> Compared:
-        """Run a plan, whole and sharded. Raises :class:`UsageError` where the whole model does not run."""
-        whole = self._whole(plan)
-        outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
-        if outcome.verdict.status != "held":
-            return Compared(plan, classes=whole.classes, failed=failure(outcome.verdict))
-        parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
-        return compared(plan, whole, parts)
+    def run(self, plan: Plan) -> RunComparison:
+        """Run a plan, whole and sharded, and compare. Raises :class:`UsageError` where the whole model does not run."""
+        whole = self._run_whole(plan)
+        parts, failed = self._run_sharded(plan)
+        return RunComparison(plan, classes=whole.classes, failed=failed) if failed else compare_run(plan, whole, parts)
 
-    def resumed(self, plan: Plan, mesh: Mapping[str, int]) -> Compared:
-        """Run the first half of the steps, save, and go on from there with a new model on ``mesh``, as if nothing had been."""
+    def run_resumed(self, plan: Plan, mesh: Mapping[str, int]) -> RunComparison:
+        """Run the first half of the steps and save; load into a new model on ``mesh``, run the second half, and compare that."""
         half = max(1, plan.steps // 2)
         with tempfile.TemporaryDirectory(prefix="shardlaw-twin-") as folder:
             first = replace(plan, save=half, folder=folder)
-            outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", first, sys.path)
-            if outcome.verdict.status != "held":
-                return Compared(first, failed=failure(outcome.verdict))
+            _, failed = self._run_sharded(first)
+            if failed:
+                return RunComparison(first, failed=failed)
             return self.run(replace(plan, load=half, folder=folder, mesh=dict(mesh)))
 
-    def dropping(self, plan: Plan, calm: Compared) -> Compared:
-        """Run the first step with dropout, and see what ranks drop; ``calm`` is the run without. Raises :class:`UsageError`."""
+    def run_with_dropout(self, plan: Plan, calm: RunComparison) -> RunComparison:
+        """Run the first step with dropout and check what ranks drop; ``calm`` is the run without. Raises :class:`UsageError`."""
         plan = replace(plan, values=calm.plan.values, steps=1, dropout=True)
-        outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
-        if outcome.verdict.status != "held":
-            return Compared(plan, classes=calm.classes, failed=failure(outcome.verdict))
-        parts: list[Part] = [outcome.returned[rank] for rank in range(plan.ranks)]
+        parts, failed = self._run_sharded(plan)
+        if failed:
+            return RunComparison(plan, classes=calm.classes, failed=failed)
         if not any(part.chances for part in parts):
             raise UsageError("dropout: the sharded model has no torch.nn.Dropout that drops anything; what functions drop cannot be seen")
         return dropout_judged(plan, calm, parts)
 
-    def ask(
+    def investigate(
         self,
         plan: Plan,
         kinds: tuple[str, ...],
@@ -99,57 +95,63 @@ class Session:
         resume: Mapping[str, int] | None = None,
         dropout: bool = False,
     ) -> Result:
-        """Try each kind of values until one departs; look for the op behind it, and for the smallest plan that shows it. ``resume``: also
-        save in the middle and go on, on this mesh; ``dropout``: also try what ranks drop. Raises :class:`UsageError`."""
+        """Run each kind of values until one departs; then find the op that causes it, and the smallest plan with the same departure.
+        ``resume``: also save in the middle and resume on this mesh; ``dropout``: also check what ranks drop. Raises :class:`UsageError`."""
         if resume is not None and plan.steps < 2:
             raise UsageError(f"{plan.steps} steps: want 2 or more to resume in the middle")
         started = time.monotonic()
-        seen: list[Compared] = []
+        seen: list[RunComparison] = []
         for values in kinds:
             seen.append(self.run(replace(plan, values=values)))
             if resume is not None and not seen[-1].departs:
-                seen.append(self.resumed(replace(plan, values=values), resume))
+                seen.append(self.run_resumed(replace(plan, values=values), resume))
             if seen[-1].departs:
                 break
         if dropout and not seen[-1].departs:
-            seen.append(self.dropping(plan, seen[0]))
+            seen.append(self.run_with_dropout(plan, seen[0]))
         last = seen[-1]
         smallest = None
         if last.departure is not None and not last.plan.load and not last.plan.dropout:
-            seen[-1] = replace(last, departure=self._looked_into(last.departure))
+            seen[-1] = replace(last, departure=self._with_first_op(last.departure))
             if shrink:
-                smallest = self._shrunk(last.departure)
+                smallest = self._shrink(last.departure)
         return Result(name or str(plan.make), tuple(seen), smallest, time.monotonic() - started)
 
-    def _whole(self, plan: Plan) -> Whole:
+    def _run_sharded(self, plan: Plan) -> tuple[list[RankRun], str]:
+        """The runs of all ranks; or none, and why the sharded model does not run."""
+        outcome = self._worlds(plan.ranks).judge(f"{RANK_MODULE}:run_sharded", plan, sys.path)
+        if outcome.verdict.status != "held":
+            return [], describe_failure(outcome.verdict)
+        return [outcome.returned[rank] for rank in range(plan.ranks)], ""
+
+    def _run_whole(self, plan: Plan) -> WholeRun:
         key = str(replace(plan, mesh={}, save=0, load=0, folder="").__dict__)
-        if key not in self._known:
-            outcome = self._worlds(1).judge(f"{HOME}:whole", plan, sys.path)
+        if key not in self._whole_runs:
+            outcome = self._worlds(1).judge(f"{RANK_MODULE}:run_whole", plan, sys.path)
             if outcome.verdict.status != "held":
                 raised = next((answer.raised for answer in outcome.verdict.ranks if answer.raised), None)
                 if raised is None or raised.error == "UsageError":
                     raise UsageError(raised.text if raised else f"the whole model does not run ({plan}): {outcome.verdict.message}")
                 where = next((line for line in reversed(raised.stack.splitlines()) if "torch/" not in line and line.strip()), "")
                 raise UsageError(f"the whole model does not run ({plan}): {raised.error}: {raised.text} {where.strip()}")
-            self._known[key] = outcome.returned[0]
-        return self._known[key]
+            self._whole_runs[key] = outcome.returned[0]
+        return self._whole_runs[key]
 
-    def _looked_into(self, departure: Departure) -> Departure:
-        """The departure with the first op inside its submodule that departs."""
+    def _with_first_op(self, departure: Departure) -> Departure:
+        """The departure with the first op that departs in its submodule."""
         path = departure.path.rpartition(" ")[2]
         if path.startswith("(") or departure.judged.key.phase not in ("forward", "backward"):
             return departure
         plan = replace(departure.plan, ops=path)
-        whole = self._whole(plan)
-        outcome = self._worlds(plan.ranks).judge(f"{HOME}:sharded", plan, sys.path)
-        if outcome.verdict.status != "held":
+        whole = self._run_whole(plan)
+        parts, failed = self._run_sharded(plan)
+        if failed:
             return departure
-        parts = [outcome.returned[rank] for rank in range(plan.ranks)]
-        found = compared(plan, whole, parts).departure
+        found = compare_run(plan, whole, parts).departure
         return replace(departure, op=found.op if found else None, trail=parts[0].trail)
 
-    def _shrunk(self, departure: Departure) -> Departure:
-        """The smallest steps, sizes and mesh that show it: each in turn as small as may be, until none can be smaller."""
+    def _shrink(self, departure: Departure) -> Departure:
+        """The departure under the smallest plan that shows it. Takes any smaller plan that does, until none does or the time is up."""
         deadline = time.monotonic() + SHRINK_SECONDS
         best = departure
         least = {**departure.plan.twin().smallest(), **dict.fromkeys(departure.plan.mesh, 1)}
@@ -157,36 +159,36 @@ class Session:
         def shows(plan: Plan) -> Departure | None:
             try:
                 found = self.run(plan).departure
-            except UsageError:  # sizes that do not go together
+            except UsageError:  # the model does not run with these sizes
                 return None
             return found if found is not None and found.signature == departure.signature else None
 
         again = True
         while again and time.monotonic() < deadline:
             again = False
-            for smaller in _smaller(best.plan, least, best.judged.key.step):
+            for smaller in smaller_plans(best.plan, least, best.judged.key.step):
                 if time.monotonic() > deadline:
                     break
                 found = shows(smaller)
                 if found is not None:
                     best, again = found, True
                     break
-        return replace(self._looked_into(best), plan=best.plan)
+        return replace(self._with_first_op(best), plan=best.plan)
 
 
-def failure(verdict: Verdict) -> str:
-    """Why a sharded model does not run: what ranks said, each text once, without the frames that every module and every twin has."""
+def describe_failure(verdict: Verdict) -> str:
+    """Why a sharded model does not run: the ranks' errors, each text once, without the frames that all of them have."""
     head, *blocks = re.split(r"\n  rank (?=\d)", explain(verdict))
     ranks: dict[str, list[str]] = {}
     for block in blocks:
-        number, _, said = block.partition(" ")
-        ranks.setdefault(re.sub(EVERY_FRAME, "", said), []).append(number)
-    told = [f"{'ranks' if len(some) > 1 else 'rank'} {', '.join(some)} {said}" for said, some in ranks.items()]
-    return "\n".join([head.partition("\n")[0], *told])
+        number, _, text = block.partition(" ")
+        ranks.setdefault(re.sub(COMMON_FRAMES, "", text), []).append(number)
+    errors = [f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(numbers)} {text}" for text, numbers in ranks.items()]
+    return "\n".join([head.partition("\n")[0], *errors])
 
 
-def _smaller(plan: Plan, least: Mapping[str, int], step: int) -> list[Plan]:
-    """Plans that are smaller in one thing, the smallest first."""
+def smaller_plans(plan: Plan, least: Mapping[str, int], step: int) -> list[Plan]:
+    """Plans that are smaller in one respect, the smallest first."""
     plans = [replace(plan, steps=max(step, 0) + 1)] if max(step, 0) + 1 < plan.steps else []
     for sizes in (plan.sizes, plan.mesh):
         for name, size in sizes.items():
@@ -197,26 +199,26 @@ def _smaller(plan: Plan, least: Mapping[str, int], step: int) -> list[Plan]:
     return [one for one in plans if one.ranks > 1]
 
 
-def planned(
+def make_plan(
     make: str | Callable[..., Twin],
     options: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
     **rest: Any,
 ) -> tuple[Plan, Twin]:
-    """The plan of a twin, its mesh and sizes its own unless ``sizes`` names others. Raises :class:`UsageError`."""
-    function = found(make) if isinstance(make, str) else Function.from_callable(make)
-    twin = made(function.load(), options or {})
-    given = {**twin.mesh, **twin.largest(), **(sizes or {})}
-    for name, size in given.items():
+    """The plan of a twin, and the twin. ``sizes`` overrides sizes of the twin, those of its mesh among them. Raises :class:`UsageError`."""
+    function = find_make(make) if isinstance(make, str) else Function.from_callable(make)
+    twin = call_make(function.load(), options or {})
+    chosen = {**twin.mesh, **twin.largest(), **(sizes or {})}
+    for name, size in chosen.items():
         if name not in twin.mesh and name not in twin.sizes:
             raise UsageError(f"size {name}={size}: the twin has no such size or mesh dim ({one_of(name, [*twin.mesh, *twin.sizes])})")
-    replace(twin, mesh={name: given[name] for name in twin.mesh}, sizes={name: given[name] for name in twin.sizes}).check()
-    mesh, own = ({name: given[name] for name in known} for known in (twin.mesh, twin.sizes))
+    replace(twin, mesh={name: chosen[name] for name in twin.mesh}, sizes={name: chosen[name] for name in twin.sizes}).check()
+    mesh, own = ({name: chosen[name] for name in known} for known in (twin.mesh, twin.sizes))
     return Plan(function, dict(options or {}), mesh, own, **rest), twin
 
 
-def resumed_on(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[str, int] | None:
-    """The mesh to go on with: the plan's with other sizes. Raises :class:`UsageError`."""
+def resume_mesh(own: Twin, plan: Plan, mesh: Mapping[str, int] | None) -> dict[str, int] | None:
+    """The mesh on which a run resumes: the plan's, with the sizes in ``mesh``. Raises :class:`UsageError`."""
     if mesh is None:
         return None
     for name, size in mesh.items():
@@ -256,7 +258,7 @@ def twin(
             raise UsageError(f"values={values!r}: unknown {value!r} ({one_of(value, VALUES)})")
     if steps < 1:
         raise UsageError(f"steps={steps}: want 1 or more")
-    plan, own = planned(make, options, sizes, steps=steps, seed=seed)
-    again = resumed_on(own, plan, resume)
+    plan, own = make_plan(make, options, sizes, steps=steps, seed=seed)
+    again = resume_mesh(own, plan, resume)
     with nullcontext(target) if isinstance(target, Session) else Session(target) as session:
-        return session.ask(plan, tuple(values) or own.values, shrink, make if isinstance(make, str) else "", again, dropout)
+        return session.investigate(plan, tuple(values) or own.values, shrink, make if isinstance(make, str) else "", again, dropout)

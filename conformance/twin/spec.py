@@ -1,4 +1,4 @@
-"""What a user says of a model, and what a rank is asked to do with it, as plain data."""
+"""A user's description of a model and its sharding, and the plan of one run, as plain data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 VALUES = ("exact", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Twin:
-    """A model and how it is sharded; what ``make`` returns.
+    """A model and its sharding; what ``make`` returns.
 
     - ``model(**sizes)``: the whole module. It is called under a fixed seed.
     - ``batch(step, **sizes)``: the whole batch of a step, a tensor or a tuple, list or dict of such; also under a seed.
@@ -60,7 +60,7 @@ class Twin:
     values: tuple[str, ...] = VALUES
 
     def check(self) -> None:
-        """Raises :class:`UsageError`, one line, for what means nothing."""
+        """Raise :class:`UsageError` for invalid fields."""
         for value in self.values:
             if value not in VALUES:
                 raise UsageError(f"values={self.values!r}: unknown {value!r} ({one_of(value, VALUES)})")
@@ -69,24 +69,27 @@ class Twin:
         for what, size in (*self.mesh.items(), *self.sizes.items()):
             if not all(isinstance(one, int) and one >= 1 for one in (size if isinstance(size, tuple) else (size,))):
                 raise UsageError(f"{what}={size!r}: want a size of 1 or more, or (size, smallest)")
-        if math.prod(self.mesh.values()) > MOST_RANKS:
-            raise UsageError(f"mesh {dict(self.mesh)}: want at most {MOST_RANKS} ranks")
+        if math.prod(self.mesh.values()) > MAX_RANKS:
+            raise UsageError(f"mesh {dict(self.mesh)}: want at most {MAX_RANKS} ranks")
 
     def largest(self) -> dict[str, int]:
-        """The sizes as they stand, by name."""
+        """The size of each name."""
         return {name: size[0] if isinstance(size, tuple) else size for name, size in self.sizes.items()}
 
     def smallest(self) -> dict[str, int]:
-        """How far each size may be shrunk."""
+        """The smallest size of each name."""
         return {name: size[1] if isinstance(size, tuple) else size for name, size in self.sizes.items()}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run of a twin: how large, with which values, for how many steps. Travels to ranks.
+    """One run of a twin: sizes, values, steps. It is sent to ranks.
 
-    ``ops`` names the submodule of which every op is recorded. ``save``: after so many steps the sharded run is saved in ``folder`` and
-    ends; ``load``: it begins with the step of that number, from there. ``dropout``: it is on, and seeds are the same on all ranks.
+    - ``draws``: how many perturbed runs of the whole model determine the bounds.
+    - ``ops``: the path of the submodule whose ops are recorded.
+    - ``save``: the sharded run saves in ``folder`` after this many steps and ends. ``load``: it loads from ``folder`` and starts with the
+      step of this number.
+    - ``dropout``: dropout is on, with the same seed on all ranks.
     """
 
     make: Function
@@ -104,28 +107,28 @@ class Plan:
     dropout: bool = False
 
     def twin(self) -> Twin:
-        """What ``make`` returns, in this process."""
-        return made(self.make.load(), self.options)
+        """Call ``make`` in this process."""
+        return call_make(self.make.load(), self.options)
 
     @property
     def ranks(self) -> int:
-        """How many ranks the sharded run has."""
+        """The number of ranks of the sharded run."""
         return math.prod(self.mesh.values())
 
-    def table(self) -> Mesh:
-        """The mesh, in the words of the reference."""
+    def reference_mesh(self) -> Mesh:
+        """The mesh, as the reference's."""
         return Mesh.of(*self.mesh.values())
 
     def __str__(self) -> str:
-        def said(sizes: Mapping[str, int]) -> str:
+        def words(sizes: Mapping[str, int]) -> str:
             return " ".join(f"{name}={size}" for name, size in sizes.items())
 
         loaded = f", those after the first {self.load} from a checkpoint" if self.load else ""
-        return f"mesh {said(self.mesh)}; sizes {said(self.sizes) or 'none'}; {self.values}; {self.steps} steps{loaded}; seed {self.seed}"
+        return f"mesh {words(self.mesh)}; sizes {words(self.sizes) or 'none'}; {self.values}; {self.steps} steps{loaded}; seed {self.seed}"
 
 
-def made(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
-    """What ``make`` returns, checked. Raises :class:`UsageError`."""
+def call_make(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
+    """The twin that ``make`` returns. Raises :class:`UsageError` where it fails or returns something else."""
     try:
         twin = make(**options)
     except Exception as error:
@@ -136,8 +139,8 @@ def made(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
     return twin
 
 
-def found(text: str) -> Function:
-    """Where ``package.module:make`` or ``file.py:make`` stands; its folder, or the current one, is put on the path. Raises
+def find_make(text: str) -> Function:
+    """The function of ``package.module:make`` or ``file.py:make``. Puts the current folder, or that of the file, on ``sys.path``. Raises
     :class:`UsageError`."""
     module, colon, name = text.rpartition(":")
     if not (colon and module and name):
@@ -146,9 +149,9 @@ def found(text: str) -> Function:
     by_file = module.endswith(".py")
     if by_file and not path.is_file():
         raise UsageError(f"{module}: no such file")
-    home = str(path.parent) if by_file else os.getcwd()
-    if home not in sys.path:
-        sys.path.insert(0, home)
+    folder = str(path.parent) if by_file else os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     function = Function(path.stem if by_file else module, str(path) if by_file else "", name)
     try:
         function.load()

@@ -238,7 +238,7 @@ def unpack_tensor(packed: PackedTensor) -> torch.Tensor:
 
 def pack_answer(batch: int, index: int, answer: Answer, output: str, collectives: dict[str, int]) -> PackedAnswer:
     """The message for a rank's answer to the case at ``index`` of a batch."""
-    from shardlaw.conformance.law.evidence import packed
+    from shardlaw.conformance.law.evidence import pack
 
     return PackedAnswer(
         batch,
@@ -255,13 +255,13 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, collectives
         answer.reason,
         collectives,
         answer.trace,
-        b"" if answer.evidence is None else packed(answer.evidence),
+        b"" if answer.evidence is None else pack(answer.evidence),
     )
 
 
 def unpack_answer(rank: int, message: PackedAnswer) -> Answer:
     """The inverse of :func:`pack_answer`."""
-    from shardlaw.conformance.law.evidence import unpacked
+    from shardlaw.conformance.law.evidence import unpack
 
     return Answer(
         rank,
@@ -277,5 +277,5 @@ def unpack_answer(rank: int, message: PackedAnswer) -> Answer:
         message.output,
         message.reason,
         message.trace,
-        unpacked(message.evidence) if message.evidence else None,
+        unpack(message.evidence) if message.evidence else None,
     )

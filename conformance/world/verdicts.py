@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.law import Early, Law
+from shardlaw.conformance.law.law import EarlyRefusal, Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import KINDS, Answer, Deposit, Deviation, HarnessError, Kind, Verdict
@@ -45,7 +45,7 @@ def combine_answers(law: Law, case: Case, answers: Sequence[Answer], target: Tar
         message = f"rank {loudest.rank} {_describe_outcome(loudest)} while ranks {waiting} still waited"
         return deviates("divergence", "process", message, _error_text(loudest))
     acting = answers
-    if len(outcomes) > 1 and (members := law.members_of(case, stage)) is not None:  # ranks that take no part refuse nothing
+    if len(outcomes) > 1 and (members := law.member_ranks(case, stage)) is not None:  # ranks that take no part refuse nothing
         acting = [answer for answer in answers if answer.rank in members or answer.outcome != "held"]
         outcomes = {answer.outcome for answer in acting}
     if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # ranks that take no part reject nothing
@@ -63,7 +63,7 @@ def combine_answers(law: Law, case: Case, answers: Sequence[Answer], target: Tar
             message = "; ".join(f"rank {answer.rank} {_describe_outcome(answer)}" for answer in acting)
             return deviates("divergence", "error", message, _error_text(acting[0]))
         if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
-            lost = "the law's control, which must hold," if case.text == law.control and not isinstance(law.refusal, Early) else ""
+            lost = "the law's control, which must hold," if case.text == law.control and not isinstance(law.refusal, EarlyRefusal) else ""
             if law.refusal == "lost":
                 lost = lost or "a case of a law of which earlier releases refuse no case"
             if lost:

@@ -1,1 +1,1 @@
-"""What a checkpoint must hold and give back: nested states, plans, metadata, and the boxes that they speak of."""
+"""What a checkpoint must save and load: nested states, plans and metadata."""

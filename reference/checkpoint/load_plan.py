@@ -1,8 +1,8 @@
-"""What must be read: the parts of saved chunks that fill the boxes that are wanted.
+"""Plans of a load: the parts of saved chunks that fill the wanted boxes.
 
-A rank wants one box of a tensor for every shard that it holds. Wherever a saved chunk and a wanted box meet there is one *read item*:
-a part of the chunk, the same part of the box, and the lengths of both. When the chunks tile the tensor, the items of a wanted box
-tile the box, so that every element is read exactly once; anything else is refused.
+A rank wants one box of a tensor for each shard that it holds. Each intersection of a saved chunk with a wanted box is one *read item*: an
+offset in the chunk, an offset in the box, and lengths. When the chunks tile the tensor, the items of a wanted box tile the box, so that
+every element is read exactly once; anything else is an error.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (``LoadPlanner``, ``ReadItem``).
 """
@@ -23,7 +23,7 @@ from shardlaw.reference.notation import Shape
 class ReadItem:
     """Elements that go from chunk number ``chunk`` to wanted box number ``box``.
 
-    ``chunk_offset`` counts from the beginning of the chunk, ``box_offset`` from that of the box, in elements along every dim.
+    ``chunk_offset`` is relative to the chunk, ``box_offset`` to the box; all are in elements, for each dim.
     """
 
     chunk: int
@@ -34,26 +34,28 @@ class ReadItem:
 
 
 class LoadError(ValueError):
-    """A destination that the checkpoint cannot fill: a name that it has not, another size, another kind, a hole."""
+    """A destination that the checkpoint cannot fill: a missing name, another size or kind, or elements that are not saved."""
 
 
 def read_items(chunks: Sequence[Box], wanted: Sequence[Box]) -> list[ReadItem]:
-    """Every meeting of a chunk with a wanted box, by box and then by chunk. A 0-d chunk meets a 0-d box in its one element."""
+    """Every intersection of a chunk with a wanted box, by box and then by chunk. A 0-d chunk and a 0-d box share their one element."""
     found = []
     for at, box in enumerate(wanted):
         for number, chunk in enumerate(chunks):
             common = intersect(chunk, box)
             if common is not None:
-                found.append(ReadItem(number, at, _less(common.offset, chunk.offset), _less(common.offset, box.offset), common.size))
+                found.append(
+                    ReadItem(number, at, _relative(common.offset, chunk.offset), _relative(common.offset, box.offset), common.size)
+                )
     return found
 
 
-def _less(offset: Shape, origin: Shape) -> Shape:
+def _relative(offset: Shape, origin: Shape) -> Shape:
     return tuple(a - b for a, b in zip(offset, origin, strict=True))
 
 
 def cover_errors(items: Sequence[ReadItem], wanted: Sequence[Box]) -> list[str]:
-    """What keeps the items from filling every wanted box, each element once."""
+    """Why the items do not fill every wanted box, each element once; an empty list when they do."""
     found = []
     for at, box in enumerate(wanted):
         parts = [Box(item.box_offset, item.lengths) for item in items if item.box == at]
@@ -61,10 +63,10 @@ def cover_errors(items: Sequence[ReadItem], wanted: Sequence[Box]) -> list[str]:
     return found
 
 
-def plan(metadata: Metadata, wanted: Mapping[str, TensorEntry | None], *, partial: bool = False) -> dict[str, list[ReadItem]]:
+def plan_reads(metadata: Metadata, wanted: Mapping[str, TensorEntry | None], *, partial: bool = False) -> dict[str, list[ReadItem]]:
     """The read items of every tensor of a destination, by name; ``wanted`` gives its shape and the boxes that a rank holds of it.
 
-    With ``partial``, names that the checkpoint has not are left out. Raises :class:`LoadError`, which names the culprit.
+    With ``partial``, names that are not in the checkpoint are left out. Raises :class:`LoadError`, with the name.
     """
     found: dict[str, list[ReadItem]] = {}
     for name, entry in wanted.items():
@@ -88,8 +90,8 @@ def plan(metadata: Metadata, wanted: Mapping[str, TensorEntry | None], *, partia
     return found
 
 
-def fill(items: Sequence[ReadItem], chunks: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
-    """Carry the items out: copy, and convert to the dtype of the destination, in place."""
+def copy_items(items: Sequence[ReadItem], chunks: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+    """Copy the elements of all items, converted to the dtype of the destination, in place."""
     for item in items:
         source = chunks[item.chunk][Box(item.chunk_offset, item.lengths).slices()]
         wanted[item.box][Box(item.box_offset, item.lengths).slices()] = source.to(wanted[item.box].dtype)

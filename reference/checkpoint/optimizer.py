@@ -1,10 +1,9 @@
 """The part of an optimizer's state that a rank of a model on two axes loads.
 
-Such a model is cut twice: along one axis every rank holds a *part* of a parameter, a box of it; along the other the ranks of a group
-share the part in chunks of rows. The state of the optimizer has the shape of the parameter, so what a rank wants of a saved tensor
-is its chunk of the part. The tensor that it fills knows nothing of the parameter: it has the size of the part and counts from its
-beginning. So there are two ways to name a wanted box, by where it lies in the part and by where it lies in what was saved, and the
-offset of the part leads from one to the other and back: :func:`shifted` and :func:`shifted_back` are inverse.
+Such a model is sharded twice: along one axis every rank holds a *part* of a parameter, which is a box; along the other the ranks of a
+group hold the part in chunks of rows. The state of the optimizer has the shape of the parameter, so a rank wants its chunk of the part
+from a saved tensor. The tensor that it loads into has the size of the part, and offsets in it are relative to the part. The offset of the
+part translates between them and offsets in the saved tensor: :func:`shift_box` and :func:`shift_box_back` are inverse.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (``load_sharded_optimizer_state_dict``).
 """
@@ -19,30 +18,30 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.sharded_tensor import ChunkSpec
 
 
-def shares(part: Box, ranks: Sequence[int], rank: int) -> list[Box]:
-    """The boxes that ``rank`` holds of a part that ``ranks`` share, counted from the beginning of the part: one with elements, or none."""
+def part_chunks(part: Box, ranks: Sequence[int], rank: int) -> list[Box]:
+    """The chunk that ``rank`` holds of a part that is chunked over ``ranks``, relative to the part: a box with elements, or no box."""
     if not part.size:
         return [Box((), ())]
-    return [*ChunkSpec(0, tuple(ranks)).shards(part.size).filled().of(rank)]
+    return [*ChunkSpec(0, tuple(ranks)).shards(part.size).without_empty().boxes_of(rank)]
 
 
-def shifted(box: Box, offset: Shape) -> Box:
-    """A box of a part, as a box of the tensor in which the part begins at ``offset``."""
+def shift_box(box: Box, offset: Shape) -> Box:
+    """A box relative to a part, as a box of the tensor in which the part has this ``offset``."""
     return Box(tuple(start + by for start, by in zip(box.offset, offset, strict=True)), box.size)
 
 
-def shifted_back(box: Box, offset: Shape) -> Box:
+def shift_box_back(box: Box, offset: Shape) -> Box:
     """The inverse of :func:`shifted`."""
     return Box(tuple(start - by for start, by in zip(box.offset, offset, strict=True)), box.size)
 
 
 def part_items(chunks: Sequence[Box], part: Box, wanted: Sequence[Box]) -> list[ReadItem]:
-    """What must be read of saved chunks to fill boxes of a part; offsets in a box are the same in either way to name it."""
-    return read_items(chunks, [shifted(box, part.offset) for box in wanted])
+    """The read items that fill boxes of a part, given relative to it, from saved chunks."""
+    return read_items(chunks, [shift_box(box, part.offset) for box in wanted])
 
 
-def around(part: Box, shape: Shape) -> list[Box]:
-    """Boxes that tile a tensor of ``shape`` together with a part that spans all dims but one: what lies before it, and behind it."""
+def surrounding_boxes(part: Box, shape: Shape) -> list[Box]:
+    """The boxes before and behind a part that spans all dims but one: with the part they tile a tensor of ``shape``."""
     found = []
     for dim, (start, end, extent) in enumerate(zip(part.offset, part.end, shape, strict=True)):
         for first, last in ((0, start), (end, extent)):

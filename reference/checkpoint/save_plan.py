@@ -1,12 +1,11 @@
-"""Who writes what: the write items of every rank, the global plan that is made of them, and what must be true of it.
+"""Plans of a save: the write items of every rank, the global plan, and when it is valid.
 
-Each rank says what it holds: one *write item* for every piece of a tensor, with the box that the piece fills, and one for every other
-leaf. Then one rank, the coordinator, sees the plans of all ranks. What several ranks hold is kept in one plan and struck from the
-others (:func:`dedup`); the chunks of each tensor are listed in the order of the ranks that write them (:func:`describe`), and
-must tile the tensor: in bounds, disjoint, covering (:func:`errors`).
+Each rank lists what it holds: a *write item* for every box of a tensor, and one for every other leaf. The coordinator then sees the plans
+of all ranks. An item that several ranks hold stays in one plan and is removed from the others (:func:`dedup`). Metadata lists the chunks
+of each tensor in the order of the ranks that write them (:func:`describe`); they must tile the tensor (:func:`metadata_errors`).
 
-Two items are the same thing held twice when they have one name and one offset. So the box of a rank that holds nothing of a
-tensor must not begin where that of another does: by rule it begins at the end of the tensor.
+Two items with the same name and offset are duplicates. So the empty box of a rank that holds nothing of a tensor must not begin where the
+box of another rank does: by rule it begins at the end of the tensor.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (``SavePlanner``, ``DefaultSavePlanner``, ``dedup_save_plans``).
 """
@@ -26,10 +25,10 @@ from shardlaw.reference.tensors import DTYPES
 
 @dataclass(frozen=True)
 class WriteItem:
-    """Something that a rank can write under ``name``.
+    """A leaf, or a part of one, that a rank can write under ``name``.
 
     ``box`` is the part of the tensor of ``shape`` and ``dtype`` that it holds, ``None`` for a leaf that is no tensor.
-    ``replica``: every rank is expected to hold it whole, as it does a plain tensor or any other leaf.
+    ``replica``: every rank holds all of it, as of a plain tensor or of a leaf that is no tensor.
     """
 
     name: str
@@ -40,12 +39,12 @@ class WriteItem:
 
     @property
     def offset(self) -> Shape | None:
-        """Where the piece begins: with the name, what makes two items one."""
+        """Where the box begins. Items with the same name and offset are duplicates."""
         return None if self.box is None else self.box.offset
 
     @property
     def size(self) -> int:
-        """What the item counts when writes are shared out: the bytes that it has, 1 where it has none or they are not known."""
+        """The weight of the item when writes are balanced: its size in bytes, 1 where that is 0 or unknown."""
         return self.box.volume * DTYPES[self.dtype].itemsize or 1 if self.box is not None else 1
 
 
@@ -55,7 +54,7 @@ Plan = tuple[WriteItem, ...]
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What metadata says of a tensor: its global shape, the chunks that are stored of it, in order, and its dtype."""
+    """The metadata of a tensor: its global shape, its stored chunks in order, and its dtype."""
 
     shape: Shape
     chunks: tuple[Box, ...] = ()
@@ -64,7 +63,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a checkpoint says of itself: an entry a name, ``None`` for a leaf that is no tensor."""
+    """The metadata of a checkpoint: an entry for each name, ``None`` for a leaf that is no tensor."""
 
     entries: dict[str, TensorEntry | None] = field(default_factory=dict)
 
@@ -82,7 +81,7 @@ class Metadata:
         raise KeyError((name, offset))
 
 
-def sharded(name: str, layout: Layout, coord: Coord | None, dtype: str = "float32") -> Plan:
+def shard_items(name: str, layout: Layout, coord: Coord | None, dtype: str = "float32") -> Plan:
     """The items of a sharded tensor on the rank at ``coord``: one, or none for a rank outside the mesh.
 
     Raises ``ValueError`` where what the rank holds is no box, or holds contributions of a reduction that is pending.
@@ -95,26 +94,26 @@ def sharded(name: str, layout: Layout, coord: Coord | None, dtype: str = "float3
     return (WriteItem(name, box, layout.shape, dtype),)
 
 
-def pieces(name: str, shape: Shape, boxes: Iterable[Box], dtype: str = "float32") -> Plan:
-    """The items of a rank that holds any boxes of a tensor."""
+def box_items(name: str, shape: Shape, boxes: Iterable[Box], dtype: str = "float32") -> Plan:
+    """The items of a rank that holds ``boxes`` of a tensor."""
     return tuple(WriteItem(name, box, shape, dtype) for box in boxes)
 
 
-def plain(name: str, shape: Shape, dtype: str = "float32") -> Plan:
-    """The item of a tensor that every rank holds whole."""
+def plain_items(name: str, shape: Shape, dtype: str = "float32") -> Plan:
+    """The item of a plain tensor, which every rank holds in full."""
     return (WriteItem(name, Box.whole(shape), shape, dtype, replica=True),)
 
 
-def value(name: str) -> Plan:
+def value_items(name: str) -> Plan:
     """The item of a leaf that is no tensor."""
     return (WriteItem(name, replica=True),)
 
 
 def dedup(plans: Sequence[Plan], *, lowest: bool = False) -> list[Plan]:
-    """The same plans, each item left in one of those that hold it.
+    """The plans, with each item in only one of those that have it.
 
-    Items are shared out in the order in which they are first met, rank by rank. Each goes to the rank to which least has gone so
-    far, the lowest of several; or, with ``lowest``, to the lowest rank that holds it.
+    Items are assigned in order, rank by rank. Each goes to the holder with the smallest load so far, the lowest of several; or, with
+    ``lowest``, to the lowest rank that holds it.
     """
     holders: dict[Key, list[int]] = {}
     items: dict[Key, WriteItem] = {}
@@ -134,7 +133,7 @@ def dedup(plans: Sequence[Plan], *, lowest: bool = False) -> list[Plan]:
 
 
 def describe(plans: Sequence[Plan]) -> Metadata:
-    """The metadata of a checkpoint that is written by these plans. Raises ``ValueError`` where one leaf is written twice."""
+    """The metadata of a checkpoint that these plans write. Raises ``ValueError`` where a leaf is written twice."""
     entries: dict[str, TensorEntry | None] = {}
     for plan in plans:
         for item in plan:
@@ -149,8 +148,8 @@ def describe(plans: Sequence[Plan]) -> Metadata:
     return Metadata(entries)
 
 
-def errors(metadata: Metadata) -> list[str]:
-    """What keeps the chunks of any tensor from tiling it; an empty list when every tensor is stored whole, each element once."""
+def metadata_errors(metadata: Metadata) -> list[str]:
+    """Why chunks do not tile their tensors; an empty list when every element of every tensor is stored once."""
     found = []
     for name, entry in metadata.entries.items():
         if entry is not None:
@@ -158,21 +157,21 @@ def errors(metadata: Metadata) -> list[str]:
     return found
 
 
-def buckets(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
-    """How a rank shares its items among the files of its threads: other leaves in turn, tensors by size, the largest first, each to
-    the file with the least in it."""
+def split_by_thread(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
+    """The items of a rank by the thread that writes them. Leaves that are no tensors are assigned in turn, tensors by size, the largest
+    first, each to the thread with the least bytes."""
     if threads == 1:
         return [list(items)]
     shared: list[list[WriteItem]] = [[] for _ in range(threads)]
     load = [0] * threads
     for at, item in enumerate(item for item in items if item.box is None):
         shared[at % threads].append(item)
-    for item in sorted((item for item in items if item.box is not None), key=_bytes, reverse=True):
+    for item in sorted((item for item in items if item.box is not None), key=_tensor_bytes, reverse=True):
         least = load.index(min(load))
         shared[least].append(item)
-        load[least] += _bytes(item)
+        load[least] += _tensor_bytes(item)
     return shared
 
 
-def _bytes(item: WriteItem) -> int:
+def _tensor_bytes(item: WriteItem) -> int:
     return math.prod(item.shape) * DTYPES[item.dtype].itemsize

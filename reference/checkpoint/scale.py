@@ -1,9 +1,9 @@
-"""Plans of many thousand ranks, by arithmetic: what is true of a tensor along each of its dims is true of it.
+"""Plans of many thousand ranks, computed for each tensor dim on its own.
 
 Where every mesh dim shards at most one tensor dim, and no placement is strided, what a rank holds along one tensor dim depends
 on its coordinates along the mesh dims that shard this dim, and on nothing else. So the boxes of a tensor are all combinations of the
 *runs* of its dims, and whatever is counted of boxes is a product: how many there are, how many meet those of another layout, how many
-elements all ranks hold. The runs of a dim are those of a tensor of this dim alone (:mod:`shardlaw.reference.layout`), and few.
+elements all ranks hold. The runs of a dim are few; they are those of a 1-D tensor (:mod:`shardlaw.reference.layout`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Grid:
 
     @property
     def boxes(self) -> int:
-        """How many different boxes with elements there are."""
+        """How many distinct boxes with elements there are."""
         return math.prod(map(len, self.runs))
 
     @property
@@ -78,7 +78,7 @@ class Grid:
         return len(self.copies) * math.prod(self.shape)
 
     def cuts(self) -> list[list[list[int]]]:
-        """The different runs of each dim, in order."""
+        """The distinct runs of each dim, in order."""
         empty = 0 in self.shape
         return [[] if empty else [[*run] for run in sorted(runs)] for runs in self.runs]
 
@@ -91,11 +91,11 @@ class Grid:
         return found
 
     def reads(self, saved: Grid) -> int:
-        """How many read items fill all different boxes of this grid from those of another."""
+        """How many read items fill all distinct boxes of this grid from those of another."""
         return math.prod(sum(map(len, met.values())) for met in self.meetings(saved))
 
     def files(self, saved: Grid) -> dict[int, set[int]]:
-        """For each rank that holds elements the ranks whose chunks it reads, where the lowest rank that holds a chunk has written it."""
+        """For each rank with elements, the ranks whose chunks it reads, where the lowest rank that holds a chunk has written it."""
         found: dict[int, set[int]] = {}
         for runs in itertools.product(*(met.items() for met in self.meetings(saved))):
             lowest = [[min(saved.runs[dim][run]) for run in met] for dim, (_, met) in enumerate(runs)]

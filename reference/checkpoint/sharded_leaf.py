@@ -1,9 +1,9 @@
-"""Who holds what of a state before it is saved: leaves, in boxes of any size, each held by one rank or by several.
+"""Leaves of a state in boxes of any size, each held by one or more ranks.
 
 One leaf is one text::
 
     5x6/0:2,0:6@0+1;2:5,0:6@2      a tensor in two boxes: rows 0 and 1 on ranks 0 and 1, the others on rank 2
-    5x6:int64/whole@0+1            a plain tensor of int64, whole on ranks 0 and 1
+    5x6:int64/whole@0+1            a plain tensor of int64 on ranks 0 and 1
     ()/()@0                        a tensor without dims, on rank 0
     value@0+1+2                    anything that is no tensor
 """
@@ -22,7 +22,7 @@ from shardlaw.reference.tensors import DTYPES
 
 @dataclass(frozen=True)
 class ShardedLeaf:
-    """A leaf. ``kind`` is ``boxes``, ``whole`` (a plain tensor) or ``value``, which is held as if it were a tensor without dims."""
+    """A leaf. ``kind`` is ``boxes``, ``whole`` (a plain tensor) or ``value`` (no tensor; ``shards`` are then those of a 0-d tensor)."""
 
     kind: str
     shards: Shards
@@ -64,8 +64,8 @@ class ShardedLeaf:
         return self.shards.shape
 
     def items(self, name: str, rank: int) -> Plan:
-        """What ``rank`` can write of it."""
-        return tuple(self._item(name, box) for box in self.shards.of(rank))
+        """The write items of ``rank``."""
+        return tuple(self._item(name, box) for box in self.shards.boxes_of(rank))
 
     def _item(self, name: str, box: Box) -> WriteItem:
         if self.kind == "value":
@@ -75,4 +75,4 @@ class ShardedLeaf:
 
 def plans_of(leaves: Mapping[str, ShardedLeaf], ranks: int) -> list[Plan]:
     """The local plan of every rank: the items of each leaf, in the order of the leaves."""
-    return [tuple(item for name, held in leaves.items() for item in held.items(name, rank)) for rank in range(ranks)]
+    return [tuple(item for name, leaf in leaves.items() for item in leaf.items(name, rank)) for rank in range(ranks)]

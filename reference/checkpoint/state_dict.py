@@ -1,17 +1,17 @@
-"""Nested states: what is saved is a tree of dicts and lists whose leaves are tensors or other values.
+"""Nested states: trees of dicts and lists whose leaves are tensors or other values, as checkpoints save them.
 
-A state is written on one line, as Python would write it, without spaces::
+The text of a state is one line of Python syntax without spaces::
 
     {w:x,opt:{0:{step:3,"exp.avg":y}},names:["a",None],hook:stateful({n:b"ab"})}
 
-A bare word is a key where a key stands (other keys are texts, numbers, ``True``, ``False``, ``None``, and tuples of keys), and
-elsewhere the name of a tensor (:class:`Slot`), which stands beside the state; the same name twice is one tensor under two keys.
-``stateful(...)`` is an object that hands out and takes back such a state. Printing is canonical, and parsing what was printed
+A bare word in place of a key is a string key (other keys are strings, numbers, ``True``, ``False``, ``None``, and tuples of keys).
+Elsewhere it is the name of a tensor (:class:`Slot`), which the case has in another field; a name that occurs twice is one tensor under
+two keys. ``stateful(...)`` is an object with ``state_dict()`` and ``load_state_dict()``. Printing is canonical: parsing what was printed
 gives an equal state.
 
-A checkpoint does not keep the tree but its leaves, each under its *path joined by dots*. :func:`flatten` says which leaves there
-are: dicts are always opened; a list is opened when a tensor or a dict is somewhere in its lists; everything else is one
-leaf: numbers, texts, ``None``, tuples, sets, and lists of such. Nothing is stored for an empty dict.
+A checkpoint stores the leaves of the tree, each under its path joined by dots. :func:`flatten` gives the leaves: dicts are always
+flattened; a list is, where a tensor or a dict is in it or in its nested lists; everything else is a leaf: numbers, strings, ``None``,
+tuples, sets, and lists of these. Nothing is stored for an empty dict.
 
 Source: the documentation of ``torch.distributed.checkpoint`` (``DefaultSavePlanner``, ``flatten_state_dict``).
 """
@@ -36,57 +36,57 @@ KEYWORD = "stateful"
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor, by its name in the case."""
+    """A tensor in a state, by its name in the case."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Stateful:
-    """An object with ``state_dict()`` and ``load_state_dict()``, by the state that it holds."""
+    """An object with ``state_dict()`` and ``load_state_dict()``, by its state."""
 
     state: State
 
 
 class FlattenError(ValueError):
-    """Two leaves have one path, such as those of ``{"a":{"b":1},"a.b":2}``."""
+    """Two leaves have the same path, such as those of ``{"a":{"b":1},"a.b":2}``."""
 
 
 def parse_state(text: str) -> State:
-    """A state from its text. Raises :class:`NotationError`, which quotes the part that is no state."""
+    """A state from its text. Raises :class:`NotationError`, which quotes the invalid part."""
     try:
         node = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise NotationError(f"state {text!r}: {error.msg}; want a dict such as {{w:x,n:[1,None]}}") from None
     if not isinstance(node, ast.Dict):
         raise NotationError(f"state {text!r}: want a dict such as {{w:x,n:[1,None]}}")
-    return dict(_read(node))
+    return dict(_parse_value(node))
 
 
-def _read(node: ast.expr) -> Any:
+def _parse_value(node: ast.expr) -> Any:
     match node:
         case ast.Dict(keys=keys, values=values):
-            return {_key(key): _read(value) for key, value in zip(keys, values, strict=True)}
+            return {_parse_key(key): _parse_value(value) for key, value in zip(keys, values, strict=True)}
         case ast.List(elts=items):
-            return [_read(item) for item in items]
+            return [_parse_value(item) for item in items]
         case ast.Tuple(elts=items):
-            return tuple(_read(item) for item in items)
+            return tuple(_parse_value(item) for item in items)
         case ast.Name(id=name):
             return Slot(name)
         case ast.Call(func=ast.Name(id="stateful"), args=[ast.Dict() as state], keywords=[]):
-            return Stateful(_read(state))
+            return Stateful(_parse_value(state))
     try:
         return ast.literal_eval(node)
     except ValueError:
         raise NotationError(f"state: {ast.unparse(node)!r} is no number, text, tensor name, dict, list, tuple or set") from None
 
 
-def _key(node: ast.expr | None) -> Key:
+def _parse_key(node: ast.expr | None) -> Key:
     if isinstance(node, ast.Constant) and type(node.value) in (str, int, float, bool, type(None)):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.Tuple):
-        return tuple(map(_key, node.elts))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and type(number := _key(node.operand)) in (int, float):
+        return tuple(map(_parse_key, node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and type(number := _parse_key(node.operand)) in (int, float):
         return -number  # type: ignore[operator]
     if isinstance(node, ast.Name | ast.Attribute):
         return ast.unparse(node)
@@ -109,13 +109,13 @@ def format_state(state: object) -> str:
         case set():
             return "{" + ",".join(sorted(map(format_state, state))) + "}" if state else "set()"
         case str():
-            return '"' + "".join(map(_escaped, state)) + '"'
+            return '"' + "".join(map(_escape, state)) + '"'
         case bytes():
-            return 'b"' + "".join(map(_escaped, state.decode("latin-1"))) + '"'
+            return 'b"' + "".join(map(_escape, state.decode("latin-1"))) + '"'
     return repr(state).replace(" ", "")
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     if char.isascii() and char.isprintable() and char not in ' "\\':
         return char
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\U{ord(char):08x}"
@@ -127,45 +127,45 @@ def _format_key(key: Key) -> str:
     return str(key) if bare else format_state(key)
 
 
-def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same tree with ``leaf`` applied to every slot and every other value; sets and what is in them stay as they are."""
+def map_leaves(state: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The tree with ``leaf`` applied to every slot and every other value. A set counts as one value."""
     match state:
         case dict():
-            return {key: mapped(value, leaf) for key, value in state.items()}
+            return {key: map_leaves(value, leaf) for key, value in state.items()}
         case list():
-            return [mapped(value, leaf) for value in state]
+            return [map_leaves(value, leaf) for value in state]
         case tuple():
-            return tuple(mapped(value, leaf) for value in state)
+            return tuple(map_leaves(value, leaf) for value in state)
         case Stateful(inner):
-            return Stateful(mapped(inner, leaf))
+            return Stateful(map_leaves(inner, leaf))
     return leaf(state)
 
 
-def slots(state: Any) -> Iterator[str]:
-    """The names of the tensors of a state, each once, in the order in which they first stand there."""
+def slot_names(state: Any) -> Iterator[str]:
+    """The names of the tensors of a state, each once, in order of appearance."""
     seen: dict[str, None] = {}
-    mapped(state, lambda leaf: seen.setdefault(leaf.name) if isinstance(leaf, Slot) else None)
+    map_leaves(state, lambda leaf: seen.setdefault(leaf.name) if isinstance(leaf, Slot) else None)
     yield from seen
 
 
-def opens(value: Any) -> bool:
-    """Whether a value is a branch: its entries are stored apart. What is no branch is one leaf."""
+def is_branch(value: Any) -> bool:
+    """Whether the entries of a value are stored separately, not the value as one leaf."""
     if isinstance(value, Mapping):
         return True
     if not isinstance(value, list):
         return False
-    return any(isinstance(entry, Slot) or (isinstance(entry, Mapping | list) and opens(entry)) for entry in value)
+    return any(isinstance(entry, Slot) or (isinstance(entry, Mapping | list) and is_branch(entry)) for entry in value)
 
 
 def flatten(state: State) -> dict[str, tuple[Path, Any]]:
-    """Every leaf by its path joined by dots, with the path itself: keys as texts, positions in lists as numbers.
+    """Every leaf by its path joined by dots, with the path itself: keys as strings, positions in lists as numbers.
 
-    A :class:`Stateful` at the top counts as the state that it holds. Raises :class:`FlattenError`.
+    A :class:`Stateful` at the top is replaced by its state. Raises :class:`FlattenError`.
     """
     flat: dict[str, tuple[Path, Any]] = {}
 
     def visit(path: Path, value: Any) -> None:
-        if not opens(value):
+        if not is_branch(value):
             name = ".".join(map(str, path))
             if name in flat:
                 raise FlattenError(f"two leaves are called {name!r}")
@@ -183,17 +183,17 @@ def flatten(state: State) -> dict[str, tuple[Path, Any]]:
 
 
 def unflatten(leaves: Mapping[str, tuple[Path, Any]]) -> State:
-    """The tree that paths describe: keys are texts, gaps in lists are ``None``."""
+    """The tree with these paths: keys are strings, gaps in lists are ``None``."""
     root: State = {}
     for path, value in leaves.values():
         branch: Any = root
         for step, following in pairwise(path):
-            branch = _entry(branch, step, [] if isinstance(following, int) else {})
-        _entry(branch, path[-1], value)
+            branch = _get_or_insert(branch, step, [] if isinstance(following, int) else {})
+        _get_or_insert(branch, path[-1], value)
     return root
 
 
-def _entry(branch: Any, step: str | int, default: Any) -> Any:
+def _get_or_insert(branch: Any, step: str | int, default: Any) -> Any:
     if isinstance(branch, list):
         assert isinstance(step, int)
         branch.extend([None] * (step + 1 - len(branch)))
@@ -203,10 +203,10 @@ def _entry(branch: Any, step: str | int, default: Any) -> Any:
     return branch.setdefault(step, default)
 
 
-def spoiled(value: Any) -> Any:
-    """A state of the same structure and the same types whose every value is another: a destination, before a load.
+def spoil(value: Any) -> Any:
+    """A state of the same structure and types with every value changed: a destination before a load.
 
-    Slots stay; ``None``, which has no other value, and empty tuples, sets and lists become the text ``"unset"`` or hold it.
+    Slots stay. ``None`` becomes ``"unset"``; empty tuples, sets and lists get it as their item.
     """
     match value:
         case bool():
@@ -220,7 +220,7 @@ def spoiled(value: Any) -> Any:
         case None:
             return "unset"
         case set():
-            return {*map(spoiled, value)} if value else {"unset"}
+            return {*map(spoil, value)} if value else {"unset"}
         case list() if not value:
             return ["unset"]
         case tuple() if not value:
@@ -228,11 +228,11 @@ def spoiled(value: Any) -> Any:
         case Slot():
             return value
         case dict():
-            return {key: spoiled(entry) for key, entry in value.items()}
+            return {key: spoil(entry) for key, entry in value.items()}
         case list():
-            return [spoiled(entry) for entry in value]
+            return [spoil(entry) for entry in value]
         case tuple():
-            return tuple(spoiled(entry) for entry in value)
+            return tuple(spoil(entry) for entry in value)
         case Stateful(inner):
-            return Stateful(spoiled(inner))
+            return Stateful(spoil(inner))
     raise TypeError(f"no state holds a {type(value).__name__}")

@@ -131,7 +131,14 @@ def test_request_that_is_refused_is_refused_once(tmp_path: Path) -> None:
 def test_place_of_a_launched_process() -> None:
     found = launch_info(LAUNCHED)
     assert found is not None
-    assert (found.process, found.size, found.local_rank, found.local_size, found.store_is_hosted, found.loopback) == (3, 4, 1, 2, True, True)
+    assert (found.process, found.size, found.local_rank, found.local_size, found.store_is_hosted, found.loopback) == (
+        3,
+        4,
+        1,
+        2,
+        True,
+        True,
+    )
     assert launch_info({**LAUNCHED, "MASTER_ADDR": "10.0.0.1"}).loopback is False  # type: ignore[union-attr]
     assert is_secondary_process(LAUNCHED)
     assert not is_secondary_process({**LAUNCHED, "RANK": "0"})

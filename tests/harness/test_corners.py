@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.corners import Corner, corners, count, main
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import known
+from shardlaw.conformance.law.features.features import is_known
 
 OWN = ("solid", "unsummed", "first-unsummed", "variant:", "field:")
 CASES = {
@@ -24,7 +24,7 @@ def test_a_case_counts_for_the_corners_that_it_is_in(text: str) -> None:
 
 def test_every_corner_asks_for_what_a_case_may_have() -> None:
     asked = [word.removeprefix("!") for corner in corners() for words in corner.words.split() for word in words.split("/")]
-    assert [word for word in asked if not known(word) and not word.startswith(OWN)] == []
+    assert [word for word in asked if not is_known(word) and not word.startswith(OWN)] == []
 
 
 def test_all_words_of_a_corner_must_hold() -> None:

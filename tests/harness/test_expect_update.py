@@ -12,7 +12,7 @@ import pytest
 
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.condition import HAS_ELEMENTS, facts
+from shardlaw.conformance.law.condition import HAS_ELEMENTS, case_facts
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.report.run_report import ExpectationLine, read_report
@@ -144,7 +144,7 @@ def test_an_entry_says_what_a_field_holds_where_no_feature_parts(shell: Shell) -
     report(folder, finding(dtyped[0], features=[]))
     shell(str(folder))
     assert 'where = { "x.dtype" = "int8" }' in shell.file.read_text()
-    assert facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8", "*.placements=/R/", HAS_ELEMENTS}
+    assert case_facts(dtyped[0]) == {"attempt=dtype", "x.dtype=int8", "*.placements=/R/", HAS_ELEMENTS}
 
 
 def test_an_entry_is_of_what_most_cases_have_though_one_of_them_holds(shell: Shell) -> None:

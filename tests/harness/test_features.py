@@ -6,7 +6,7 @@ import pytest
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.feature_lines import LINES
-from shardlaw.conformance.law.features.features import FEATURES, features_of, known, line_of, missing
+from shardlaw.conformance.law.features.features import FEATURES, feature_line, features_of, is_known, missed_features
 from shardlaw.conformance.laws import find
 
 INPUT_SPACE = [
@@ -103,25 +103,25 @@ def test_every_line_of_the_input_space_has_features() -> None:
     assert all(LINES.values())
     names = [name for features in LINES.values() for name in features]
     assert len(names) == len(set(names)) == len(FEATURES)
-    assert all(FEATURES[name].endswith(f"({line_of(name)})") for name in names if not name.endswith("*"))
+    assert all(FEATURES[name].endswith(f"({feature_line(name)})") for name in names if not name.endswith("*"))
 
 
 def test_the_catalogue_knows_its_names_and_the_families_and_nothing_else() -> None:
-    assert known("uneven")
-    assert known("op:aten.mean.dim")
-    assert known("option:alpha")
-    assert not known("odd")
-    assert not known("op:")
-    assert not known("op:*")
-    assert line_of("op:aten.mean.dim") == "programs"
+    assert is_known("uneven")
+    assert is_known("op:aten.mean.dim")
+    assert is_known("option:alpha")
+    assert not is_known("odd")
+    assert not is_known("op:")
+    assert not is_known("op:*")
+    assert feature_line("op:aten.mean.dim") == "programs"
     with pytest.raises(KeyError):
-        line_of("odd")
+        feature_line("odd")
 
 
 def test_what_was_not_reached_is_listed_and_a_family_is_reached_by_any_of_its_members() -> None:
-    left = missing({"uneven", "op:aten.mean.dim"})
+    left = missed_features({"uneven", "op:aten.mean.dim"})
     assert "uneven" not in left
     assert "op:*" not in left
     assert {"option:*", "dtype:bool", "partial:avg"} <= set(left)
     assert "history" not in left
-    assert missing(FEATURES) == []
+    assert missed_features(FEATURES) == []

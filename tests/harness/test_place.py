@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.evidence import Evidence, Piece, Step, packed, unpacked
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, unpack
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
 from shardlaw.conformance.laws.layout.inputs import KINDS
@@ -23,16 +23,16 @@ METHOD = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.p
 CASE = Case.parse("op.forward[neg] mesh=2 a=4:S(0) steps=neg(a)")
 
 
-def piece(local: torch.Tensor, placements: str = "S(0)") -> Piece:
-    return Piece((4,), "2", placements, local)
+def piece(local: torch.Tensor, placements: str = "S(0)") -> TracedTensor:
+    return TracedTensor((4,), "2", placements, local)
 
 
 def op(name: str, given: torch.Tensor, gave: torch.Tensor) -> Step:
-    return Step("op", name, ((piece(given),), {}), (piece(gave), []), RULE, ended=True, asked=True)
+    return Step("op", name, ((piece(given),), {}), (piece(gave), []), RULE, completed=True, rule_asked=True)
 
 
 def move(given: torch.Tensor, gave: torch.Tensor, within: int | None = None) -> Step:
-    return Step("move", "redistribute", piece(given), piece(gave, "R"), PLANNER, [METHOD], within, ended=True)
+    return Step("move", "redistribute", piece(given), piece(gave, "R"), PLANNER, [METHOD], within, completed=True)
 
 
 def ranks(*steps: tuple[Step, Step]) -> dict[int, tuple[Step, ...]]:
@@ -70,12 +70,12 @@ def test_the_redistribution_in_an_op_is_to_blame_before_the_op() -> None:
 def test_what_the_reference_cannot_judge_does_not_depart(change: str) -> None:
     steps = ranks(wrong())
     if change == "unfinished":
-        steps[1][0].ended = False
+        steps[1][0].completed = False
     elif change == "unlike":
         steps[1][0].name = "aten.abs.default"
     else:
         for its in steps.values():
-            its[0].given = ((Piece((4,), "2", "", FULL),), {})
+            its[0].arguments = ((TracedTensor((4,), "2", "", FULL),), {})
     assert first_departing(steps) is None
 
 
@@ -94,7 +94,7 @@ def test_the_rule_of_the_op_that_departs_is_named() -> None:
 
 
 def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
-    begun = Step("op", "aten.neg.default", rule=RULE, asked=True)
+    begun = Step("op", "aten.neg.default", rule=RULE, rule_asked=True)
     raised = Raised("RuntimeError", "", "")
     hands_on = "OpDispatcher._dispatch_get_local_results_slow_path, torch/distributed/tensor/_dispatch.py:9"
     checks = "refused by distribute_tensor, torch/distributed/tensor/_api.py:7"
@@ -116,18 +116,18 @@ DECOMPOSES = "DecompShardingStrategy.propagate_strategy, torch/distributed/tenso
 
 
 def test_an_op_back_without_a_rule_is_put_down_to_what_should_have_it() -> None:
-    forth = Step("op", "aten.neg.default", ((), {}), (None, []), RULE, asked=True, ended=True)
-    back = Step("op", "aten.neg_backward.default", rule=DECOMPOSES, asked=True)
+    forth = Step("op", "aten.neg.default", ((), {}), (None, []), RULE, rule_asked=True, completed=True)
+    back = Step("op", "aten.neg_backward.default", rule=DECOMPOSES, rule_asked=True)
     assert refusal(forth, back, frames=(KERNEL,))[0] == RULE, "planned by its decomposition, it fails"
     assert refusal(forth, back, frames=(NO_RULE,))[0] == RULE
-    back.alike = "other_strategy, torch/distributed/tensor/_ops/_other_ops.py:1"
-    assert refusal(forth, back, frames=(NO_RULE,))[0] == back.alike
+    back.similar_rule = "other_strategy, torch/distributed/tensor/_ops/_other_ops.py:1"
+    assert refusal(forth, back, frames=(NO_RULE,))[0] == back.similar_rule
 
 
 def test_a_choice_among_nothing_is_put_down_to_who_offers() -> None:
     chooses = "_select_min_cost_strategy, torch/distributed/tensor/_sharding_prop.py:9"
     offers = "expand_to_full_mesh_op_strategy, torch/distributed/tensor/_ops/utils.py:3"
-    begun = Step("op", "aten.neg.default", rule=RULE, asked=True)
+    begun = Step("op", "aten.neg.default", rule=RULE, rule_asked=True)
     assert refusal(begun, frames=(NO_RULE.removeprefix("refused by "), chooses), visited=(offers,))[0] == offers
 
 
@@ -135,9 +135,9 @@ def test_a_choice_among_nothing_is_put_down_to_who_offers() -> None:
 def test_what_a_transform_made_of_an_argument_is_put_down_to_it_or_to_the_order_of_steps(dims: int) -> None:
     method, does = (f"_MaskPartial.{name}, torch/distributed/tensor/placement_types.py:{name!r}" for name in ("_partition_value", "_mask"))
     calls = [method, METHOD.replace("Shard._to_replicate_tensor", "Partial._reduce_value")][:dims]
-    inner = Step("move", "redistribute", None, None, PLANNER, calls, within=0, ended=True)
+    inner = Step("move", "redistribute", None, None, PLANNER, calls, within=0, completed=True)
     evidence = Evidence(
-        (Step("op", "aten.neg.default", rule=RULE, asked=True), inner),
+        (Step("op", "aten.neg.default", rule=RULE, rule_asked=True), inner),
         {does: frozenset({1})},
         {does: frozenset({method})},
         raised=(KERNEL,),
@@ -150,7 +150,7 @@ def test_who_found_out_is_named_before_who_carries_it_out() -> None:
     made = {
         name: f"Propagator.{name}, torch/distributed/tensor/_ops/_some_ops.py:{name!r}" for name in ("analyze", "_analyze_a", "_rewrite_b")
     }
-    begun = Step("op", "aten.neg.default", rule=RULE, asked=True)
+    begun = Step("op", "aten.neg.default", rule=RULE, rule_asked=True)
     assert refusal(begun, frames=(f"refused by {made['_rewrite_b']}",), visited=tuple(made.values()))[:2] == [
         made["_analyze_a"],
         made["_rewrite_b"],
@@ -189,28 +189,28 @@ def test_a_place_says_what_its_rule_asked_for() -> None:
 def test_evidence_travels_as_bytes() -> None:
     steps = (*ranks(wrong())[0], move(FULL[:2], FULL))
     sent = Evidence(steps, {RULE: frozenset({1, 2})}, {RULE: frozenset()}, frozenset({RULE}), (RULE,))
-    got = unpacked(packed(sent))
+    got = unpack(pack(sent))
     assert (got.visited, got.callers, got.answered, got.raised) == (sent.visited, sent.callers, sent.answered, sent.raised)
     assert [(step.kind, step.rule, step.calls) for step in got.steps] == [(step.kind, step.rule, step.calls) for step in steps]
-    assert torch.equal(got.steps[0].given[0][0].local, FULL[:2])
+    assert torch.equal(got.steps[0].arguments[0][0].local, FULL[:2])
 
 
 def test_what_has_no_elements_departs_from_nothing() -> None:
     """A step that fills tensors of the meta device, where the whole has elements: nobody can say whether they are the right ones."""
     empty = FULL.to("meta")
-    step = Step("op", "aten.relu_.default", ((FULL,), {}), (empty, []), RULE, ended=True, asked=True)
+    step = Step("op", "aten.relu_.default", ((FULL,), {}), (empty, []), RULE, completed=True, rule_asked=True)
     assert first_departing({0: (step,), 1: (step,)}) is None
 
 
 @pytest.mark.parametrize("kind", ["subclass", "mkldnn", "csr", "nested"])
 def test_tensors_of_every_class_and_layout_are_sent(kind: str) -> None:
-    [step] = unpacked(packed(Evidence((Step("op", "aten.view.default", given=snapshot(KINDS[kind]())),)))).steps
-    assert type(step.given) is torch.Tensor
+    [step] = unpack(pack(Evidence((Step("op", "aten.view.default", arguments=snapshot(KINDS[kind]())),)))).steps
+    assert type(step.arguments) is torch.Tensor
 
 
 def test_formats_of_memory_are_sent() -> None:
-    [step] = unpacked(packed(Evidence((Step("op", "aten.clone.default", given={"memory_format": torch.preserve_format}),)))).steps
-    assert step.given == {"memory_format": torch.preserve_format}
+    [step] = unpack(pack(Evidence((Step("op", "aten.clone.default", arguments={"memory_format": torch.preserve_format}),)))).steps
+    assert step.arguments == {"memory_format": torch.preserve_format}
 
 
 def test_plainer_cases_have_one_departure_less() -> None:

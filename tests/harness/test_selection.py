@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.law.selection import matches, matches_op, overloads, select, select_ids
+from shardlaw.conformance.law.selection import aten_overloads, matches, matches_op, select, select_ids
 
 IDS = [
     "mesh.groups",
@@ -102,6 +102,6 @@ def test_an_op_is_known_by_its_name_and_by_its_overloads() -> None:
     assert matches_op("aten.mean", "average", ("aten.mean.dim",))
     assert not matches_op("sum", "mean", ("aten.mean.dim",))
     assert [law.id for law in select(LAWS, ["op.forward"], ["aten.mean.dim"])] == ["op.forward[mean]"]
-    assert "aten._softmax.default" in overloads("nn.functional.softmax")
-    assert "aten.add_.Tensor" in overloads("add.in-place")
-    assert overloads("no_such_op") == ()
+    assert "aten._softmax.default" in aten_overloads("nn.functional.softmax")
+    assert "aten.add_.Tensor" in aten_overloads("add.in-place")
+    assert aten_overloads("no_such_op") == ()

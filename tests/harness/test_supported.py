@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlaw.conformance.law.law import Early
+from shardlaw.conformance.law.law import EarlyRefusal
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.expectations import SHIPPED
 from shardlaw.conformance.run.supported import FILES, as_listed, is_listed, read, supported
@@ -58,7 +58,7 @@ def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
 def test_on_a_release_that_no_list_speaks_of_a_control_may_be_refused(release: str, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.__version__", release)
     for law_id in ("op.forward[linalg.inv]", "op.out[cat]"):
-        assert isinstance(as_listed(catalogue()[law_id]).refusal, Early) == early
+        assert isinstance(as_listed(catalogue()[law_id]).refusal, EarlyRefusal) == early
 
 
 EARLIER = """

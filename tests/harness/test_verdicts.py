@@ -149,5 +149,5 @@ def test_a_control_that_is_refused_is_a_loss() -> None:
     assert (control.kind, control.check) == ("raised", "refused-now")
     assert other.status == "refused"
     for allowed in ("allowed", lambda case, text: "no strategy" in text):
-        early = replace(law, refusal=allowed).early()
+        early = replace(law, refusal=allowed).for_earlier_release()
         assert combine_answers(early, Case.parse(law.control), [Answer(0, "raised", raised=raised)], Target()).status == "refused"

@@ -13,7 +13,7 @@ from shardlaw.conformance.commands import cli
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
-from shardlaw.conformance.law.verdict import finding_id, struck
+from shardlaw.conformance.law.verdict import error_pattern, finding_id
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, TargetLine, Totals
 from shardlaw.conformance.run.entry import Entry
@@ -27,7 +27,7 @@ LAWS = list(catalogue().values())
 
 def finding(case: Case = GATHER, kind: str = "wrong-value", error: str = "", seen: tuple[str, ...] = (), **fields: Any) -> FindingLine:
     features = tuple(sorted({*features_of(case, find(case.law)), *seen}))
-    signature = f"{case.law} | {kind} | local | {struck(error)}"
+    signature = f"{case.law} | {kind} | local | {error_pattern(error)}"
     line = FindingLine(
         id=finding_id(signature, features),
         law=case.law,

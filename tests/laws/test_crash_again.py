@@ -73,7 +73,7 @@ def compared(folder: Path, go: Callable[[str, float], None]) -> list[str]:
     found, wrong = states(base, logs), []
     step = max(1, len(found) // MOST)
     for state in found[::step]:
-        case = Case.parse(f"- mesh=2 {state.told.partition(';')[0]}")
+        case = Case.parse(f"- mesh=2 {state.description.partition(';')[0]}")
         done = [int(count) for count in case.get("done").split(",")]
         lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
         half = place_of(case.get("half")) if "half" in case else None
@@ -85,7 +85,7 @@ def compared(folder: Path, go: Callable[[str, float], None]) -> list[str]:
         held = {path: data for path, data in tree(run).items() if not path.endswith(".lost")}
         if isinstance(left, str) or held != state.tree:
             odd = sorted(path for path in {*held} | {*state.tree} if held.get(path, 0) != state.tree.get(path, 0))
-            wrong.append(f"{state.told}: {left if isinstance(left, str) else odd}")
+            wrong.append(f"{state.description}: {left if isinstance(left, str) else odd}")
         dist.barrier()
     return [*wrong, str(len(found[::step]))]
 

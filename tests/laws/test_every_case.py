@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardlaw.conformance.law.act import validate
+from shardlaw.conformance.law.act import check_case
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import features_of, known
+from shardlaw.conformance.law.features.features import features_of, is_known
 from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
 from shardlaw.conformance.law.program.fields import operands_of
 from shardlaw.conformance.law.program.parse import Program
@@ -67,8 +67,8 @@ def told(law: Law, case: Case, room: str) -> Iterator[str]:
         yield "reads back to another case"
     if case.world > 4:
         yield f"wants {case.world} ranks"
-    yield from (f"has an unknown feature {feature}" for feature in features_of(case, law) if not known(feature))
-    validate(law, case)
+    yield from (f"has an unknown feature {feature}" for feature in features_of(case, law) if not is_known(feature))
+    check_case(law, case)
 
 
 def script(law: Law, case: Case, room: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardlaw.conformance.laws.crash.recorder import listening, meeting, plant, tree
 from shardlaw.reference.crash import Step, cuts
-from shardlaw.reference.crash import left as what_is_left
+from shardlaw.reference.crash import surviving_tree as what_is_left
 
 pytestmark = pytest.mark.ranks
 

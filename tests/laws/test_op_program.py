@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlaw.conformance.law.program.parse import Program, Watcher, watched_by
+from shardlaw.conformance.law.program.parse import PlainRunObserver, Program, observe_plain_runs
 from shardlaw.reference.notation import NotationError
 
 CANONICAL = (
@@ -114,13 +114,13 @@ def test_running() -> None:
 
 
 def test_whoever_watches_is_told_of_plain_runs() -> None:
-    class Seen(Watcher):
+    class Seen(PlainRunObserver):
         placements: tuple[str, ...] = ()
 
-        def redistributed(self, tensor: Any, placements: str) -> None:
+        def on_redistribute(self, tensor: Any, placements: str) -> None:
             self.placements += (f"{tuple(tensor.shape)} {placements}",)
 
-    with watched_by(seen := Seen()):
+    with observe_plain_runs(seen := Seen()):
         Program.parse("redistribute(a,'S(0)')").run_plain({"a": torch.ones(2, 3)})
     assert seen.placements == ("(2, 3) S(0)",)
 

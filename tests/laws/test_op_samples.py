@@ -24,7 +24,7 @@ from shardlaw.conformance.report.reproducer import reproducer
 from shardlaw.conformance.run.search import Plan, draw
 from shardlaw.conformance.run.state import LawResult
 from shardlaw.strategies.op_catalogue import OPS
-from shardlaw.strategies.op_sweep import Sweep, combined, rows
+from shardlaw.strategies.op_sweep import Sweep, combination, combination_count
 
 FORWARD = [law for law in LAWS if law.name == "op.forward"]
 BACKWARD = [law for law in LAWS if law.name == "op.backward"]
@@ -95,7 +95,7 @@ def test_what_is_read_is_settled() -> None:
 def test_every_two_placements_of_every_two_arguments_meet() -> None:
     for sizes in ((2, 3), (4, 4, 4), (5, 9, 7, 2), (3,) * 6):
         choices = [tuple(range(100 * at, 100 * at + size)) for at, size in enumerate(sizes)]
-        met = {pair for index in range(rows(choices)) for pair in itertools.combinations(combined(choices, index), 2)}  # type: ignore[arg-type]
+        met = {pair for index in range(combination_count(choices)) for pair in itertools.combinations(combination(choices, index), 2)}  # type: ignore[arg-type]
         due = {pair for one, other in itertools.combinations(choices, 2) for pair in itertools.product(one, other)}
         assert met == due
     sweep = Sweep(OPS["addcmul"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import features_of, known
+from shardlaw.conformance.law.features.features import features_of, is_known
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.trip import read_trip, tensor_names
 from shardlaw.conformance.run.search import draw
@@ -25,7 +25,7 @@ def test_every_written_case_is_a_round_trip(law: Law) -> None:
         trip = read_trip(case)
         assert max(trip.worlds) <= 4
         assert Case.parse(case.text) == case
-        assert all(map(known, features_of(case, law)))
+        assert all(map(is_known, features_of(case, law)))
         for end in (trip.save, trip.load):
             for name in tensor_names(case):
                 layout = end.layout(name)

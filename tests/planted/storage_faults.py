@@ -102,7 +102,7 @@ def data_written_in_planning() -> None:
 
 
 @breaks("roundtrip.fault[caching]")
-def kept_plan_of_a_failed_save() -> None:
+def plan_cache_of_a_failed_save() -> None:
     """A plan is kept as soon as it is made, before it is known to serve."""
 
     @instead(default_planner.DefaultSavePlanner, "create_local_plan")

@@ -20,8 +20,8 @@ def test_everybody_gets_what_is_due() -> None:
     assert collective.gather("abc", 2) == [None, None, ["a", "b", "c"]]
     assert collective.scatter([None, "xyz", None], 1) == ["x", "y", "z"]
     assert collective.all_to_all(rows(3)) == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
-    assert collective.permuted("abc", [1, 2, 0]) == ["c", "a", "b"]
-    assert collective.delivered([(0, 1, 0, "a"), (0, 1, 7, "b"), (0, 1, 0, "c")]) == {(0, 1, 0): ["a", "c"], (0, 1, 7): ["b"]}
+    assert collective.permute("abc", [1, 2, 0]) == ["c", "a", "b"]
+    assert collective.deliver([(0, 1, 0, "a"), (0, 1, 7, "b"), (0, 1, 0, "c")]) == {(0, 1, 0): ["a", "c"], (0, 1, 7): ["b"]}
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_reductions_of_numbers(op: str, want: float) -> None:
 
 def test_reductions_of_bits_and_bools() -> None:
     bits = [torch.tensor([value]) for value in (6, 3)]
-    assert [collective.reduced(bits, op).item() for op in ("band", "bor", "bxor")] == [2, 7, 5]
+    assert [collective.reduction(bits, op).item() for op in ("band", "bor", "bxor")] == [2, 7, 5]
     bools = [torch.tensor([True, True, False]), torch.tensor([True, False, False])]
-    assert collective.reduced(bools, "sum").tolist() == [True, True, False]
-    assert collective.reduced(bools, "product").tolist() == [True, False, False]
-    assert collective.reduced(bools, "sum").dtype == torch.bool
+    assert collective.reduction(bools, "sum").tolist() == [True, True, False]
+    assert collective.reduction(bools, "product").tolist() == [True, False, False]
+    assert collective.reduction(bools, "sum").dtype == torch.bool
 
 
 def test_uneven_rows_go_where_they_belong() -> None:
@@ -55,10 +55,10 @@ def test_uneven_rows_go_where_they_belong() -> None:
 
 def test_a_gathered_list_as_one_tensor() -> None:
     parts = [torch.tensor([[1, 2]]), torch.tensor([[3, 4]])]
-    assert collective.joined(parts).tolist() == [[1, 2], [3, 4]]
-    assert collective.joined(parts, 1).tolist() == [[1, 2, 3, 4]]
-    assert collective.stacked(parts).shape == (2, 1, 2)
-    assert collective.joined([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
+    assert collective.concatenate(parts).tolist() == [[1, 2], [3, 4]]
+    assert collective.concatenate(parts, 1).tolist() == [[1, 2, 3, 4]]
+    assert collective.stack(parts).shape == (2, 1, 2)
+    assert collective.concatenate([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -69,7 +69,7 @@ def test_each_is_made_of_others(size: int) -> None:
     assert total[0] is not None
     assert torch.equal(collective.all_reduce(inputs)[size - 1], total[0])
     pieces = collective.reduce_scatter(cut)
-    assert torch.equal(collective.joined(pieces), total[0])
+    assert torch.equal(collective.concatenate(pieces), total[0])
     assert collective.all_to_all(collective.all_to_all(cut)) == cut
     assert collective.all_gather(collective.scatter(cut, 0))[0] == cut[0]
     splits = [[(at + to) % 3 for to in range(size)] for at in range(size)]
@@ -93,15 +93,15 @@ def test_what_means_nothing_is_refused() -> None:
         lambda: collective.all_to_all([[1], [2]]),
         lambda: collective.all_to_all_single([torch.ones(3), torch.ones(3)]),
         lambda: collective.all_to_all_single(ones, [[1, 1], [1, 2]]),
-        lambda: collective.permuted("ab", [0, 0]),
+        lambda: collective.permute("ab", [0, 0]),
     ):
         with pytest.raises(CollectiveError):
             wrong()
 
 
 def test_which_dtypes_have_which_reductions() -> None:
-    assert collective.reducible(torch.complex64, "sum")
-    assert not collective.reducible(torch.complex64, "product")
-    assert not collective.reducible(torch.int64, "avg")
-    assert not collective.reducible(torch.float32, "bxor")
-    assert not collective.reducible(torch.float32, "premul")
+    assert collective.is_reducible(torch.complex64, "sum")
+    assert not collective.is_reducible(torch.complex64, "product")
+    assert not collective.is_reducible(torch.int64, "avg")
+    assert not collective.is_reducible(torch.float32, "bxor")
+    assert not collective.is_reducible(torch.float32, "premul")

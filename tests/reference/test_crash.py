@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardlaw.reference.crash import Step, cuts, in_order, left, state_at, states
-from shardlaw.reference.crash_jobs import overlaps
+from shardlaw.reference.crash import Step, cuts, order_steps, state_at, states, surviving_tree
+from shardlaw.reference.crash_jobs import overlapped_states
 
 OLD: dict[str, bytes | None] = {"a": b"old"}
 
@@ -59,15 +59,15 @@ def test_what_stands_in_a_folder_without_a_name_has_no_path() -> None:
 
 def test_a_folder_moves_with_what_it_holds_and_is_removed() -> None:
     base: dict[str, bytes | None] = {"d": None, "d/f": b"1"}
-    assert left(base, [Step("move", "d", "e")]) == {"e": None, "e/f": b"1"}
-    assert left(base, [Step("remove", "d/f"), Step("remove", "d")]) == {}
-    assert left(base, [Step("link", "d/f", "g"), Step("write", "g", data=b"22")]) == {"d": None, "d/f": b"22", "g": b"22"}
+    assert surviving_tree(base, [Step("move", "d", "e")]) == {"e": None, "e/f": b"1"}
+    assert surviving_tree(base, [Step("remove", "d/f"), Step("remove", "d")]) == {}
+    assert surviving_tree(base, [Step("link", "d/f", "g"), Step("write", "g", data=b"22")]) == {"d": None, "d/f": b"22", "g": b"22"}
 
 
 def test_holes_are_zeros_and_files_are_cut() -> None:
-    assert left({}, [Step("open", "f"), Step("write", "f", at=2, data=b"x")]) == {"f": b"\0\0x"}
-    assert left({"f": b"abc"}, [Step("cut", "f", at=1)]) == {"f": b"a"}
-    assert left({"f": b"abc"}, [Step("cut", "f", at=1), Step("write", "f", at=1, data=b"z")], lost={0}) == {"f": b"abc"}
+    assert surviving_tree({}, [Step("open", "f"), Step("write", "f", at=2, data=b"x")]) == {"f": b"\0\0x"}
+    assert surviving_tree({"f": b"abc"}, [Step("cut", "f", at=1)]) == {"f": b"a"}
+    assert surviving_tree({"f": b"abc"}, [Step("cut", "f", at=1), Step("write", "f", at=1, data=b"z")], lost={0}) == {"f": b"abc"}
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,16 @@ def test_threads_are_ordered_for_each_file_and_begin_in_turn() -> None:
 
 def test_a_state_is_named_by_what_was_done_and_lost() -> None:
     logs = timed(write("a"), write("b"))
-    found = next(state for state in states({}, logs) if "half=1.2" in state.told)
-    assert found.told.startswith("done=0,2 half=1.2;")
-    steps = {place: step for place, step in in_order(logs).items() if place[0] == 1}
+    found = next(state for state in states({}, logs) if "half=1.2" in state.description)
+    assert found.description.startswith("done=0,2 half=1.2;")
+    steps = {place: step for place, step in order_steps(logs).items() if place[0] == 1}
     assert state_at({}, steps, "", half=(1, 2)).tree == found.tree == {"b": b"n"}
 
 
 def test_jobs_take_turns() -> None:
-    found = {state.told.partition(";")[0]: state.tree["a"] for state in overlaps(OLD, (write("a", b"first"), write("a", b"2")))}
+    found = {
+        state.description.partition(";")[0]: state.tree["a"] for state in overlapped_states(OLD, (write("a", b"first"), write("a", b"2")))
+    }
     assert found["turns=0,2,0"] == b"2"
     assert found["turns=0,2,2"] == b"first"
     assert {*found.values()} == {b"old", b"", b"first", b"2"}

@@ -52,4 +52,4 @@ def test_what_comes_after_a_meeting_has_all_that_came_before_it() -> None:
 def test_a_state_is_named_by_what_each_process_has_done(done: list[int], tree: dict[str, bytes]) -> None:
     state = objects_after(OLD, logs([put("a", b"one")], [put("b", b"two")]), done)
     assert state.tree == tree
-    assert state.told.startswith(f"done={done[0]},{done[1]}")
+    assert state.description.startswith(f"done={done[0]},{done[1]}")

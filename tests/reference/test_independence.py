@@ -77,9 +77,9 @@ else:
 from shardlaw.reference.box import tiling_errors
 from shardlaw.reference.checkpoint import state_dict
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, plans_of
-from shardlaw.reference.checkpoint.kept_plan import Kept
+from shardlaw.reference.checkpoint.plan_cache import PlanCache
 from shardlaw.reference.checkpoint.load_plan import cover_errors, read_items
-from shardlaw.reference.checkpoint.save_plan import dedup, describe, errors, sharded
+from shardlaw.reference.checkpoint.save_plan import dedup, describe, metadata_errors, shard_items
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import parse_placements
@@ -105,14 +105,14 @@ for mesh_text in ("2", "3@2,0,1", "2x2", "2x3@5,3,1,0,2,4", "2x1x2"):
                 if None not in boxes:
                     assert not tiling_errors(shape, set(boxes))
                     if not layout.has_partial():
-                        saved = describe(dedup([sharded("x", layout, coord) for coord in mesh.coords()]))
-                        assert errors(saved) == []
+                        saved = describe(dedup([shard_items("x", layout, coord) for coord in mesh.coords()]))
+                        assert metadata_errors(saved) == []
                         assert cover_errors(read_items(saved.entries["x"].chunks, boxes), boxes) == []
                 mesh.slice((0,), next(mesh.coords())), str(layout), layout.empty_coords()
                 worked += 1
 leaves = {"a": ShardedLeaf.parse("5x6/0:2,0:6@0+1;2:5,0:6@1"), "n": ShardedLeaf.parse("value@0+1")}
-kept = Kept()
-assert kept.said(plans_of(leaves, 2), [{}, {}]) == [True, True] and errors(kept.outcome()[1]) == []
+cache = PlanCache()
+assert cache.update(plans_of(leaves, 2), [{}, {}]) == [True, True] and metadata_errors(cache.outcome()[1]) == []
 print(worked)
 """
 

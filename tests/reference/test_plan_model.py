@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlaw.reference.box import Box, format_boxes, parse_boxes, tiling_errors
-from shardlaw.reference.checkpoint.kept_plan import Kept
 from shardlaw.reference.checkpoint.load_plan import cover_errors, read_items
-from shardlaw.reference.checkpoint.save_plan import Metadata, TensorEntry, dedup, describe, errors
+from shardlaw.reference.checkpoint.plan_cache import PlanCache
+from shardlaw.reference.checkpoint.save_plan import Metadata, TensorEntry, dedup, describe, metadata_errors
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, plans_of
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.shards import Shards
-from shardlaw.strategies.tilings import DAMAGES, damage, damaged, tilings, wanted
+from shardlaw.strategies.tilings import DAMAGES, damage, damaged_tilings, tilings, wanted_boxes
 
 Point = tuple[int, ...]
 
@@ -36,7 +36,7 @@ def covers(shape: Point, boxes: list[Box]) -> bool:
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[Point, tuple[Box, ...], tuple[Box, ...]]:
     shape, chunks = draw(tilings(empties=draw(st.booleans())))
-    return shape, chunks, draw(wanted(shape))
+    return shape, chunks, draw(wanted_boxes(shape))
 
 
 @given(tilings(empties=True))
@@ -46,7 +46,7 @@ def test_a_tiling_has_every_element_once(tiling):
     assert tiling_errors(shape, boxes) == []
 
 
-@given(damaged())
+@given(damaged_tilings())
 def test_a_damaged_tiling_has_not(found):
     shape, boxes, kind = found
     assert kind in DAMAGES
@@ -95,7 +95,7 @@ def test_reads_carry_every_wanted_element_from_where_it_was_saved(found):
         assert carried == {tuple(a - b for a, b in zip(point, box.offset, strict=True)): point for point in points(box)}
 
 
-@given(damaged(kinds=("gap", "emptied", "overlap", "shifted")))
+@given(damaged_tilings(kinds=("gap", "emptied", "overlap", "shifted")))
 def test_reads_of_damaged_chunks_do_not_cover_the_tensor(found):
     shape, chunks, _ = found
     whole = Box((0,) * len(shape), shape)
@@ -131,7 +131,7 @@ def test_what_is_shared_out_is_everything_once_and_nobody_writes_what_it_has_not
             holders = [by for box, by in leaves[item.name].shards.parts if box == item.box or item.box is None]
             assert any(rank in by for by in holders)
             assert not lowest or rank == min(min(by) for by in holders)
-    assert errors(describe(shared)) == []
+    assert metadata_errors(describe(shared)) == []
 
 
 @given(held_by_ranks())
@@ -174,15 +174,15 @@ def test_a_chunk_is_found_wherever_the_hint_points():
 
 @given(st.lists(held_by_ranks(), min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=1, max_size=5))
 def test_what_is_kept_gives_what_is_planned_anew(states, order):
-    ranks, kept, last = 4, Kept(), None
+    ranks, cache, last = 4, PlanCache(), None
     for at in order:
         leaves, _ = states[at % len(states)]
         plans = plans_of(leaves, ranks)
         paths = [{item.name: (item.name,) for item in plan} for plan in plans]
-        told = kept.said(plans, paths)
-        assert kept.outcome() == (dedup(plans), describe(dedup(plans)))
+        told = cache.update(plans, paths)
+        assert cache.outcome() == (dedup(plans), describe(dedup(plans)))
         if last is not None:
             assert told == [plan != before for plan, before in zip(plans, last, strict=True)]
         last = plans
     again = {name: ("other", name) for name in leaves}
-    assert any(kept.said(plans, [again] * ranks))
+    assert any(cache.update(plans, [again] * ranks))

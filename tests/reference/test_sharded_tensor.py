@@ -20,7 +20,7 @@ def test_the_boxes_of_a_spec_tile_its_tensor(drawn: tuple[Shape, Spec]) -> None:
     shards = shards_of(spec, shape)
     assert tiles_exactly(shape, [box for box, _ in shards.parts])
     assert parse_spec(str(spec), shape) == spec
-    held = [box for rank in {rank for _, rank in shards.holdings()} for box in shards.of(rank)]
+    held = [box for rank in {rank for _, rank in shards.holdings()} for box in shards.boxes_of(rank)]
     assert sorted(box.volume for box in held) == sorted(box.volume for box, _ in shards.parts)
 
 

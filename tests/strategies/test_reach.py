@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw import strategies
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
-from shardlaw.conformance.law.features.layout_features import of_layout, of_mesh, of_shape
+from shardlaw.conformance.law.features.layout_features import mesh_features, placement_features, shape_features
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import REDUCE_OPS, Partial, StridedShard, format_placements, shard_dim
@@ -71,9 +71,9 @@ def drawn_meshes() -> list[Mesh]:
 def of(layout: Layout) -> frozenset[str]:
     world = max(layout.mesh.ranks) + 1
     return (
-        of_shape(layout.shape)
-        | of_mesh(layout.mesh, world)
-        | of_layout(layout.shape, str(layout.mesh), format_placements(layout.placements))
+        shape_features(layout.shape)
+        | mesh_features(layout.mesh, world)
+        | placement_features(layout.shape, str(layout.mesh), format_placements(layout.placements))
     )
 
 

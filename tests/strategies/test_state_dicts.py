@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from shardlaw.reference.checkpoint.state_dict import Slot, Stateful, flatten, format_state, slots
+from shardlaw.reference.checkpoint.state_dict import Slot, Stateful, flatten, format_state, slot_names
 from shardlaw.strategies.state_dicts import state_dicts
 
 QUICK = settings(max_examples=3000, database=None, suppress_health_check=list(HealthCheck))
@@ -15,7 +15,7 @@ QUICK = settings(max_examples=3000, database=None, suppress_health_check=list(He
 
 @given(state_dicts(("x", "y"), stateful=True, int_keys=True))
 def test_every_tensor_stands_in_every_state_and_no_two_leaves_have_one_path(state):
-    assert {*slots(state)} == {"x", "y"}
+    assert {*slot_names(state)} == {"x", "y"}
     assert {leaf.name for _, leaf in flatten(state).values() if isinstance(leaf, Slot)} <= {"x", "y"}
     assert all(isinstance(key, str) for key in state)
 

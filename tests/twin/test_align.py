@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from shardlaw.conformance.twin.align import Aligner, Judged
-from shardlaw.conformance.twin.build import doubled, exact, kept, moved, widely
-from shardlaw.conformance.twin.record import Key, Piece
-from shardlaw.conformance.twin.steps import distance, same
+from shardlaw.conformance.twin.align import Aligner, TensorComparison
+from shardlaw.conformance.twin.build import exact_values, float64_casts, move_by_ulp, to_float64, unchanged
+from shardlaw.conformance.twin.record import Key, LocalTensor
+from shardlaw.conformance.twin.steps import bitwise_equal, distance
 from shardlaw.reference.mesh import Mesh
 
 WHOLE = torch.arange(24.0).reshape(4, 6) + 1
@@ -18,14 +18,14 @@ MESH = Mesh.of(2, 2)
 
 
 def judged(
-    pieces: list[Piece], phase: str = "forward", bound: float = 1e-6, aligner: Aligner | None = None, what: str = "output 0"
-) -> Judged:
+    pieces: list[LocalTensor], phase: str = "forward", bound: float = 1e-6, aligner: Aligner | None = None, what: str = "output 0"
+) -> TensorComparison:
     aligner = aligner or Aligner(MESH, ("dp", "tp"), waits=False)
-    return aligner.judge(Key(0, phase, "layer", what), WHOLE, bound, dict(enumerate(pieces)))
+    return aligner.compare(Key(0, phase, "layer", what), WHOLE, bound, dict(enumerate(pieces)))
 
 
-def plain(*locals_: torch.Tensor) -> list[Piece]:
-    return [Piece(local) for local in locals_]
+def plain(*locals_: torch.Tensor) -> list[LocalTensor]:
+    return [LocalTensor(local) for local in locals_]
 
 
 HALVES = list(WHOLE.chunk(2))
@@ -39,10 +39,10 @@ HALVES = list(WHOLE.chunk(2))
         (plain(HALVES[0], HALVES[1], HALVES[0], HALVES[1]), "R,S(0)"),
         (plain(*[half for part in HALVES for half in part.chunk(2, 1)]), "S(0),S(1)"),
         (plain(WHOLE - 1, torch.ones(4, 6), WHOLE - 1, torch.ones(4, 6)), "R,P(sum)"),
-        ([Piece(HALVES[rank // 2], f"2@{rank % 2},{rank % 2 + 2}", "S(0)", (4, 6)) for rank in range(4)], "S(0),R"),
+        ([LocalTensor(HALVES[rank // 2], f"2@{rank % 2},{rank % 2 + 2}", "S(0)", (4, 6)) for rank in range(4)], "S(0),R"),
     ],
 )
-def test_a_plain_tensor_lies_as_ranks_hold_it(pieces: list[Piece], layout: str) -> None:
+def test_a_plain_tensor_lies_as_ranks_hold_it(pieces: list[LocalTensor], layout: str) -> None:
     found = judged(pieces)
     assert not found.departs
     assert found.layout == f"dp tp: {layout}"
@@ -59,9 +59,9 @@ def test_a_wrong_shard_departs_and_says_where() -> None:
 
 def test_a_dtensor_is_judged_by_its_claim() -> None:
     """Two swapped shards gather to a whole tensor; the placements say that they are swapped."""
-    claims = [Piece(HALVES[1 - rank % 2], f"2@{2 * (rank // 2)},{2 * (rank // 2) + 1}", "S(0)", (4, 6)) for rank in range(4)]
+    claims = [LocalTensor(HALVES[1 - rank % 2], f"2@{2 * (rank // 2)},{2 * (rank // 2) + 1}", "S(0)", (4, 6)) for rank in range(4)]
     assert judged(claims).departs
-    claims = [Piece(HALVES[rank % 2], f"2@{2 * (rank // 2)},{2 * (rank // 2) + 1}", "S(0)", (4, 6)) for rank in range(4)]
+    claims = [LocalTensor(HALVES[rank % 2], f"2@{2 * (rank // 2)},{2 * (rank // 2) + 1}", "S(0)", (4, 6)) for rank in range(4)]
     assert not judged(claims).departs
 
 
@@ -106,14 +106,14 @@ def test_replicas_of_a_parameter_are_alike_bit_by_bit() -> None:
 def test_distances_know_what_is_no_number() -> None:
     one = torch.tensor([1.0, math.nan, math.nan, math.inf])
     assert distance(one, torch.tensor([1.5, math.nan, 0.0, math.inf])).tolist() == [0.5, 0.0, math.inf, 0.0]
-    assert same(one, one.clone())
-    assert not same(one, torch.zeros(4))
+    assert bitwise_equal(one, one.clone())
+    assert not bitwise_equal(one, torch.zeros(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_move_is_one_unit_in_the_last_place(dtype: torch.dtype) -> None:
     value = torch.tensor([1.0, -3.0, 0.0, 100.0], dtype=dtype)
-    after = moved(torch.Generator().manual_seed(0))(value)
+    after = move_by_ulp(torch.Generator().manual_seed(0))(value)
     up, down = (torch.nextafter(value, torch.full_like(value, end)) for end in (math.inf, -math.inf))
     assert bool(((after == up) | (after == down) | (value == 0)).all())
     assert after[2] == 0
@@ -122,16 +122,16 @@ def test_a_move_is_one_unit_in_the_last_place(dtype: torch.dtype) -> None:
 
 def test_exact_values_are_quarters() -> None:
     generator = torch.Generator().manual_seed(0)
-    filled = exact(torch.randn(64), generator)
+    filled = exact_values(torch.randn(64), generator)
     assert {*filled.tolist()} == {-0.5, -0.25, 0.0, 0.25, 0.5}
-    assert {*exact(torch.ones(64), generator).tolist()} == {0.5, 1.0, 2.0}
+    assert {*exact_values(torch.ones(64), generator).tolist()} == {0.5, 1.0, 2.0}
 
 
 def test_in_float64_what_a_model_casts_is_float64_too() -> None:
     x = torch.ones(3, dtype=torch.float64) / 3
-    with widely(kept):
+    with float64_casts(unchanged):
         assert x.float().dtype == torch.float32
-    with widely(doubled):
-        assert same(x.float(), x)
+    with float64_casts(to_float64):
+        assert bitwise_equal(x.float(), x)
         assert torch.softmax(x, 0, dtype=torch.float32).dtype == torch.float64
         assert x.to(torch.int64).dtype == torch.int64

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlaw.conformance.twin.session import Result, Session, planned
+from shardlaw.conformance.twin.session import Result, Session, make_plan
 from shardlaw.conformance.twin.spec import VALUES
 
 pytestmark = pytest.mark.ranks
@@ -42,8 +42,8 @@ def session() -> Iterator[Session]:
 
 
 def ask(session: Session, name: str, seed: int = 0, **options: str) -> Result:
-    plan, twin = planned(f"{FOLDER / name}.py:make", options, seed=seed)
-    return session.ask(plan, twin.values, shrink=False)
+    plan, twin = make_plan(f"{FOLDER / name}.py:make", options, seed=seed)
+    return session.investigate(plan, twin.values, shrink=False)
 
 
 def test_there_are_twenty_faults() -> None:
@@ -71,8 +71,8 @@ def test_a_planted_fault_is_found_in_its_submodule(session: Session, name: str, 
 
 @pytest.mark.parametrize(("fault", "mesh"), [("", {"dp": 4, "tp": 1}), ("moments", {"dp": 2, "tp": 2})])
 def test_a_run_goes_on_from_its_checkpoint_on_another_mesh(session: Session, fault: str, mesh: dict[str, int]) -> None:
-    plan, _ = planned(f"{FOLDER / 'fsdp_tp'}.py:make", {"fault": fault})
-    result = session.ask(plan, ("float32",), shrink=False, resume=mesh)
+    plan, _ = make_plan(f"{FOLDER / 'fsdp_tp'}.py:make", {"fault": fault})
+    result = session.investigate(plan, ("float32",), shrink=False, resume=mesh)
     assert [one.plan.load for one in result.compared] == [0, 1]
     assert [one.departs for one in result.compared] == [False, bool(fault)]
     assert not fault or (result.departure is not None and result.departure.path.startswith("(optimizer)"))

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import shardlaw
-from shardlaw.conformance.twin.align import Judged
-from shardlaw.conformance.twin.dropout import judged
-from shardlaw.conformance.twin.judge import Compared
-from shardlaw.conformance.twin.record import Key, Piece
-from shardlaw.conformance.twin.spec import Plan, found
-from shardlaw.conformance.twin.steps import Part
+from shardlaw.conformance.twin.align import TensorComparison
+from shardlaw.conformance.twin.comparison import RunComparison
+from shardlaw.conformance.twin.dropout import compare_dropout
+from shardlaw.conformance.twin.record import Key, LocalTensor
+from shardlaw.conformance.twin.spec import Plan, find_make
+from shardlaw.conformance.twin.steps import RankRun
 from shardlaw.reference.placement import Placements, Replicate, Shard
 
 FILE = Path(__file__).parents[2] / "examples" / "twins" / "dropout.py"
-PLAN = Plan(found(f"{FILE}:make"), {}, {"tp": 2}, {})
+PLAN = Plan(find_make(f"{FILE}:make"), {}, {"tp": 2}, {})
 WHOLE: Placements = (Replicate(),)
 X, DROPS = torch.arange(200.0) + 1, torch.arange(200) % 4 == 0
 
@@ -27,12 +27,15 @@ def said(*ranks: torch.Tensor, lies: Placements = WHOLE, grads: torch.Tensor | N
     out, into = Key(0, "forward", "drop", "output 0"), Key(0, "forward", "drop", "input 0")
     parts = []
     for y in ranks:
-        pieces = {into: Piece(X, placements=claim), out: Piece(y, placements=claim)}
+        pieces = {into: LocalTensor(X, placements=claim), out: LocalTensor(y, placements=claim)}
         if grads is not None:
-            pieces |= {Key(0, "backward", "drop", "output 0"): Piece(torch.ones(200)), Key(0, "backward", "drop", "input 0"): Piece(grads)}
-        parts.append(Part(pieces, (), {"drop": 0.25}))
-    calm = Compared(PLAN, (Judged(out, 0.0, 0.0, "", placements=lies),))
-    result = judged(PLAN, calm, parts)
+            pieces |= {
+                Key(0, "backward", "drop", "output 0"): LocalTensor(torch.ones(200)),
+                Key(0, "backward", "drop", "input 0"): LocalTensor(grads),
+            }
+        parts.append(RankRun(pieces, (), {"drop": 0.25}))
+    calm = RunComparison(PLAN, (TensorComparison(out, 0.0, 0.0, "", placements=lies),))
+    result = compare_dropout(PLAN, calm, parts)
     assert len(result.judged) == 1
     assert result.departs == bool(result.judged[0].word)
     return result.judged[0].word

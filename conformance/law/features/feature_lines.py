@@ -1,4 +1,4 @@
-"""The corners of the input space, line by line: every feature that a case may have, with its meaning. The list is closed."""
+"""Every feature that a case may have, with its meaning, by lines of the input space. The list is closed."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Features: the departures of a case from the plainest one.
 
-The plainest case is one float32 tensor, contiguous, of two elements on a 1-D mesh of two ranks, replicated or evenly sharded, used once
-by one call that goes forward. Everything else that a case has is a feature. A report counts the features that a run reached and
-lists those that it missed; a finding carries those of its smallest case; an expectation names those that it needs.
+The plainest case is a single call, forward, on one contiguous float32 tensor of two elements, replicated or evenly sharded on a 1-D mesh
+of two ranks. Every departure from it is a feature. A report counts the features that a run reached and lists those that it missed; a
+finding has those of its smallest case; an expectation names those that it needs.
 
-The catalogue is closed: :mod:`shardlaw.conformance.law.features.feature_lines` holds every name, and for a few families a pattern that ends
-in ``*``. The features of :func:`features_of` are read from the fields of the case alone; those marked *seen by a rank* only a run can tell.
+The catalogue is closed: :mod:`shardlaw.conformance.law.features.feature_lines` has every name, with patterns that end in ``*`` for a few
+families. :func:`features_of` reads features from the fields of a case; those marked *seen by a rank* are recorded during a run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.feature_lines import LINES
-from shardlaw.conformance.law.features.layout_features import of_layout, of_mesh, of_operands, of_shape, of_state, of_tensor
-from shardlaw.conformance.law.program.calls import of_steps
+from shardlaw.conformance.law.features.layout_features import (
+    mesh_features,
+    operand_features,
+    placement_features,
+    shape_features,
+    state_features,
+    tensor_features,
+)
+from shardlaw.conformance.law.program.calls import program_features
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError, parse_shape
 from shardlaw.reference.tensors import TensorSpec
@@ -31,10 +38,10 @@ if TYPE_CHECKING:
 FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
 PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
 
-# fields of a checkpoint that are options of its writer or its planner
+# fields that are options of a checkpoint's writer or planner
 SAVE_OPTIONS = ("threads", "files", "dedup", "sync", "ahead", "format", "nested", "inner")
-# what a field means by being there
-OF_FIELD = {
+# the feature of a case that has the field
+FIELD_FEATURES = {
     **dict.fromkeys(("slice", "flatten", "of", "groups", "sizes"), "mesh-view"),
     **dict.fromkeys(SAVE_OPTIONS, "storage-option"),
     **dict.fromkeys(("declared", "grads"), "grad-placements"),
@@ -51,37 +58,36 @@ OF_FIELD = {
     "requires_grad": "requires-grad",
     "src": "source-rank",
 }
-# calls whose result may stay a pending maximum or minimum
+# calls whose result may be a pending maximum or minimum
 EXTREME = re.compile(r"\b(a?max|a?min|aminmax)\(|vector_norm\(\w+,-?inf")
-# where a case has two ends, a save and a load
+# chapters whose cases have two ends, a save and a load
 TWO_ENDS = ("roundtrip", "plan")
 
 
-def known(feature: str) -> bool:
-    """Whether the catalogue has this feature, by its name or by the pattern of its family."""
+def is_known(feature: str) -> bool:
+    """Whether the catalogue has this feature, by name or by a pattern."""
     return not feature.endswith("*") and (feature in FEATURES or any(feature.startswith(p) and feature != p for p in PATTERNS))
 
 
-def line_of(feature: str) -> str:
-    """The line of the input space that a known feature belongs to. Raises ``KeyError``."""
+def feature_line(feature: str) -> str:
+    """The line of the input space of a feature in the catalogue. Raises ``KeyError``."""
     for line, names in LINES.items():
         if feature in names or any(name.endswith("*") and feature.startswith(name[:-1]) for name in names):
             return line
     raise KeyError(feature)
 
 
-def missing(reached: Iterable[str]) -> list[str]:
-    """The features of the catalogue that are not among ``reached``, patterns included when nothing of their family is."""
+def missed_features(reached: Iterable[str]) -> list[str]:
+    """The features of the catalogue that are not in ``reached``; a pattern, where no feature matches it."""
     seen = set(reached)
-    seen.add("history")  # a finding may turn out to need one; nothing is drawn with one
-    seen.add("own:")  # of no law of ours
+    seen |= {"history", "own:"}  # no case is drawn with a history; only laws of other packages have features of their own
     return [name for name in FEATURES if name not in seen and not (name.endswith("*") and any(s.startswith(name[:-1]) for s in seen))]
 
 
 def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
-    """The departures of a case from the plainest one, as far as its fields tell, with those that its law adds."""
+    """The features that follow from the fields of a case, and those that its law adds."""
     chapter = case.law.partition(".")[0]
-    found = set(_of_fields(chapter, case.fields))
+    found = set(_field_features(chapter, case.fields))
     if case.after:
         found.add("history")
     if chapter == "gradient" or "backward" in case.law:
@@ -94,28 +100,28 @@ def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
 
 
 @lru_cache(8192)
-def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
+def _field_features(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
     case = Case("", fields)
     found: set[str] = set()
     specs = dict(_tensors(case))
     meshes = case.meshes
     for name in (field for field, _ in fields if field == "mesh" or field.startswith("mesh.")):
         mesh = case.mesh(name)
-        found |= of_mesh(mesh, _world(case, name, mesh))
+        found |= mesh_features(mesh, _world_size(case, name, mesh))
     if len(set(meshes)) > 1 and chapter not in TWO_ENDS:
         found.add("two-meshes")
     if case.world != 2:
         found.add(f"world:{case.world}")
     on = str(meshes[0]) if meshes else ""
     for spec in specs.values():
-        found |= of_tensor(spec, on)
+        found |= tensor_features(spec, on)
     for shape in (parse_shape(case.get("shape")),) if "shape" in case else ():
-        found |= of_shape(shape)
-        found |= set().union(*(of_layout(shape, on, text) for text in _targets(case, "")))
+        found |= shape_features(shape)
+        found |= set().union(*(placement_features(shape, on, text) for text in _targets(case, "")))
     if "steps" in case:
-        found.update(of_operands(specs.values()))
-        found |= of_steps(case.get("steps"))
-    found |= {OF_FIELD[name] for name, value in fields if name in OF_FIELD and value != "none"}
+        found.update(operand_features(specs.values()))
+        found |= program_features(case.get("steps"))
+    found |= {FIELD_FEATURES[name] for name, value in fields if name in FIELD_FEATURES and value != "none"}
     if chapter in ("roundtrip", "crash"):
         found |= {f"saved-with:{name}" for name, _ in fields if name in SAVE_OPTIONS}
     for name, feature in (("dtype", f"dtype:{case.get('dtype', '')}"), ("memory", f"memory:{case.get('memory', '')}")):
@@ -124,20 +130,20 @@ def _of_fields(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[s
     load_mesh = case.get("mesh.load", on)
     for name, text in specs.items():
         for target in _targets(case, name):
-            found |= of_layout(parse_shape(text.partition(":")[0]), load_mesh, target)
+            found |= placement_features(parse_shape(text.partition(":")[0]), load_mesh, target)
     for field in ("state", "into"):
         if field in case:
-            found |= of_state(case.get(field))
+            found |= state_features(case.get(field))
     extreme = found & {"partial:max", "partial:min"} or case.get("op", "") in ("max", "min") or EXTREME.search(case.get("steps", ""))
     if "nan" in found and extreme:
         found.add("nan-extreme")
     if chapter in TWO_ENDS and "mesh" in case:
-        found.update(_of_two_ends(case, specs))
+        found.update(_reshard_features(case, specs))
     return frozenset(found)
 
 
 def _tensors(case: Case) -> Iterator[tuple[str, str]]:
-    """The fields of a case that are tensors: one letter, or a letter and a digit, and the text of a tensor."""
+    """The fields of a case that are tensors, by name (a letter, or a letter and a digit) and by text."""
     for name, value in case.fields:
         if re.fullmatch(r"[a-z]\d?", name) and _spec(value) is not None:
             yield name, value
@@ -151,21 +157,21 @@ def _spec(text: str) -> TensorSpec | None:
         return None
 
 
-def _world(case: Case, name: str, mesh: Mesh) -> int:
-    """How many ranks there are where a mesh is used: a save and a load have worlds of their own."""
+def _world_size(case: Case, name: str, mesh: Mesh) -> int:
+    """The size of the world in which a mesh is used: a save and a load have different worlds."""
     if "mesh.load" in case or "world.save" in case or "world.load" in case:
         return case.integer("world.load" if name == "mesh.load" else "world.save", max(mesh.ranks) + 1)
     return case.world
 
 
 def _targets(case: Case, name: str) -> list[str]:
-    """Placements that the tensor ``name`` is to have later, or passes through."""
+    """The placements to which the tensor ``name`` is redistributed, or through which it goes."""
     wanted = [f"to.{name}" if f"to.{name}" in case else "to", "via"]
     return [case.get(field) for field in wanted if field in case]
 
 
-def _of_two_ends(case: Case, specs: dict[str, str]) -> Iterator[str]:
-    """How what is loaded departs from what was saved."""
+def _reshard_features(case: Case, specs: dict[str, str]) -> Iterator[str]:
+    """How a load differs from the save."""
     if len(specs) > 1:
         yield "several-tensors"
     mesh, load_mesh = case.mesh(), Mesh.parse(case.get("mesh.load", case.get("mesh")))

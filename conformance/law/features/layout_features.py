@@ -1,6 +1,6 @@
-"""What the tensors, layouts, meshes and states of a case depart in: features read from their texts.
+"""The features of tensors, layouts, meshes and states, read from their texts.
 
-Functions from texts to names of :data:`shardlaw.conformance.law.features.features.FEATURES`, remembered, since cases share their parts.
+The functions return names of :data:`shardlaw.conformance.law.features.features.FEATURES`. They are cached, since cases share their parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardlaw.reference.tensors import TensorSpec
 
 
 @cache
-def of_mesh(mesh: Mesh, world: int) -> frozenset[str]:
+def mesh_features(mesh: Mesh, world: int) -> frozenset[str]:
     found = set()
     if mesh.ndim > 1:
         found |= {"mesh-2d"} if mesh.ndim == 2 else {"mesh-2d", "mesh-3d"}
@@ -35,15 +35,15 @@ def of_mesh(mesh: Mesh, world: int) -> frozenset[str]:
 
 
 @cache
-def of_shape(shape: Shape) -> frozenset[str]:
+def shape_features(shape: Shape) -> frozenset[str]:
     names = {"size-0": 0 in shape, "size-1": 1 in shape, "0-d": not shape}
     return frozenset(name for name, holds in names.items() if holds)
 
 
 @lru_cache(8192)
-def of_tensor(text: str, mesh: str) -> frozenset[str]:
+def tensor_features(text: str, mesh: str) -> frozenset[str]:
     spec = TensorSpec.parse(text)
-    found = set(of_shape(spec.shape))
+    found = set(shape_features(spec.shape))
     indices = spec.fill.startswith("index")
     if spec.dtype != "float32" and not (indices and spec.dtype == "int64"):
         found.add(f"dtype:{spec.dtype}")
@@ -60,7 +60,7 @@ def of_tensor(text: str, mesh: str) -> frozenset[str]:
         found.add("edge" if spec.fill == "edges" else "wide")
         found |= {"nan"} if spec.fill == "edges" and spec.torch_dtype.is_floating_point else set()
     if spec.placements is not None and mesh:
-        placed = of_layout(spec.shape, mesh, ",".join(map(str, spec.placements)))
+        placed = placement_features(spec.shape, mesh, ",".join(map(str, spec.placements)))
         found |= placed
         if spec.fill == "zeros" and any(feature.startswith("partial:") for feature in placed):
             found.add("cancelling")
@@ -68,8 +68,8 @@ def of_tensor(text: str, mesh: str) -> frozenset[str]:
 
 
 @lru_cache(8192)
-def of_layout(shape: Shape, mesh_text: str, placements_text: str) -> frozenset[str]:
-    """What the placements of a shape on a mesh depart in; nothing for a text that is no list of placements."""
+def placement_features(shape: Shape, mesh_text: str, placements_text: str) -> frozenset[str]:
+    """The features of a layout; none where a text is no mesh or no list of placements."""
     try:
         mesh, placements = Mesh.parse(mesh_text), parse_placements(placements_text)
     except NotationError:
@@ -97,11 +97,11 @@ def of_layout(shape: Shape, mesh_text: str, placements_text: str) -> frozenset[s
         found.add("uneven")
     if "strided" in found and 0 not in shape and any(layout.box(coord) is None for coord in mesh.coords()):
         found.add("no-box")
-    found.update(_of_nesting(layout.shape, layout.mesh.shape, layout.placements))
+    found.update(_nesting_features(layout.shape, layout.mesh.shape, layout.placements))
     return frozenset(found)
 
 
-def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[str]:
+def _nesting_features(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[str]:
     for at, placement in enumerate(placements):
         dim = shard_dim(placement)
         if dim is None:
@@ -123,8 +123,8 @@ def _of_nesting(shape: Shape, mesh: Shape, placements: Placements) -> Iterator[s
                 yield "strided-loose"
 
 
-def of_operands(texts: Iterable[str]) -> Iterator[str]:
-    """What the tensors of a case are to one another."""
+def operand_features(texts: Iterable[str]) -> Iterator[str]:
+    """The features of how the tensors of a case differ from each other."""
     specs = [TensorSpec.parse(text) for text in texts]
     values = [spec for spec in specs if not spec.fill.startswith("index")]
     if len({spec.dtype for spec in values}) > 1:
@@ -150,7 +150,7 @@ def _broadcasts(a: Shape, b: Shape) -> bool:
 
 
 @cache
-def of_state(text: str) -> frozenset[str]:
+def state_features(text: str) -> frozenset[str]:
     found = {"nested-state"}
     seen: set[str] = set()
 

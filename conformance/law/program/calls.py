@@ -1,8 +1,6 @@
-"""What the calls of a program depart in: features read from its steps.
+"""The features of a program, read from its steps.
 
-What an argument means is known by the name of the function: a number is an operand of ``add``, a dim of ``softmax``,
-an extent of
-``reshape``.
+The name of a function decides what an argument means: a number is an operand of ``add``, a dim of ``softmax``, an extent of ``reshape``.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from shardlaw.conformance.law.program.parse import Program
-from shardlaw.conformance.law.program.python import CONSTANTS, function_name, walk
+from shardlaw.conformance.law.program.python import CONSTANTS, function_name, walk_expression
 from shardlaw.reference.tensors import RARE_DTYPES
 
 
@@ -20,51 +18,45 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Names of functions, without the underscore of the in-place form.
+# The tables hold names of functions, without the underscore of the in-place form.
 # numbers are operands
 SCALAR_OPERANDS = words(
-    """add sub rsub mul div true_divide floor_divide remainder fmod pow float_power eq ne lt le gt ge maximum minimum
-    where
-    fill clamp clamp_min clamp_max masked_fill addcmul addcdiv lerp full_like bitwise_and bitwise_or bitwise_xor xlogy
-    copysign threshold hypot atan2 logical_and logical_or logical_xor index_fill nan_to_num heaviside ldexp"""
+    """add sub rsub mul div true_divide floor_divide remainder fmod pow float_power eq ne lt le gt ge maximum minimum where fill clamp
+    clamp_min clamp_max masked_fill addcmul addcdiv lerp full_like bitwise_and bitwise_or bitwise_xor xlogy copysign threshold hypot
+    atan2 logical_and logical_or logical_xor index_fill nan_to_num heaviside ldexp"""
 )
 # numbers are extents, positions or counts
 NOT_DIMS = words(
-    """view reshape expand roll getitem setitem pad tile repeat unflatten select narrow split chunk tril triu diag
-    diagonal
+    """view reshape expand roll getitem setitem pad tile repeat unflatten select narrow split chunk tril triu diag diagonal
     nn.functional.pad new_zeros new_full linspace round one_hot nn.functional.one_hot"""
 )
 # the first number is a dim, the others are not
 DIM_FIRST = words("select narrow")
 # one dim or several
 MANY_DIMS = words(
-    """sum mean amax amin var std prod any all logsumexp norm linalg.vector_norm linalg.matrix_norm var_mean std_mean
-    nansum
-    nanmean count_nonzero aminmax squeeze flip"""
+    """sum mean amax amin var std prod any all logsumexp norm linalg.vector_norm linalg.matrix_norm var_mean std_mean nansum nanmean
+    count_nonzero aminmax squeeze flip"""
 )
 VIEWS = words(
-    """view reshape expand permute transpose t T mT squeeze unsqueeze select narrow getitem split chunk unbind flatten
-    unflatten movedim swapaxes swapdims diagonal view_as expand_as real imag unfold tensor_split hsplit vsplit dsplit
-    detach
-    as_strided ravel"""
+    """view reshape expand permute transpose t T mT squeeze unsqueeze select narrow getitem split chunk unbind flatten unflatten movedim
+    swapaxes swapdims diagonal view_as expand_as real imag unfold tensor_split hsplit vsplit dsplit detach as_strided ravel"""
 )
 SEVERAL_OUTPUTS = words(
-    """split chunk unbind sort topk var_mean std_mean aminmax cummax cummin kthvalue mode tensor_split hsplit vsplit
-    dsplit
+    """split chunk unbind sort topk var_mean std_mean aminmax cummax cummin kthvalue mode tensor_split hsplit vsplit dsplit
     split_with_sizes native_layer_norm meshgrid linalg.qr linalg.svd linalg.eigh"""
 )
 SEVERAL_WITH_DIM = words("max min median nanmedian")
-# reductions that no elements at all do not have; with an infinite order norms are, too
+# reductions that are undefined for no elements; so are norms of infinite order
 NO_IDENTITY = words("amax amin max min argmax argmin aminmax mode kthvalue _foreach_max")
 NORMS = words("norm linalg.norm linalg.vector_norm linalg.matrix_norm _foreach_norm")
 
 
 @lru_cache(8192)
-def of_steps(text: str) -> frozenset[str]:
-    """What a program of steps departs in."""
+def program_features(text: str) -> frozenset[str]:
+    """The features of a program of steps."""
     steps = Program.parse(text).tree.body
     found: set[str] = set()
-    nodes = [node for step in steps for node in walk(step.value)]  # type: ignore[attr-defined]
+    nodes = [node for step in steps for node in walk_expression(step.value)]  # type: ignore[attr-defined]
     calls = [name for node in nodes if isinstance(node, ast.Call) and (name := _plain_name(node)) not in ("slice", "tensor")]
     used = [node.id for node in nodes if isinstance(node, ast.Name) and node.id not in CONSTANTS]
     if len(calls) > 1:
@@ -80,11 +72,11 @@ def of_steps(text: str) -> frozenset[str]:
         elif isinstance(node, ast.Attribute) and _is_view(node):
             found.add("view")
         elif isinstance(node, ast.Call):
-            found.update(_of_call(node, views))
+            found.update(_call_features(node, views))
     return frozenset(found)
 
 
-def _of_call(call: ast.Call, views: set[str]) -> Iterator[str]:
+def _call_features(call: ast.Call, views: set[str]) -> Iterator[str]:
     plain, function = _plain_name(call), function_name(call)
     args = call.args if function else [call.func.value, *call.args]  # type: ignore[attr-defined]
     changed, operands = args[0] if args else None, args[1:]
@@ -112,19 +104,19 @@ def _of_call(call: ast.Call, views: set[str]) -> Iterator[str]:
             yield "out-argument"
         elif name not in ("dim", "keepdim"):
             yield f"option:{name}"
-    kept = keywords.get("keepdim", operands[1] if plain in MANY_DIMS | SEVERAL_WITH_DIM and len(operands) > 1 else None)
-    if isinstance(kept, ast.Constant) and kept.value is True:
+    keepdim = keywords.get("keepdim", operands[1] if plain in MANY_DIMS | SEVERAL_WITH_DIM and len(operands) > 1 else None)
+    if isinstance(keepdim, ast.Constant) and keepdim.value is True:
         yield "keepdim"
     if plain in SCALAR_OPERANDS:
         yield from (f"scalar:{type(_value(arg)).__name__}" for arg in call.args if type(_value(arg)) in (int, float, bool))
     elif plain in DIM_FIRST and operands:
-        yield from _of_dim(operands[0], plain)
+        yield from _dim_features(operands[0], plain)
     elif plain not in NOT_DIMS:
         for arg in (*operands, *(keywords[name] for name in ("dim", "dims") if name in keywords)):
-            yield from _of_dim(arg, plain)
+            yield from _dim_features(arg, plain)
 
 
-def _of_dim(arg: ast.expr, function: str) -> Iterator[str]:
+def _dim_features(arg: ast.expr, function: str) -> Iterator[str]:
     items = arg.elts if isinstance(arg, (ast.Tuple, ast.List)) else [arg]
     values = [_value(item) for item in items]
     if any(type(value) is int and value < 0 for value in values):
@@ -136,7 +128,7 @@ def _of_dim(arg: ast.expr, function: str) -> Iterator[str]:
 
 
 def _value(arg: ast.AST) -> object:
-    """The value of a literal; of anything else the tree."""
+    """The value of a literal, else the tree itself."""
     match arg:
         case ast.Constant(value=value):
             return value
@@ -164,7 +156,7 @@ def _method(call: ast.Call) -> str:
 
 
 def _plain_name(call: ast.Call) -> str:
-    """The function without its in-place underscore; of an overload of aten, the packet."""
+    """The name of the function without its in-place underscore; for an aten overload the name of the packet."""
     name = function_name(call) or _method(call)
     name = name.removeprefix("aten.").partition(".")[0] if name.startswith("aten.") else name
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name

@@ -1,4 +1,4 @@
-"""The fields of a program: its steps, as one function that runs on ranks and is printed into scripts, and the tensors that they name."""
+"""The types of the field ``steps``, a function that runs on ranks and in scripts, and of the operands that it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal as texts
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, Printed, TensorField, assembled
+from shardlaw.conformance.law.fields import Field, ScriptArgument, TensorField, assemble_dtensor
 from shardlaw.conformance.law.program.parse import Program as Steps
 from shardlaw.reference.notation import NotationError
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 
 class ProgramField(Field):
-    """A program of steps. Torch remembers how it planned an op. It forgets that before the act and after it with ``fresh``, where a step
-    makes
-    a tensor of a number (a plan for a number is known to be taken for a 0-d tensor, and the other way round), and where one gives a tensor
-    for its result (a plan for one placement of it is used for others)."""
+    """A program of steps.
+
+    Torch caches how it planned an op. The cache is cleared before and after the act with ``fresh``, and where a known fault of the cache
+    would show in later cases: with ``tensor(``, since a plan for a number is used for a 0-d tensor and vice versa, and with ``out=``, since
+    a plan for one placement of the output is used for others.
+    """
 
     takes = "steps such as b=sum(a,0);relu(b)"
 
@@ -36,19 +38,19 @@ class ProgramField(Field):
     def parse(self, text: str) -> Steps:
         return Steps.parse(text)
 
-    def around(self, value: Steps) -> AbstractContextManager[Any]:
+    def surround(self, value: Steps) -> AbstractContextManager[Any]:
         return compat.without_cached_plans() if self.fresh or "tensor(" in value.text or "out=" in value.text else nullcontext()
 
     def build(self, value: Steps, here: RankContext) -> Any:
         return value.run
 
-    def printed(self, value: Steps, name: str, world: int) -> Printed:
-        return Printed("steps", tuple(value.function.lines))
+    def to_script(self, value: Steps, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("steps", tuple(value.function.lines))
 
 
 @lru_cache(4)
 def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
-    """The tensors that the steps of a case name, in the order of the case; plain ones as dense tensors. Nobody may change them."""
+    """The tensors that the steps of a case name, in the order of its fields; plain ones as dense tensors. Callers must not change them."""
     wanted, mesh = Steps.parse(case.get("steps")).names(), case.mesh()
     found: dict[str, Global | torch.Tensor] = {}
     for at, operand in enumerate(name for name, _ in case.fields if name in wanted):
@@ -61,7 +63,7 @@ def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
 
 
 class OperandsField(Field):
-    """The tensors that the program in the field ``steps`` names, each with values of its own."""
+    """The operands of the program in the field ``steps``, each with different values."""
 
     takes = TensorField.takes
 
@@ -76,21 +78,21 @@ class OperandsField(Field):
 
     def build(self, value: Mapping[str, Global | torch.Tensor], here: RankContext) -> dict[str, Any]:
         return {
-            name: assembled(x, here.tensor(x.local(here.rank)), here) if isinstance(x, Global) else here.tensor(x.clone())
+            name: assemble_dtensor(x, here.tensor(x.local(here.rank)), here) if isinstance(x, Global) else here.tensor(x.clone())
             for name, x in value.items()
         }
 
-    def printed(self, value: Mapping[str, Global | torch.Tensor], name: str, world: int) -> Printed:
+    def to_script(self, value: Mapping[str, Global | torch.Tensor], name: str, world: int) -> ScriptArgument:
         constants, statements, parts = list[str](), list[str](), []
         for operand, x in value.items():
             if isinstance(x, torch.Tensor):
-                parts.append(f"{operand!r}: {texts.tensor(x)}")
+                parts.append(f"{operand!r}: {texts.tensor_literal(x)}")
                 continue
-            one = TensorField().printed(x, operand, world)
+            one = TensorField().to_script(x, operand, world)
             constants += one.constants
             statements += [line for line in one.statements if line not in statements]
             parts.append(f"{operand!r}: {one.expression}")
-        return Printed(f"{{{', '.join(parts)}}}", tuple(constants), tuple(statements))
+        return ScriptArgument(f"{{{', '.join(parts)}}}", tuple(constants), tuple(statements))
 
 
 Program = Annotated[Callable[[Mapping[str, Any]], list[Any]], ProgramField()]

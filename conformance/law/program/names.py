@@ -1,4 +1,4 @@
-"""What the names in a program of steps may call (:mod:`shardlaw.conformance.law.program.parse`), and nothing else."""
+"""The functions and methods of torch that a program of steps (:mod:`shardlaw.conformance.law.program.parse`) may call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ class NoFunctionError(NotationError):
 
 @cache
 def _functions() -> frozenset[str]:
-    """The functions of ``torch`` that are ops."""
+    """The names of the ops of the module ``torch``."""
     return frozenset({*torch.functional.__all__, *dir(compat.name("functions"))})
 
 
 @cache
 def place_of(name: str) -> str | None:
-    """Where torch has the function of this name, such as ``torch.linalg.norm``; ``None`` for the tensor method of the
-    first argument.
+    """The path of the function of this name, such as ``torch.linalg.norm``; ``None`` for a tensor method.
 
     Raises :class:`NotationError`.
     """
@@ -50,11 +49,11 @@ def place_of(name: str) -> str | None:
         raise NoFunctionError(f"torch.{space} has no function {last!r}")
     if name in _functions() and not name.startswith("__") and not (name.endswith("_") and hasattr(torch.Tensor, name)):
         return f"torch.{name}"
-    want_method(name)
+    check_method(name)
     return None
 
 
-def want_method(name: str) -> None:
-    """Raises :class:`NotationError` where no op is the tensor method of this name."""
+def check_method(name: str) -> None:
+    """Raise :class:`NotationError` where a tensor has no method of this name, or one that is no op."""
     if name.startswith("_") or name in FORBIDDEN_METHODS or not callable(getattr(torch.Tensor, name, None)):
         raise NotationError(f"no op is called {name!r}, neither a function of torch nor a tensor method")

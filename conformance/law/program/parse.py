@@ -1,11 +1,8 @@
-"""Programs of steps: what an op case asks torch to do, as one line of text.
+"""Programs of steps: the calls of torch in a case of ops, as one line of text.
 
-A program is steps joined by ``;``, in the syntax of Python calls and without spaces: ``b=sum(a,0);relu(b)``. A step
-may name its
-result; the value of the last step is the result of the program. Its Python tree becomes that of a function in plain
-torch code
-(:mod:`shardlaw.conformance.law.program.python`), which runs here and is printed into scripts: a text can only call
-what the rules below name.
+A program is steps joined by ``;``, in the syntax of Python calls and without spaces: ``b=sum(a,0);relu(b)``. A step may name its result;
+the value of the last step is the result of the program. The program is translated into a function of plain torch code
+(:mod:`shardlaw.conformance.law.program.python`), which runs on ranks and in scripts. It can call only what this table allows:
 
 ===========================================  ========================================================================
 ``a``, ``b``                                 a tensor of the case, or the result of a step before
@@ -18,7 +15,7 @@ what the rules below name.
 ``a.add_(2)``, ``a.T``                       a tensor method; the attributes ``T``, ``mT``, ``real`` and ``imag``
 ``getitem(a,(slice(0,2),None))``             ``a[0:2, None]``
 ``setitem(a,0,2)``                           ``a[0] = 2``, a step of its own; its value is ``a``
-``redistribute(a,'S(0),R')``                 the same tensor placed otherwise; nothing at all to a plain tensor
+``redistribute(a,'S(0),R')``                 the tensor with other placements; a plain tensor stays as it is
 ``tensor(2,dtype=torch.int64)``              a plain tensor
 ===========================================  ========================================================================
 
@@ -36,24 +33,24 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from shardlaw.conformance.law.program.python import Function
+from shardlaw.conformance.law.program.python import StepsFunction
 from shardlaw.reference.notation import NotationError
 
 
-class Watcher:
-    """What is told of the run of a program on plain tensors: see :func:`watched_by`."""
+class PlainRunObserver:
+    """Observes runs of programs on plain tensors: see :func:`observe_plain_runs`. By default it does nothing."""
 
-    def watching(self) -> AbstractContextManager[Any]:
-        """Surrounds what the plain run does, the way back included."""
+    def plain_run_context(self) -> AbstractContextManager[Any]:
+        """A context for the plain run, its backward pass included."""
         return nullcontext()
 
-    def redistributed(self, tensor: Any, placements: str) -> None:
-        """A step asks for these placements of a tensor."""
+    def on_redistribute(self, tensor: Any, placements: str) -> None:
+        """A step redistributes ``tensor`` to ``placements``."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Steps, run in order."""
+    """A parsed program; ``text`` is as it was given."""
 
     text: str
     tree: ast.Module = field(compare=False, repr=False)
@@ -61,7 +58,7 @@ class Program:
     @staticmethod
     @cache
     def parse(text: str) -> Program:
-        """The inverse of ``str``. Raises :class:`NotationError`, which names what is wrong."""
+        """The inverse of ``str``. Raises :class:`NotationError`."""
         try:
             program = Program(text, ast.parse(text))
         except SyntaxError as error:
@@ -76,12 +73,12 @@ class Program:
         return ";".join(map(canonical, self.tree.body))
 
     @cached_property
-    def function(self) -> Function:
+    def function(self) -> StepsFunction:
         """The program as the function ``steps(operands)``, which returns the value of every step."""
-        return Function(self.tree)
+        return StepsFunction(self.tree)
 
     def names(self) -> frozenset[str]:
-        """The tensors that the program wants from its case."""
+        """The names of the operands that the program takes."""
         return frozenset(self.function.names)
 
     def run(self, operands: Mapping[str, Any]) -> list[Any]:
@@ -89,8 +86,8 @@ class Program:
         return self._sharded(operands)  # type: ignore[no-any-return]
 
     def run_plain(self, operands: Mapping[str, Any]) -> list[Any]:
-        """The value of every step, on plain tensors, which nobody can place otherwise; seen by whoever watches."""
-        with watching():
+        """The value of every step, on plain tensors, for which ``redistribute`` does nothing but notify the observer."""
+        with plain_run_context():
             return self._plain(operands)  # type: ignore[no-any-return]
 
     @cached_property
@@ -99,29 +96,33 @@ class Program:
 
     @cached_property
     def _plain(self) -> Callable[..., Any]:
-        return Function(self.tree, plain=True).compiled(redistribute=_stay) if "redistribute(" in self.text else self._sharded
+        return (
+            StepsFunction(self.tree, plain=True).compiled(redistribute=_report_redistribute)
+            if "redistribute(" in self.text
+            else self._sharded
+        )
 
 
-WATCHERS = [Watcher()]
+OBSERVERS = [PlainRunObserver()]
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Programs that run on plain tensors within tell ``watcher``."""
-    WATCHERS.append(watcher)
+def observe_plain_runs(observer: PlainRunObserver) -> Iterator[None]:
+    """Let ``observer`` observe the plain runs in this context."""
+    OBSERVERS.append(observer)
     try:
         yield
     finally:
-        WATCHERS.pop()
+        OBSERVERS.pop()
 
 
-def watching() -> AbstractContextManager[Any]:
-    """What belongs to the run of a program on plain tensors: the way back."""
-    return WATCHERS[-1].watching()
+def plain_run_context() -> AbstractContextManager[Any]:
+    """The observer's context, for the backward pass of a plain run."""
+    return OBSERVERS[-1].plain_run_context()
 
 
-def _stay(tensor: Any, placements: str) -> Any:
-    WATCHERS[-1].redistributed(tensor, placements)
+def _report_redistribute(tensor: Any, placements: str) -> Any:
+    OBSERVERS[-1].on_redistribute(tensor, placements)
     return tensor
 
 

@@ -1,5 +1,4 @@
-"""A program of steps (:mod:`shardlaw.conformance.law.program.parse`) as a function in plain torch code: one text that
-runs and is printed."""
+"""Translates a program of steps (:mod:`shardlaw.conformance.law.program.parse`) into a function of plain torch code."""
 
 from __future__ import annotations
 
@@ -12,22 +11,22 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
-from shardlaw.conformance.law.program.names import NAMESPACES, place_of, want_method
+from shardlaw.conformance.law.program.names import NAMESPACES, check_method, place_of
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import MaskPartial, parse_placements
 from shardlaw.reference.tensors import DTYPES, RARE_DTYPES
 
 ATTRIBUTES = ("T", "mT", "real", "imag")
 CONSTANTS = ("inf", "nan")
-# what the code names beside the tensors of its case
+# names in the code other than operands and steps
 GLOBALS = ("torch", "slice", "Partial", "Replicate", "Shard", compat.STRIDED_SHARD, "redistribute", "operands")
 
 
-class Function:
-    """``steps(operands)``, which returns the value of every step; with ``plain`` the call ``redistribute`` stays as
-    it is.
+class StepsFunction:
+    """``steps(operands)``, which returns the value of every step. With ``plain`` it calls a function ``redistribute`` instead of the
+    method of a DTensor.
 
-    ``lines`` are its text, ``names`` the operands that it takes. Raises :class:`NotationError` for what is no program.
+    ``lines`` are its source, ``names`` the operands that it takes. Raises :class:`NotationError`.
     """
 
     def __init__(self, program: ast.Module, *, plain: bool = False) -> None:
@@ -36,13 +35,13 @@ class Function:
         self._plain = plain
         self._bound: set[str] = set()
         self.names: set[str] = set()
-        targets = [_target(step) for step in program.body]
+        targets = [_step_target(step) for step in program.body]
         body, results = list[str](), list[str]()
         for at, (step, target) in enumerate(zip(program.body, targets, strict=True)):
-            kept = target if target and target not in targets[at + 1 :] else f"step{at + 1}"
-            body += self._lines(list(dict.fromkeys(filter(None, (kept, target)))), step.value)  # type: ignore[attr-defined]
+            result = target if target and target not in targets[at + 1 :] else f"step{at + 1}"  # a name that no later step rebinds
+            body += self._lines(list(dict.fromkeys(filter(None, (result, target)))), step.value)  # type: ignore[attr-defined]
             self._bound.add(target)
-            results.append(kept)
+            results.append(result)
         taken = [f"{name} = operands[{name!r}]" for name in sorted(self.names)]
         self.lines = [
             "def steps(operands):",
@@ -50,7 +49,7 @@ class Function:
         ]
 
     def compiled(self, **more: Any) -> Callable[..., Any]:
-        """The function itself; ``more`` is what it may call beside torch."""
+        """The function; ``more`` are further globals."""
         text = "\n".join(self.lines)
         known = {"torch": torch, "Partial": Partial, "Replicate": Replicate, "Shard": Shard, **more}
         if compat.STRIDED_SHARD in text:
@@ -69,7 +68,7 @@ class Function:
         return [" = ".join([*names, self._text(value)])]
 
     def _text(self, node: ast.expr) -> str:
-        """An expression of the notation in plain torch code."""
+        """An expression of the notation as torch code."""
         match node:
             case ast.Name(id=name):
                 if name in CONSTANTS:
@@ -108,7 +107,7 @@ class Function:
         if not called:
             if not isinstance(node.func, ast.Attribute):
                 raise NotationError(f"{ast.unparse(node)!r} is no name, literal, list or call")
-            want_method(node.func.attr)
+            check_method(node.func.attr)
             return f"{self._text(node.func.value)}.{node.func.attr}({given})"
         match called, node.args:
             case "getitem", [base, index]:
@@ -130,7 +129,7 @@ class Function:
         return f"{first}.{called}({given[len(first) :].removeprefix(', ')})"
 
     def _index(self, node: ast.expr) -> str:
-        """What stands between the brackets of ``x[...]``."""
+        """The text between the brackets of ``x[...]``."""
         match node:
             case ast.Tuple(elts=[item]):
                 return f"{self._index(item)},"
@@ -143,7 +142,7 @@ class Function:
         return self._text(node)
 
 
-def _target(step: ast.stmt) -> str:
+def _step_target(step: ast.stmt) -> str:
     match step:
         case ast.Expr():
             return ""
@@ -159,7 +158,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def function_name(node: ast.Call) -> str:
-    """The name of the function that a call of the notation names; empty for a method of an expression."""
+    """The name of the function that a call of the notation calls; empty for a method of an expression."""
     if isinstance(node.func, ast.Name):
         return node.func.id
     name = _path(node.func)
@@ -175,8 +174,8 @@ def _path(node: ast.expr) -> str:
     return ""
 
 
-def walk(node: ast.expr) -> Iterator[ast.expr]:
-    """An expression of the notation and all below it, without the names of functions, methods and dtypes."""
+def walk_expression(node: ast.expr) -> Iterator[ast.expr]:
+    """An expression of the notation and all its subexpressions, except names of functions, methods and dtypes."""
     yield node
     below: list[ast.expr] = []
     if isinstance(node, ast.Call):
@@ -188,11 +187,11 @@ def walk(node: ast.expr) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
         below = [node.value]
     for child in below:
-        yield from walk(child)
+        yield from walk_expression(child)
 
 
 def _placements(text: str) -> str:
     placements = parse_placements(text)
     if any(isinstance(placement, MaskPartial) for placement in placements):
         raise NotationError(f"{text!r}: a masked reduction is made by operators only")
-    return literal.placements(placements)
+    return literal.placements_literal(placements)

@@ -15,8 +15,8 @@ from shardlaw.conformance.law.due import Due, Global
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
 from shardlaw.conformance.laws.checkpoint.holders import elements
-from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, format_state, slots, spoiled
-from shardlaw.reference.shards import Shards, joined
+from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, format_state, slot_names, spoil
+from shardlaw.reference.shards import Shards, joined_size
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
@@ -28,7 +28,7 @@ class Exactly(Due):
 
     value: Any
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         want = self.value
         message = f"{place} is a {type(got).__name__}, must be a {type(want).__name__}"
         if not here.require(type(got) is type(want), "wrong-metadata", check, message, repr(want), repr(got)):
@@ -47,9 +47,9 @@ class Exactly(Due):
 class MeshTensor(Global):
     """A DTensor. On a rank outside of its mesh nothing more is due."""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None or type(got) is not DTensor:
-            super().judge(here, check, got, place)
+            super().compare(here, check, got, place)
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class InShards(Due):
     full: torch.Tensor
     shards: Shards
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         want = DTensor if self.kind == "wrapper" else compat.name("ShardedTensor")
         message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
         if not here.require(isinstance(got, want), "wrong-metadata", check, message):
             return
-        own = self.shards.of(here.rank)
+        own = self.shards.boxes_of(here.rank)
         if self.kind == "wrapper":
             wrapper = got.to_local()
             held = wrapper.local_shards()
             offsets = [tuple(offset) for offset in wrapper.local_offsets()][: len(held)]
-            size, shape = joined(own), tuple(wrapper.size())
+            size, shape = joined_size(own), tuple(wrapper.size())
             message = f"the wrapper around the shards of {place} has shape {shape}, must have {size}"
             here.require(size in (None, shape), "wrong-metadata", check, message, size, shape)
         else:
@@ -83,8 +83,8 @@ class InShards(Due):
                 here.same(shard, elements(self.full, box), check, what=f"the shard at {box.offset} of {place}")
 
     def for_script(self, rank: int) -> Any:
-        own = self.shards.of(rank)
-        size = joined(own) if self.kind == "wrapper" else None
+        own = self.shards.boxes_of(rank)
+        size = joined_size(own) if self.kind == "wrapper" else None
         return {"shards": [(box.offset, elements(self.full, box)) for box in own], "shape": size or ...}
 
 
@@ -94,10 +94,10 @@ class Inside(Due):
 
     state: Any
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         message = f"{place} is a {type(got).__name__}, must still be the stateful object"
         if here.require(isinstance(got, App), "wrong-metadata", check, message):
-            due.judge(here, check, got.state, self.state, place)
+            due.compare(here, check, got.state, self.state, place)
 
     def for_script(self, rank: int) -> Any:
         return {"stateful": due.for_script(self.state, rank)}
@@ -109,12 +109,12 @@ class Row(Due):
 
     parts: list[Any] | tuple[Any, ...]
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         alike = type(got) is type(self.parts) and len(got) == len(self.parts)
         message = f"{place} is a {type(got).__name__}, must be a {type(self.parts).__name__} of {len(self.parts)} parts"
         if here.require(alike, "wrong-metadata", check, message):
             for at, (part, want) in enumerate(zip(got, self.parts, strict=True)):
-                due.judge(here, check, part, want, f"{place}[{at}]")
+                due.compare(here, check, part, want, f"{place}[{at}]")
 
     def for_script(self, rank: int) -> Any:
         return due.for_script(self.parts, rank)
@@ -140,7 +140,7 @@ class Contents(Due):
 
     def untouched(self) -> Contents:
         """The same as a destination before the load: every value is another."""
-        return self.holding(spoiled(self.tree), slots(self.tree))
+        return self.holding(spoil(self.tree), slot_names(self.tree))
 
     def values(self) -> dict[str, MeshTensor | torch.Tensor]:
         """The tensors of the case by themselves."""
@@ -165,7 +165,7 @@ class Contents(Due):
                 return Inside(self.parts(state))
             case dict():
                 return {key: self.parts(entry) for key, entry in value.items()}
-            case list() | tuple() if any(slots(list(value))):
+            case list() | tuple() if any(slot_names(list(value))):
                 return Row(type(value)(map(self.parts, value)))
         return Exactly(value)
 
@@ -175,8 +175,8 @@ class Contents(Due):
             return Exactly(value)
         return InShards(self.end.held, value.full, self.end.shards(name, ())) if self.end.held else value
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        due.judge(here, check, got, self.parts(self.tree), place)
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
+        due.compare(here, check, got, self.parts(self.tree), place)
 
     def for_script(self, rank: int) -> Any:
         return due.for_script(self.parts(self.tree), rank)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardlaw.conformance.law.fields import Field, MeshField, Printed, SurroundingField, mesh_line
+from shardlaw.conformance.law.fields import Field, MeshField, RankField, ScriptArgument, mesh_line
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.contents import Contents, changed
 from shardlaw.conformance.laws.checkpoint.state_text import built, printed
@@ -78,14 +78,14 @@ class StateField(Field):
         tree = getattr(trip, self.tree).state
         if self.rebuilt:
             tree = unflatten(flatten(tree))
-        specs = {name: spec.placed(None) for name, spec in end.specs.items()} if self.plain else end.specs
+        specs = {name: spec.with_placements(None) for name, spec in end.specs.items()} if self.plain else end.specs
         values = {name: changed(full, self.newer) for name, full in trip.values.items()} if self.newer else trip.values
         return Contents(replace(trip, values=values), replace(end, state=tree, specs=specs))
 
     def build(self, value: Contents, here: RankContext) -> State:
         return built(value, here, self.blank)
 
-    def printed(self, value: Contents, name: str, world: int) -> Printed:
+    def to_script(self, value: Contents, name: str, world: int) -> ScriptArgument:
         return printed(value, "" if name == "state" else f"{name}_", world, self.blank)
 
 
@@ -109,11 +109,11 @@ class StatesField(Field):
     def build(self, value: Sequence[Contents], here: RankContext) -> list[State]:
         return [built(one, here, self.blank) for one in value]
 
-    def printed(self, value: Sequence[Contents], name: str, world: int) -> Printed:
+    def to_script(self, value: Sequence[Contents], name: str, world: int) -> ScriptArgument:
         found = [printed(one, f"{name}_{at}_", world, self.blank) for at, one in enumerate(value)]
         lines = tuple(line for one in found for line in one.statements)
         uses = tuple(dict.fromkeys(thing for one in found for thing in one.uses))
-        return Printed(f"[{', '.join(one.expression for one in found)}]", (), lines, uses=uses)
+        return ScriptArgument(f"[{', '.join(one.expression for one in found)}]", (), lines, uses=uses)
 
 
 class WriterField(Field):
@@ -138,13 +138,13 @@ class WriterField(Field):
             here.reject(str(error))
         return functools.partial(storage.make_writer, here.target, **value)
 
-    def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
+    def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
         if not value:
-            return Printed("dcp.FileSystemWriter", imports=(IMPORT,))
+            return ScriptArgument("dcp.FileSystemWriter", imports=(IMPORT,))
         imports = ["import functools", IMPORT]
         if "serialization_format" in value:
             imports.append("from torch.distributed.checkpoint.filesystem import SerializationFormat")
-        return Printed(f"functools.partial(dcp.FileSystemWriter, {options_text(value)})", imports=tuple(imports))
+        return ScriptArgument(f"functools.partial(dcp.FileSystemWriter, {options_text(value)})", imports=tuple(imports))
 
 
 class WriterOptionsField(WriterField):
@@ -153,8 +153,8 @@ class WriterOptionsField(WriterField):
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
         return dict(value)
 
-    def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
-        return Printed(repr(dict(value)))
+    def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(repr(dict(value)))
 
 
 def options_text(options: Mapping[str, Any]) -> str:
@@ -188,13 +188,13 @@ class PlannerField(Field):
         made = self.made or (DefaultSavePlanner if self.saves else DefaultLoadPlanner)
         return made(**value) if value or self.made else None
 
-    def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
+    def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
         if self.made is None:
             made = "dcp.DefaultSavePlanner" if self.saves else "dcp.DefaultLoadPlanner"
-            return Printed(f"{made}({options_text(value)})" if value else "None", imports=(IMPORT,))
+            return ScriptArgument(f"{made}({options_text(value)})" if value else "None", imports=(IMPORT,))
         of_torch = self.made.__module__.startswith("torch.")
         imports = (f"from {self.made.__module__} import {self.made.__name__}",) if of_torch else ()
-        return Printed(
+        return ScriptArgument(
             f"{self.made.__name__}({options_text(value)})", imports=imports, uses=() if of_torch else (self.made,)
         )
 
@@ -220,29 +220,29 @@ class EndMeshField(MeshField):
     def fields(self, name: str) -> tuple[str, ...]:
         return ("mesh", "mesh.load")
 
-    def printed(self, value: Mesh, name: str, world: int) -> Printed:
+    def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
         # a state of a script makes it too, under one of these names
-        return Printed("mesh", (), (mesh_line(value, "mesh"),))
+        return ScriptArgument("mesh", (), (mesh_line(value, "mesh"),))
 
 
-class ReaderField(SurroundingField):
+class ReaderField(RankField):
     """What makes readers for a folder."""
 
     def __init__(self) -> None:
         super().__init__(lambda here: functools.partial(storage.make_reader, here.target), "dcp.FileSystemReader")
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(self.expression, imports=(IMPORT,))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(self.expression, imports=(IMPORT,))
 
 
-class InFilesField(SurroundingField):
+class InFilesField(RankField):
     """Whether the target's storage keeps files."""
 
     def __init__(self) -> None:
         super().__init__(lambda here: storage.target_storage(here.target).files, "IN_FILES")
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(self.expression, ("IN_FILES = True",))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(self.expression, ("IN_FILES = True",))
 
 
 Saved = Annotated[dict[str, Any], StateField("save")]
@@ -255,7 +255,7 @@ Writer = Annotated[Callable[..., Any], WriterField()]
 WriterOptions = Annotated[dict[str, Any], WriterOptionsField()]
 Reader = Annotated[Callable[..., Any], ReaderField()]
 Place = Annotated[
-    Callable[[str], Any], SurroundingField(lambda here: functools.partial(storage.checkpoint_id, here.target), "str")
+    Callable[[str], Any], RankField(lambda here: functools.partial(storage.checkpoint_id, here.target), "str")
 ]
 """What the target's storage calls the checkpoint in a folder: its ``checkpoint_id``."""
 SavePlanner = Annotated[Any, PlannerField(saves=True)]

@@ -26,7 +26,7 @@ from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import Shard
-from shardlaw.reference.shards import Shards, cut
+from shardlaw.reference.shards import Shards, shards_along
 
 KINDS = ("wrapper", "sharded")
 
@@ -40,12 +40,12 @@ def shards_of_cut(layout: Layout, runs: str = "") -> Shards:
     """
     if not runs:
         shards = Shards.of_layout(layout)
-        return shards if 0 in layout.shape else shards.filled()
+        return shards if 0 in layout.shape else shards.without_empty()
     placement = layout.placements[0]
     if len(layout.placements) > 1 or not isinstance(placement, Shard) or not re.fullmatch(r"\d+@\d+(,\d+@\d+)*", runs):
         raise NotationError(f"cut {runs!r} of {layout}: want SIZE@RANK,... along the one dim that is sharded")
     pairs = [run.split("@") for run in runs.split(",")]
-    return cut(layout.shape, placement.dim, [(int(size), int(rank)) for size, rank in pairs])
+    return shards_along(layout.shape, placement.dim, [(int(size), int(rank)) for size, rank in pairs])
 
 
 def elements(full: torch.Tensor, box: Box) -> torch.Tensor:

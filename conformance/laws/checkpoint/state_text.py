@@ -9,12 +9,12 @@ import torch
 
 from shardlaw.conformance.law import literal as texts
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Printed, assembly, mesh_line, mesh_name
+from shardlaw.conformance.law.fields import ScriptArgument, dtensor_expression, mesh_line, mesh_name
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.holders import elements, sharded, wrapped
-from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slots
+from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slot_names
 from shardlaw.reference.tensors import lay_out
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ def built(value: Contents, here: RankContext, blank: str) -> State:
     return t.build(first.end, lambda name: t.placed(here, first.end, name, value.full(name), put))
 
 
-def printed(value: Contents, prefix: str, world: int, blank: str) -> Printed:
+def printed(value: Contents, prefix: str, world: int, blank: str) -> ScriptArgument:
     """A state of a script: statements that make its tensors, each once, and the expression of the whole."""
     first, put = filled(value, blank)
     end, lines = first.end, list[str]()
     on = "mesh" if end.mesh == value.trip.save.mesh else "mesh.load"
     used = set[Callable[..., Any]]()
-    for name in slots(end.state):
+    for name in slot_names(end.state):
         spec, layout, full = end.specs[name], end.layout(name), value.full(name)
         if layout is not None and end.held != "sharded" and mesh_line(end.mesh, on) not in lines:
             lines.append(mesh_line(end.mesh, on))
         if layout is not None and end.held:
             make = wrapped if end.held == "wrapper" else sharded
-            placements = f"{mesh_name(on)}, {texts.placements(layout.placements)}, " if make is wrapped else ""
+            placements = f"{mesh_name(on)}, {texts.placements_literal(layout.placements)}, " if make is wrapped else ""
             held = pieces_text(end, name, full, put, world)
             lines.append(f"{prefix}{name} = {make.__name__}({held}, {placements}{layout.shape})")
             used.add(make)
@@ -57,11 +57,11 @@ def printed(value: Contents, prefix: str, world: int, blank: str) -> Printed:
             held = f"lay_out({held}, {spec.memory!r})"
             used.add(lay_out)
         if layout is not None:
-            held = assembly(Global(full, layout), held, mesh_name(on))
+            held = dtensor_expression(Global(full, layout), held, mesh_name(on))
         lines.append(f"{prefix}{name} = {held}")
     if any(isinstance(entry, Stateful) for entry in end.state.values()):
         used.add(App)
-    return Printed(
+    return ScriptArgument(
         tree_text(end.state, prefix), (), tuple(lines), uses=tuple(sorted(used, key=lambda one: one.__name__))
     )
 
@@ -84,7 +84,7 @@ def text(held: torch.Tensor, blank: str = "") -> str:
     held = poison(held) if blank else held
     if held.numel() > 2 and bool((held == held.flatten()[0]).all()):
         return f"torch.full({tuple(held.shape)}, {texts.literal(held.flatten()[0].item())}, dtype={held.dtype})"
-    return texts.tensor(held.contiguous())
+    return texts.tensor_literal(held.contiguous())
 
 
 def at_rank(by_rank: Mapping[int, str]) -> str:

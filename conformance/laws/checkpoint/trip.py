@@ -36,12 +36,12 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import assembled
+from shardlaw.conformance.law.fields import assemble_dtensor
 from shardlaw.conformance.laws.checkpoint.calls import App
 from shardlaw.conformance.laws.checkpoint.holders import elements, hold, shards_of_cut
 from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.box import Box
-from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, mapped, parse_state, slots
+from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, map_leaves, parse_state, slot_names
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
@@ -76,7 +76,7 @@ class End:
 
     def boxes(self, name: str, rank: int) -> tuple[Box, ...]:
         """The boxes of the tensor that a rank holds."""
-        return self.shards(name, (rank,)).of(rank)
+        return self.shards(name, (rank,)).boxes_of(rank)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def read_trip(case: Case) -> Trip:
     saved = {name: case.tensor(name) for name in tensor_names(case)}
     state = state_of(case, saved)
     into = parse_state(case.get("into")) if "into" in case else state
-    missing = [name for name in (*slots(state), *slots(into)) if name not in saved]
+    missing = [name for name in (*slot_names(state), *slot_names(into)) if name not in saved]
     if missing:
         raise NotationError(f"case {case.text!r}: the state names the tensor {missing[0]!r}, which has no field")
     loaded = {name: _loaded(case, name, spec) for name, spec in saved.items()}
@@ -166,12 +166,12 @@ def _loaded(case: Case, name: str, spec: TensorSpec) -> TensorSpec:
 
 def build(end: End, make: Callable[[str], Any]) -> State:
     """The state of one end with real tensors, made by name (once each), and real stateful objects."""
-    made = {name: make(name) for name in slots(end.state)}
+    made = {name: make(name) for name in slot_names(end.state)}
     return {key: _real(value, made) for key, value in end.state.items()}
 
 
 def _real(value: Any, made: dict[str, Any]) -> Any:
-    built = mapped(value, lambda leaf: made[leaf.name] if isinstance(leaf, Slot) else leaf)
+    built = map_leaves(value, lambda leaf: made[leaf.name] if isinstance(leaf, Slot) else leaf)
     return App(built.state) if isinstance(built, Stateful) else built
 
 
@@ -193,4 +193,4 @@ def placed(
         return hold(here, end.held, layout, own)
     held = lay_out(put(part(end, name, full, here.rank).contiguous()), end.specs[name].memory)
     held = held if held.is_meta else here.tensor(held)
-    return held if layout is None else assembled(Global(full, layout), held, here)
+    return held if layout is None else assemble_dtensor(Global(full, layout), held, here)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, Printed
-from shardlaw.conformance.law.literal import by_rank
+from shardlaw.conformance.law.fields import Field, ScriptArgument
+from shardlaw.conformance.law.literal import rank_table
 from shardlaw.conformance.laws.collective.calls import CALLS, CHANGING, room
 from shardlaw.conformance.laws.collective.pieces import REDUCING, Ask, Pieces, pieces
 from shardlaw.reference.mesh import Mesh
@@ -73,13 +73,15 @@ class GroupsField(Field):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value[0]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         order = ", sort_ranks=False" if value[1] else ""
         texts = {
             key: "None" if ranks == tuple(range(world)) else f"dist.new_group({[*ranks]}{order})"
             for key, ranks in value[0].items()
         }
-        return Printed("groups", (), (f"groups = {{{', '.join(f'{key!r}: {text}' for key, text in texts.items())}}}",))
+        return ScriptArgument(
+            "groups", (), (f"groups = {{{', '.join(f'{key!r}: {text}' for key, text in texts.items())}}}",)
+        )
 
 
 class GroupField(GroupsField):
@@ -94,8 +96,8 @@ class GroupField(GroupsField):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value[0]["a"]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed("groups['a']", (), super().printed(value, name, world).statements)
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("groups['a']", (), super().to_script(value, name, world).statements)
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,10 @@ class ByRank(Field):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value[1]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed("GIVEN[rank]", tuple(by_rank("GIVEN", {rank: value[0].get(rank) for rank in range(world)})))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(
+            "GIVEN[rank]", tuple(rank_table("GIVEN", {rank: value[0].get(rank) for rank in range(world)}))
+        )
 
 
 def on_device(value: Any, memory: str, here: RankContext) -> Any:

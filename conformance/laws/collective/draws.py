@@ -12,7 +12,7 @@ from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective.pieces import numbers
-from shardlaw.reference.collective import reducible
+from shardlaw.reference.collective import is_reducible
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.tensors import DTYPES, TensorSpec
 from shardlaw.strategies import shapes
@@ -92,7 +92,7 @@ def calls(
         fill = draw(FILLS) if dtype != "bool" else "distinct"
         said |= {"out": out if out != "plain" and outputs else None, "form": form or None}
         if reduces:
-            ops = [op for op in OPS if reducible(DTYPES[dtype], op) and (not idempotent or op in IDEMPOTENT)]
+            ops = [op for op in OPS if is_reducible(DTYPES[dtype], op) and (not idempotent or op in IDEMPOTENT)]
             op = draw(st.sampled_from(ops))
             said["op"] = op if op != "sum" else None
             # what is large on every rank has no average within the dtype

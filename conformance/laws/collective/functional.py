@@ -65,7 +65,7 @@ def _permute(case: Case, ask: Ask) -> Pieces:
     given, to = [ask.given(at) for at in range(ask.size)], list(numbers(case.get("to-position")))
     return Pieces(
         alone(given),
-        alone(collective.permuted(given, to)),
+        alone(collective.permute(given, to)),
         [[to]] * ask.size,
         lambda upstream: [upstream[at] for at in to],
     )
@@ -78,7 +78,7 @@ def _all_gather(case: Case, ask: Ask) -> Pieces:
     def back(upstream: Row) -> Row:
         return collective.reduce_scatter([list(value.chunk(ask.size, dim)) for value in upstream], "sum")
 
-    return Pieces(alone(given), [[collective.joined(given, dim)]] * ask.size, [[dim]] * ask.size, back)
+    return Pieces(alone(given), [[collective.concatenate(given, dim)]] * ask.size, [[dim]] * ask.size, back)
 
 
 def _reduce_scatter(case: Case, ask: Ask) -> Pieces:
@@ -90,7 +90,7 @@ def _reduce_scatter(case: Case, ask: Ask) -> Pieces:
         alone(given),
         alone(wanted),
         [[ask.op, dim]] * ask.size,
-        lambda upstream: [collective.joined(upstream, dim)] * ask.size,
+        lambda upstream: [collective.concatenate(upstream, dim)] * ask.size,
     )
 
 

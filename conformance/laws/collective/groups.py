@@ -80,9 +80,9 @@ def composed_pieces(case: Case) -> tuple[dict[int, Any], Any]:
         wanted = collective.all_reduce(given, ask.op)
     elif how == "reduce-scatter":
         rows = [[ask.added(at, part) for part in places] for at in places]
-        given, wanted = [collective.stacked(row) for row in rows], collective.reduce_scatter(rows, ask.op)
+        given, wanted = [collective.stack(row) for row in rows], collective.reduce_scatter(rows, ask.op)
     else:
-        given = [collective.stacked([ask.given(ask.size * at + part) for part in places]) for at in places]
+        given = [collective.stack([ask.given(ask.size * at + part) for part in places]) for at in places]
         wanted = [given[ask.root]] * ask.size if how == "scatter-gather" else given
     return dict(zip(ranks, given, strict=True)), dict(zip(ranks, map(ask.rounded, wanted), strict=True))
 

@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, Printed, Rank
+from shardlaw.conformance.law.fields import Field, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import literal
 from shardlaw.conformance.laws.collective import draws
@@ -48,8 +48,8 @@ class MessagesField(Field):
     def build(self, value: Any, here: RankContext) -> Any:
         return [(*message, here.tensor(tensor)) for *message, tensor in value]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed("SENT", ("SENT = [", *(f"    {literal(message)}," for message in value), "]"))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("SENT", ("SENT = [", *(f"    {literal(message)}," for message in value), "]"))
 
 
 def messages(
@@ -95,7 +95,7 @@ def messages(
 
 
 def due_of_messages(sends, group, rank: Rank):
-    arrived = collective.delivered(sends)
+    arrived = collective.deliver(sends)
     return {"message": [arrived[source, to, tag].pop(0) for source, to, tag, _ in sends if group[to] == rank]}
 
 

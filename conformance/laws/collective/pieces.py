@@ -60,7 +60,7 @@ class Ask:
     @property
     def has_meaning(self) -> bool:
         """Whether what is reduced has a reduction by ``op``."""
-        return self.name not in REDUCING or collective.reducible(self.dtype, self.op)
+        return self.name not in REDUCING or collective.is_reducible(self.dtype, self.op)
 
     @property
     def span(self) -> int:
@@ -88,7 +88,7 @@ class Ask:
 
     def joined(self, pieces: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         """Pieces joined along a dim, in memory laid out as theirs; not expanded, as rows differ."""
-        whole, plain = collective.joined(pieces, dim), all(piece.is_contiguous() for piece in pieces)
+        whole, plain = collective.concatenate(pieces, dim), all(piece.is_contiguous() for piece in pieces)
         return whole if plain or self.memory == "expanded" else lay_out(whole, self.memory)
 
     def rounded(self, want: torch.Tensor) -> Any:
@@ -123,7 +123,7 @@ def pieces(ask: Ask) -> list[Pieces]:
             wanted = collective.broadcast(given, root)
         case "all_gather" | "all_gather_single" | "gather":
             row = [ask.given(at, ask.shape_of(at)) for at in places]
-            whole = [collective.stacked(row) if ask.form == "stacked" else collective.joined(row)]
+            whole = [collective.stack(row) if ask.form == "stacked" else collective.concatenate(row)]
             given, wanted = alone(row), [whole if ask.name == "all_gather_single" else row] * ask.size
             wanted = [want or [] for want in collective.gather(row, root)] if ask.name == "gather" else wanted
         case "scatter":
@@ -134,7 +134,7 @@ def pieces(ask: Ask) -> list[Pieces]:
             given = [[ask.added(at, to, ask.shape_of(to)) for to in places] for at in places]
             wanted = alone(collective.reduce_scatter(given, op))
             if ask.name == "reduce_scatter_single":
-                join = collective.stacked if ask.form == "stacked" else collective.joined
+                join = collective.stack if ask.form == "stacked" else collective.concatenate
                 given = [[lay_out(join(row), ask.memory)] for row in given]
         case "all_to_all":
             table = ask.splits or ((None,) * ask.size,) * ask.size

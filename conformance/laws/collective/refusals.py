@@ -12,7 +12,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught
-from shardlaw.conformance.law.fields import Device, Field, Printed, Rank, WordField
+from shardlaw.conformance.law.fields import Device, Field, Rank, ScriptArgument, WordField
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.calls import CALLS, attempted, prepared
@@ -48,8 +48,8 @@ class DeclaredField(Field):
     def build(self, value: str, here: RankContext) -> bool:
         return value in here.target.dtypes
 
-    def printed(self, value: str, name: str, world: int) -> Printed:
-        return Printed("True")
+    def to_script(self, value: str, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("True")
 
 
 def sum_of_ones(device, group=None):

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.laws.crash.recorder import gathered, listening, plant, recorded, tree
-from shardlaw.reference.crash import Disk, Step, effects_of, in_notation, in_order, state_at, states
-from shardlaw.reference.crash_jobs import overlapped, overlaps
+from shardlaw.reference.crash import Disk, Step, apply_steps, format_moment, order_steps, state_at, states
+from shardlaw.reference.crash_jobs import overlapped_state, overlapped_states
 
 Place = tuple[int, int]
 
@@ -184,7 +184,7 @@ def two_jobs(
         logs = recorded(root, job)
         check(base, logs)
         dist.barrier()
-        found.append([*in_order(logs).values()])
+        found.append([*order_steps(logs).values()])
         if dist.get_rank() == 0:
             shutil.rmtree(root)
             plant(root, base)
@@ -253,7 +253,7 @@ class Recorded:
     def unseen(self, base: Any, logs: Any) -> str:
         """What is in ``run`` after steps that do not account for it; empty where they do."""
         disk, after = Disk(base), tree(self.run)
-        effects_of(disk, sorted((step for log in logs for step in log), key=lambda step: step.when))
+        apply_steps(disk, sorted((step for log in logs for step in log), key=lambda step: step.when))
         odd = sorted(path for path in {*after} | {*disk.tree()} if after.get(path, 0) != disk.tree().get(path, 0))
         dist.barrier()
         return f"how {odd[0]} is written cannot be seen" if odd else "" if any(logs) else "it writes no files there"
@@ -294,8 +294,8 @@ class RecordedCrash(Recorded):
 
     def named(self) -> Any:
         """The state after the steps that were done."""
-        steps = {at: step for at, step in in_order(self.kept["logs"]).items() if at[1] <= self.done[at[0]]}
-        told = in_notation(self.done, self.lost, self.half)
+        steps = {at: step for at, step in order_steps(self.kept["logs"]).items() if at[1] <= self.done[at[0]]}
+        told = format_moment(self.done, self.lost, self.half)
         return state_at(self.kept["base"], steps, told, self.lost, self.half)
 
 
@@ -312,6 +312,6 @@ class RecordedOverlap(Recorded):
     def state(self) -> Any:
         base, jobs = self.kept["base"], self.kept["jobs"]
         if self.turns is None:
-            return self.numbered(lambda: overlaps(base, jobs))
+            return self.numbered(lambda: overlapped_states(base, jobs))
         in_turns(jobs, self.turns)
-        return None if dist.get_rank() else overlapped(base, jobs, self.turns)
+        return None if dist.get_rank() else overlapped_state(base, jobs, self.turns)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Due, Refused
-from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.fields import Field, ScriptArgument
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed
@@ -86,7 +86,7 @@ class CrashField(Field):
     def build(self, value: Asked, here: RankContext) -> Any:
         return self.recorded(here.folder(), here.cached(("crash", value.scenario), dict), **value.state)
 
-    def printed(self, value: Asked, name: str, world: int) -> Printed:
+    def to_script(self, value: Asked, name: str, world: int) -> ScriptArgument:
         state = dict(value.state)
         index = state.pop("index")
         if "done" not in state and index == 0:
@@ -97,9 +97,9 @@ class CrashField(Field):
         return self.call(self.recorded, "folder, {}", {**state, "index": index})
 
     @staticmethod
-    def call(made: type, first: str, given: Mapping[str, Any]) -> Printed:
+    def call(made: type, first: str, given: Mapping[str, Any]) -> ScriptArgument:
         more = "".join(f", {key}={value!r}" for key, value in given.items())
-        return Printed(f"{made.__name__}({first}{more})", uses=(made,))
+        return ScriptArgument(f"{made.__name__}({first}{more})", uses=(made,))
 
 
 class ObjectCrashField(CrashField):
@@ -126,7 +126,7 @@ class OverlapField(CrashField):
             raise NotationError(f"case {case.text!r}: turns={case.get('turns')}: want three counts of steps")
         return {"turns": tuple(turns)} if "turns" in case else {}
 
-    def printed(self, value: Asked, name: str, world: int) -> Printed:
+    def to_script(self, value: Asked, name: str, world: int) -> ScriptArgument:
         if "turns" in value.state:
             return self.call(self.again, "folder", {"turns": value.state["turns"]})
         return self.call(self.recorded, "folder, {}", value.state)
@@ -167,7 +167,7 @@ class Untorn(Due):
     rank: int
     refusable: bool = True
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if got is None and here.rank:
             return
         loaded, state = got
@@ -180,10 +180,10 @@ class Untorn(Due):
             if here.require(
                 self.refusable, "wrong-value", "lost", f"{state}: nothing loads: {type(loaded).__name__}: {loaded}"
             ):
-                Refused().judge(here, check, loaded, f"{state}: what is left")
+                Refused().compare(here, check, loaded, f"{state}: what is left")
             return
         for name, contents in self.states.items():
-            if here.would_pass(functools.partial(contents.judge, here, check, loaded, place)):
+            if here.would_pass(functools.partial(contents.compare, here, check, loaded, place)):
                 here.add_feature(f"left:{name}")
                 return
         what = mixture_or_garbage([contents.trip.values for contents in self.states.values()], loaded)

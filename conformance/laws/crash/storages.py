@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Printed, SurroundingField
+from shardlaw.conformance.law.fields import RankField, ScriptArgument
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.checkpoint import trip
 from shardlaw.conformance.laws.checkpoint.fields import WriterField, options_text
@@ -71,11 +71,11 @@ class MadeWriterField(WriterField):
             here.reject(f"{self.package} is not installed")
         return functools.partial(self.made, **value)
 
-    def printed(self, value: Mapping[str, Any], name: str, world: int) -> Printed:
+    def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
         if not value:
-            return Printed(self.made.__name__, uses=(self.made,))
+            return ScriptArgument(self.made.__name__, uses=(self.made,))
         text = f"functools.partial({self.made.__name__}, {options_text(value)})"
-        return Printed(text, imports=("import functools",), uses=(self.made,))
+        return ScriptArgument(text, imports=("import functools",), uses=(self.made,))
 
 
 class HfWriterField(MadeWriterField):
@@ -93,15 +93,15 @@ class HfWriterField(MadeWriterField):
         return options
 
 
-class MadeReaderField(SurroundingField):
+class MadeReaderField(RankField):
     """What makes readers of one kind for a path."""
 
     def __init__(self, made: Callable[..., Any]) -> None:
         super().__init__(lambda here: made, made.__name__)
         self.made = made
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(self.expression, uses=(self.made,))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(self.expression, uses=(self.made,))
 
 
 HF = {

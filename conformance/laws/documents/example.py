@@ -18,9 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Device, Field, Folder, MeshField, Printed
+from shardlaw.conformance.law.fields import Device, Field, Folder, MeshField, ScriptArgument
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import tensor
+from shardlaw.conformance.law.literal import tensor_literal
 from shardlaw.conformance.laws.checkpoint.calls import load, poison, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.reference.layout import Layout
@@ -63,9 +63,9 @@ class ParametersField(Field):
     def read(self, case: Case, name: str) -> dict[str, torch.Tensor]:
         return {name: TensorSpec(shape).build(at) for at, (name, shape) in enumerate(SHAPES.items())}
 
-    def printed(self, value: dict[str, torch.Tensor], name: str, world: int) -> Printed:
-        return Printed(
-            name, (), (f"{name} = {{{', '.join(f'{key!r}: {tensor(full)}' for key, full in value.items())}}}",)
+    def to_script(self, value: dict[str, torch.Tensor], name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(
+            name, (), (f"{name} = {{{', '.join(f'{key!r}: {tensor_literal(full)}' for key, full in value.items())}}}",)
         )
 
 

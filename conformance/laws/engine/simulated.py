@@ -15,7 +15,7 @@ from shardlaw.conformance.law import literal as texts
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Placements, Printed, Rank, TensorField
+from shardlaw.conformance.law.fields import Placements, Rank, ScriptArgument, TensorField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import format_placements
@@ -38,8 +38,8 @@ class PartsField(TensorField):
     def build(self, value: Global, here: Any) -> Any:
         return {rank: value.local(rank) for rank in value.mesh.ranks}
 
-    def printed(self, value: Global, name: str, world: int) -> Printed:
-        return Printed("PARTS", tuple(texts.by_rank("PARTS", self.build(value, None))))
+    def to_script(self, value: Global, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("PARTS", tuple(texts.rank_table("PARTS", self.build(value, None))))
 
 
 def sweep_simulated(limits: Limits) -> list[Case]:
@@ -96,5 +96,5 @@ def simulated(x: DTensor, parts: Annotated[Any, PartsField()], to: Placements, f
 
 @simulated.due
 def _(x: Global, to, rank: Rank):
-    there = x.under(to).part(rank)
+    there = x.under(to).due_local(rank)
     return {"on ranks": there, "in one process": there}

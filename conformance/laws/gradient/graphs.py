@@ -17,7 +17,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Either, Global, Meaningless, Of
-from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.gradient import values
@@ -241,7 +241,7 @@ def _(x: Global, declared, gradient):
 
 
 def features_arriving(case: Case) -> set[str]:
-    return {*of_layout(case.tensor("x").shape, case.get("mesh"), case.get("arrives")), "grad-placements"}
+    return {*placement_features(case.tensor("x").shape, case.get("mesh"), case.get("arrives")), "grad-placements"}
 
 
 @law(

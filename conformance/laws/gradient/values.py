@@ -54,7 +54,7 @@ def at_source(gradient: Global) -> Global:
 
 def returned(x: Global, gradient: torch.Tensor, rank: int) -> Any:
     """What the local tensor of a rank must have got of a global gradient; nothing is due outside the mesh."""
-    return at_source(x.holding(gradient)).part(rank)
+    return at_source(x.holding(gradient)).due_local(rank)
 
 
 def of_result(field: str, number: int) -> Derived:

@@ -21,14 +21,14 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
-from shardlaw.conformance.law.fields import Device, Field, MeshTable, Printed
+from shardlaw.conformance.law.fields import Device, Field, MeshTable, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import literal
 from shardlaw.conformance.laws.shared.draws import Listed, smaller
 from shardlaw.reference.layout import Layout, split
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape, format_shape
-from shardlaw.reference.orders import placed_in_order
+from shardlaw.reference.orders import order_placements
 from shardlaw.reference.placement import Placement, Placements, Replicate, Shard, StridedShard, shard_dim
 from shardlaw.reference.tensors import TensorSpec
 
@@ -130,8 +130,8 @@ class AskedField(Field):
             return torch.Size(value)
         return {text: here.placements(some) if isinstance(some, tuple) else some for text, some in value.items()}
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(literal(value if isinstance(value, dict) else torch.Size(value)))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(literal(value if isinstance(value, dict) else torch.Size(value)))
 
 
 AskedShape = Annotated[torch.Size, AskedField(shape_of)]
@@ -326,7 +326,7 @@ def shard_orders(mesh: MeshTable, orders: AllOrders, asked: Strided, device: Dev
 
 @shard_orders.due
 def _(mesh, orders, asked):
-    written = {text: placed_in_order(mesh, order) for text, order in orders.items()}
+    written = {text: order_placements(mesh, order) for text, order in orders.items()}
     known: dict[Placements, list[Any]] = {}
     for text, placements in written.items():
         known.setdefault(placements, []).append(Of(orders[text], "wrong-layout"))

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
-from shardlaw.conformance.law.fields import Placements, Rank, SurroundingField, WordField
+from shardlaw.conformance.law.fields import Placements, Rank, RankField, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws.layout.distribute import DOC
@@ -24,7 +24,7 @@ from shardlaw.reference.tensors import DTYPES, TensorSpec
 # dtypes that few backends carry, by the whole numbers of the same width that stand for their bits
 RARE = {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "uint16": "int16", "uint32": "int32", "uint64": "int64"}
 # the dtypes that a target declares
-Declared = Annotated[tuple[str, ...], SurroundingField(lambda here: here.target.dtypes, repr(Target.dtypes))]
+Declared = Annotated[tuple[str, ...], RankField(lambda here: here.target.dtypes, repr(Target.dtypes))]
 
 
 def draw_dtype(limits: Limits) -> SearchStrategy[Case]:

@@ -23,7 +23,7 @@ from shardlaw.conformance.laws.shared.tensor_fields import PlacedAs, Whole
 from shardlaw.reference import placement as reference
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
-from shardlaw.reference.orders import Order, owned_in_order, placed_in_order
+from shardlaw.reference.orders import Order, order_placements, owned_in_order
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.placements import placements as drawn_placements
@@ -87,7 +87,7 @@ def draw_order(limits: Limits) -> SearchStrategy[Case]:
             at = draw(drawn_placements(mesh, dims, kinds=("S", "_S", "R"), split_factors=(2, 3, 4, 5)))
             return fields(mesh=mesh, x=TensorSpec(shape, at), seed=draw(draws.seeds()))
         cuts = ";".join(f"{dim}:{','.join(map(str, order))}" for dim, order in orders.items())
-        x = TensorSpec(shape, placed_in_order(mesh, orders))
+        x = TensorSpec(shape, order_placements(mesh, orders))
         return fields(mesh=mesh, x=x, cuts=cuts, seed=draw(draws.seeds()))
 
     return case()
@@ -116,7 +116,7 @@ def decodable(mesh: Mesh, placed: reference.Placements) -> bool:
         if dim is not None:
             by_dim.setdefault(dim, []).append(at)
     choices = [[(dim, order) for order in itertools.permutations(cutting)] for dim, cutting in by_dim.items()]
-    return any(placed_in_order(mesh, dict(chosen)) == plain for chosen in itertools.product(*choices))
+    return any(order_placements(mesh, dict(chosen)) == plain for chosen in itertools.product(*choices))
 
 
 def cut(x: torch.Tensor, mesh: DeviceMesh, orders: Any) -> torch.Tensor:

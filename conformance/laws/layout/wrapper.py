@@ -23,7 +23,7 @@ from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import Boxed, BoxedOf, Offsets, PlacedAs, ShapeOf, Shards, StrideOf
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement, Replicate, Shard
-from shardlaw.reference.shards import side_by_side
+from shardlaw.reference.shards import are_side_by_side
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shards as drawn_shards
 
@@ -112,7 +112,7 @@ def contents(wrapper: Any) -> dict[str, Any]:
 
 def contents_due(x: Boxed, rank: int) -> dict[str, Any]:
     own = x.boxes(rank)
-    size = (*own[0].size[:-1], sum(box.size[-1] for box in own)) if own and side_by_side(own) else ...
+    size = (*own[0].size[:-1], sum(box.size[-1] for box in own)) if own and are_side_by_side(own) else ...
     listed = [(box.offset, box.size) for box in own]
     return {
         "chunks": Of(listed, "wrong-layout"),

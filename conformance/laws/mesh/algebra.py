@@ -13,7 +13,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import DIM_NAMES, KeptNamedMesh, NamedMesh, Rank, Shape, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import table
+from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import MeshDims, MeshParts, mesh_law, of_several_dims
 from shardlaw.conformance.laws.mesh.description import description, members, sums
 from shardlaw.conformance.laws.mesh.expected import described, names_of, slice_of, summed
@@ -140,7 +140,7 @@ def _(mesh, of, rank: Rank):
     wide = next(dim for dim in of if mesh.shape[dim] > 1)
     later = tuple(range(of[-1] + 1, mesh.ndim))
     ranks = list(slice_of(mesh, (wide,), rank).ranks)
-    mixed = Of(table(slice_of(mesh, (wide, *later), rank)), "wrong-layout")
+    mixed = Of(nested_ranks(slice_of(mesh, (wide, *later), rank)), "wrong-layout")
     return {
         **dict.fromkeys(("slice", "bare slice", "flattened"), Of(ranks, "wrong-layout")),
         "members": [sorted(ranks)] * 2,

@@ -14,7 +14,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
-from shardlaw.conformance.law.fields import DIM_NAMES, Device, MeshTable, Rank, SurroundingField
+from shardlaw.conformance.law.fields import DIM_NAMES, Device, MeshTable, Rank, RankField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.mesh.cases import mesh_law
 from shardlaw.conformance.laws.mesh.description import description, sums
@@ -81,7 +81,7 @@ def backends(
     of: Literal["a", "b", "c"],
     options: Literal["backend", "options", "pair"],
     device: Device,
-    usual: Annotated[str, SurroundingField(on_gloo, '"gloo"')],
+    usual: Annotated[str, RankField(on_gloo, '"gloo"')],
 ):
     """A backend, its options or both that are named for one mesh dim are those of its group, and of no other."""
     if "noted" not in dist.Backend.backend_list:

@@ -17,7 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import table
+from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, mesh_law, on_every_mesh
 from shardlaw.conformance.laws.mesh.description import description, gathered, members, sums
 from shardlaw.conformance.laws.mesh.expected import described, lines, summed
@@ -40,7 +40,7 @@ def coordinates(mesh: DeviceMesh):
 
 @coordinates.due
 def _(mesh, rank: Rank):
-    layout = {"shape": mesh.shape, "ndim": mesh.ndim, "size": [mesh.size, *mesh.shape], "table": table(mesh)}
+    layout = {"shape": mesh.shape, "ndim": mesh.ndim, "size": [mesh.size, *mesh.shape], "table": nested_ranks(mesh)}
     return {
         **{key: Of(value, "wrong-layout") for key, value in layout.items()},
         "coordinate": mesh.coord(rank),

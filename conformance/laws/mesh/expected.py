@@ -6,7 +6,7 @@ from typing import Any
 
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import DIM_NAMES
-from shardlaw.conformance.law.literal import table
+from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.reference.mesh import Mesh
 
 
@@ -19,7 +19,7 @@ def lines(mesh: Mesh, rank: int) -> list[list[int]]:
 def described(mesh: Mesh, names: tuple[str, ...] | None, rank: int) -> dict[str, Any]:
     """What :func:`~.description.description` must give."""
     return {
-        "table": Of(table(mesh), "wrong-layout"),
+        "table": Of(nested_ranks(mesh), "wrong-layout"),
         "names": Of(names),
         "coordinate": mesh.coord(rank),
         "members": [sorted(line) for line in lines(mesh, rank)],

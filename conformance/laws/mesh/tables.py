@@ -17,7 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Meaningless, Of, Refused, caught
 from shardlaw.conformance.law.fields import KeptNamedMesh, NamedMesh, Rank, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import table as rows_of
+from shardlaw.conformance.law.literal import nested_ranks as rows_of
 from shardlaw.conformance.laws.mesh.cases import DOC, all_meshes, ascending, mesh_law
 from shardlaw.conformance.laws.mesh.description import description, sums
 from shardlaw.conformance.laws.mesh.expected import described, names_of, summed

@@ -16,7 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import DIM_NAMES, Device, MeshTable, NamedMesh, Rank, Shape
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import table
+from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, Dims, all_meshes, mesh_law
 from shardlaw.conformance.laws.mesh.description import description, gathered, sums
 from shardlaw.conformance.laws.mesh.expected import described, flat_of, lines, names_of, slice_of, summed
@@ -186,7 +186,7 @@ def _(mesh, flatten, named, rank: Rank):
         "itself": True if len(flatten) == 1 else None,
         "group": True,
         "traffic": summed(flat, rank),
-        "origin": Of([table(mesh), names_of(mesh)], "wrong-layout"),
+        "origin": Of([nested_ranks(mesh), names_of(mesh)], "wrong-layout"),
         "name": Refused((ValueError, RuntimeError, KeyError)),
     }
 

@@ -13,9 +13,9 @@ from torch.distributed.tensor import parallel
 
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, Printed, TensorField, assembled
+from shardlaw.conformance.law.fields import Field, ScriptArgument, TensorField, assemble_dtensor
 from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.law.literal import by_rank, literal
+from shardlaw.conformance.law.literal import literal, rank_table
 from shardlaw.conformance.rank.context import to_torch
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -96,7 +96,7 @@ class FromCase(Field):
     def build(self, value: Any, here: RankContext) -> Any:
         match value:
             case OnMesh():
-                made = assembled(value, here.tensor(value.local(here.rank)), here).detach()
+                made = assemble_dtensor(value, here.tensor(value.local(here.rank)), here).detach()
                 return nn.Parameter(made) if value.form == "parameter" else made.requires_grad_(value.form == "leaf")
             case ByRank():
                 return self.build(value.of(here.rank), here)
@@ -126,23 +126,25 @@ class FromCase(Field):
                 return value.clone()
         return value
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         match value:
             case OnMesh():
-                told = TensorField(value.field).printed(value, name, world)
+                told = TensorField(value.field).to_script(value, name, world)
                 forms = {
                     "leaf": f"{name}.detach().requires_grad_()",
                     "parameter": f"torch.nn.Parameter({name}.detach())",
                 }
-                return Printed(forms.get(value.form, name), ("\n".join(told.constants),), told.statements)
+                return ScriptArgument(forms.get(value.form, name), ("\n".join(told.constants),), told.statements)
             case ByRank():
-                table = by_rank(name.upper(), {rank: value.of(rank) for rank in range(world)})
-                return Printed(f"{name.upper()}[rank]", ("\n".join(table),))
+                table = rank_table(name.upper(), {rank: value.of(rank) for rank in range(world)})
+                return ScriptArgument(f"{name.upper()}[rank]", ("\n".join(table),))
             case Call():
                 classes = tuple(one for one in value.arguments if isinstance(one, type))
                 arguments = [one.__name__ if one in classes else literal(one) for one in value.arguments]
                 arguments += [f"{key}={literal(one)}" for key, one in value.options.items()]
-                return Printed(f"{value.function.__name__}({', '.join(arguments)})", uses=(value.function, *classes))
+                return ScriptArgument(
+                    f"{value.function.__name__}({', '.join(arguments)})", uses=(value.function, *classes)
+                )
             case Style():
                 parts = [(f"{key}=", one) for key, one in value.options.items()]
                 line = f"from torch.distributed.tensor.parallel import {value.name}"
@@ -152,19 +154,23 @@ class FromCase(Field):
             case list() | tuple():
                 first, last = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
                 return self.joined([("", one) for one in value], first, last, name, world)
-        return self.printed(value.argument, name, world) if hasattr(value, "argument") else Printed(literal(value))
+        return (
+            self.to_script(value.argument, name, world)
+            if hasattr(value, "argument")
+            else ScriptArgument(literal(value))
+        )
 
     def joined(
         self, parts: list[tuple[str, Any]], first: str, last: str, name: str, world: int, *imports: str
-    ) -> Printed:
+    ) -> ScriptArgument:
         """Parts as one expression; each has what stands before it."""
-        told = [self.printed(one, f"{name}_{at}", world) for at, (_, one) in enumerate(parts)]
+        told = [self.to_script(one, f"{name}_{at}", world) for at, (_, one) in enumerate(parts)]
 
         def every(field: str) -> tuple[Any, ...]:
             return tuple(dict.fromkeys(line for one in told for line in getattr(one, field)))
 
         text = ", ".join(f"{before}{one.expression}" for (before, _), one in zip(parts, told, strict=True))
-        return Printed(
+        return ScriptArgument(
             f"{first}{text}{last}",
             every("constants"),
             every("statements"),

@@ -36,7 +36,7 @@ from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 
 DOC = "torch.compile docs; torch.distributed.tensor docs: DTensors in torch.compile"
 # what is compiled, and the same of a whole tensor where that differs
@@ -69,7 +69,7 @@ def sweep_compiled(limits: Limits) -> list[Case]:
 
 @st.composite
 def draw_compiled(draw: st.DrawFn, limits: Limits) -> Case:
-    on = pool(("2", "2", "3", "2x2"), limits.world_size)
+    on = palette_meshes(("2", "2", "3", "2x2"), limits.world_size)
     mesh, fn = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(PROGRAMS)))
     even = fn == "locally"
     shape = tuple(

@@ -34,7 +34,7 @@ from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
-from shardlaw.strategies.modules import eighths, incoming
+from shardlaw.strategies.modules import eighths, output_gradient
 from shardlaw.strategies.placements import placements
 
 # calls of the DTensor x and the plain tensor w
@@ -357,7 +357,8 @@ def resharded(
     net = tanh_layer(dims, seed).to(mesh.device_type)
     compat.input_reshard(net, mesh, dim)
     x, grad = (
-        full.to(mesh.device_type) for full in (eighths((rows, dims[0]), seed + 5), incoming((rows, dims[1]), seed))
+        full.to(mesh.device_type)
+        for full in (eighths((rows, dims[0]), seed + 5), output_gradient((rows, dims[1]), seed))
     )
     if held is not None:  # as DTensors, of which what is replicated alone is sharded meanwhile
         distribute_module(net, mesh)
@@ -371,6 +372,6 @@ def resharded(
 def _(mesh: Mesh, dims, rows: int, seed: int, held):
     net, x = tanh_layer(dims, seed), eighths((rows, dims[0]), seed + 5).requires_grad_()
     out = net(x)
-    out.backward(incoming((rows, dims[1]), seed))
+    out.backward(output_gradient((rows, dims[1]), seed))
     want = {"forward": out.detach(), "input": x.grad, "weight": net[0].weight.grad}
     return {key: Near(whole) if held is None else Claimed(whole, mesh, exact=False) for key, whole in want.items()}

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
-from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import Placements, Seed, Shape
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import Call, FromCase, on
@@ -24,8 +24,8 @@ from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Placements as Placed
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import Mixture, built, eighths, incoming
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import Mixture, build_model, eighths, output_gradient
 
 MESHES = ("2", "2", "3", "4", "2x2", "2@1,0")
 SHOWN = (
@@ -43,7 +43,7 @@ def draw_experts(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(pool(MESHES, limits.world_size)))
+        mesh = draw(st.sampled_from(palette_meshes(MESHES, limits.world_size)))
         experts = [draw(st.sampled_from([S(0), S(0), R()])) for _ in mesh.shape]
         batch = [draw(st.sampled_from([R(), R(), S(0)])) for _ in mesh.shape]
         dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
@@ -55,7 +55,9 @@ def draw_experts(limits: Limits) -> SearchStrategy[Case]:
 
 def features(case: Case) -> set[str]:
     shape = case.shape("dims")
-    layout = of_layout(shape, "x".join(map(str, case.mesh().shape)), ",".join(map(str, case.placements("experts"))))
+    layout = placement_features(
+        shape, "x".join(map(str, case.mesh().shape)), ",".join(map(str, case.placements("experts")))
+    )
     return {"module", "backward", "way:experts"} | layout & {"uneven", "empty-shard"}
 
 
@@ -72,7 +74,9 @@ def features(case: Case) -> set[str]:
     weight=0.2,
 )
 def experts(
-    model: Annotated[nn.Module, FromCase(lambda case: Call(built, (Mixture, case.shape("dims"), True, case.seed)))],
+    model: Annotated[
+        nn.Module, FromCase(lambda case: Call(build_model, (Mixture, case.shape("dims"), True, case.seed)))
+    ],
     mesh: DeviceMesh,
     experts: Placements,
     batch: Placements,
@@ -92,7 +96,7 @@ def experts(
     model = distribute_module(model, mesh, partition)
     x = distribute_tensor(eighths((rows, dims[1]), seed + 5).to(mesh.device_type), mesh, batch).requires_grad_()
     out = model(x).full_tensor()
-    out.backward(incoming(tuple(out.shape), seed).to(mesh.device_type))
+    out.backward(output_gradient(tuple(out.shape), seed).to(mesh.device_type))
     return {
         "parameters": dict(model.named_parameters()),
         "forward": out,
@@ -105,7 +109,7 @@ def experts(
 def _(model, mesh: Mesh, experts, batch, dims, rows: int, seed: int):
     x: Any = eighths((rows, dims[1]), seed + 5).requires_grad_()
     out = model(x)
-    out.backward(incoming(tuple(out.shape), seed))
+    out.backward(output_gradient(tuple(out.shape), seed))
     arrived: dict[str, Any] = gradients(model)
     places: dict[str, Placed] = {name: tuple(R() for _ in mesh.shape) for name, _ in model.named_parameters()}
     places["experts.w1"] = experts

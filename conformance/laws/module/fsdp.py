@@ -28,7 +28,7 @@ from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Placements
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 
 CLAUSES = {
     "hybrid": (
@@ -190,7 +190,7 @@ def draw_fsdp(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
     meshes = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2"), "partly": ("4",)}
     on = [
         mesh
-        for mesh in pool(meshes.get(kind, ("2", "2", "3")), limits.world_size)
+        for mesh in palette_meshes(meshes.get(kind, ("2", "2", "3")), limits.world_size)
         if kind != "partly" or mesh.size == 4
     ]
     mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])

@@ -26,7 +26,7 @@ from shardlaw.reference.placement import Partial, Placement, Placements
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.placements import placements
 
 DOC = "torch.distributed.tensor.experimental docs"
@@ -120,7 +120,7 @@ def features_map(case: Case) -> set[str]:
 
 @st.composite
 def draw_map(draw: st.DrawFn, limits: Limits) -> Case:
-    on = pool(("2", "2", "2", "3", "3", "4", "2x2"), limits.world_size)
+    on = palette_meshes(("2", "2", "2", "3", "3", "4", "2x2"), limits.world_size)
     mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(MAPPED)))
     one = MAPPED[name]
     shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size, mesh.size + 1])) for _ in range(one.dims))

@@ -25,8 +25,8 @@ from shardlaw.reference.layout import Layout
 from shardlaw.reference.placement import Partial, Placement, Placements, Shard
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import eighths, incoming, indices
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import eighths, indices, output_gradient
 
 DOC = "torch.distributed.tensor.parallel docs, loss_parallel"
 NEEDS = ("all_gather", "all_reduce")
@@ -87,7 +87,7 @@ def arriving_of(case: Case) -> OnMesh | None:
         return None
     x = logits_of(case)
     shape, classes = x.layout.shape, classes_of(x.layout)
-    full = incoming(shape[:classes] + shape[classes + 1 :], case.seed).to(x.full.dtype)
+    full = output_gradient(shape[:classes] + shape[classes + 1 :], case.seed).to(x.full.dtype)
     return on(x.mesh, full, *(case.placements("arrives") if "arrives" in case else placed_as_labels(x.layout)))
 
 
@@ -152,7 +152,7 @@ def features_loss(case: Case) -> set[str]:
 
 @st.composite
 def drawn_loss(draw: st.DrawFn, limits: Limits, on: tuple[str, ...], odd: bool) -> Case:
-    palette = pool(on, limits.world_size)
+    palette = palette_meshes(on, limits.world_size)
     mesh, count = draw(st.sampled_from(palette)), draw(st.sampled_from([5, 7, 8, 6, 4, 3, 9]))
     rows = draw(st.sampled_from([3, 4, 5, 1]))
     wide = [(rows, count), (rows, count), (rows, count, 2), (count,), (2, count, 3, 2)]

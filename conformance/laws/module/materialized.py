@@ -21,7 +21,7 @@ from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Replicate as R
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import Blank, eighths
 
 SHOWN = (
@@ -39,7 +39,7 @@ def draw_materialized(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(pool(("2", "3", "4", "2x2"), limits.world_size)))
+        mesh = draw(st.sampled_from(palette_meshes(("2", "3", "4", "2x2"), limits.world_size)))
         way = "both" if mesh.ndim > 1 else draw(st.sampled_from(["fully", "tensor"]))
         split = mesh.shape[-1] * draw(st.sampled_from([1, 2])) if way != "fully" else draw(sizes)
         dims = format_shape((draw(sizes), split, draw(sizes)))

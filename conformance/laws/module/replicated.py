@@ -27,8 +27,8 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase
 from shardlaw.conformance.laws.module.zoo import gradients
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import built, eighths
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import build_model, eighths
 
 SIZES, STEPS = (3, 2), 2
 Gives = Literal["tensor", "tuple", "dict", "named", "data", "ordered", "own"]
@@ -99,7 +99,7 @@ def back(results: Any, loss: str) -> None:
 
 
 def model_of(case: Case) -> Call:
-    return Call(built, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")})
+    return Call(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")})
 
 
 def inputs_of(case: Case) -> ByRank:
@@ -121,7 +121,7 @@ def features(case: Case) -> set[str]:
 
 @st.composite
 def draw_replicated(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh = draw(st.sampled_from(pool(("2", "2", "3", "4"), limits.world_size)))
+    mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size)))
     gives = draw(st.sampled_from(("tensor", "tuple", "dict", "named", "data", "ordered", "own")))
     said: dict[str, Any] = {"gives": gives, "graph": draw(st.sampled_from((None, "unused", "static")))}
     said["loss"] = draw(st.sampled_from((None, None, "apart", "first") if said["graph"] else (None, "apart")))
@@ -164,7 +164,7 @@ SHOWN = (
 def replicated(
     model: Annotated[
         nn.Module,
-        FromCase(lambda case: Call(built, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")}), "gives"),
+        FromCase(lambda case: Call(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")}), "gives"),
     ],
     mesh: NamedMesh,
     inputs: Annotated[Any, FromCase(inputs_of, "held")],

@@ -27,8 +27,8 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import MLP, ZOO, built, eighths, incoming
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import MLP, ZOO, build_model, eighths, output_gradient
 
 HAND = "torch.distributed.tensor docs, distribute_module"
 FSDP = "torch.distributed.fsdp docs, fully_shard"
@@ -36,7 +36,7 @@ FSDP = "torch.distributed.fsdp docs, fully_shard"
 
 @st.composite
 def drawn_by_hand(draw: st.DrawFn, limits: Limits) -> Case:
-    on = pool(("2", "3", "2x2", "1x2", "2x1"), limits.world_size)
+    on = palette_meshes(("2", "3", "2x2", "1x2", "2x1"), limits.world_size)
     mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([5, 4, 7, 8, 6])
     one, two = (tuple(draw(st.sampled_from([R(), S(0), S(1)])) for _ in mesh.shape) for _ in range(2))
     dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
@@ -89,7 +89,7 @@ SHOWN = ("2x2 R,S(0) R,S(1)", "2@0,2 S(0) S(1)", "2@0,2 R R", "2@1,3 S(1) S(0)",
     weight=0.2,
 )
 def by_hand(
-    model: Annotated[nn.Module, FromCase(lambda case: Call(built, (MLP, case.shape("dims"), True, case.seed)))],
+    model: Annotated[nn.Module, FromCase(lambda case: Call(build_model, (MLP, case.shape("dims"), True, case.seed)))],
     mesh: DeviceMesh,
     net1: Placements,
     net2: Placements,
@@ -119,7 +119,7 @@ def by_hand(
     x = eighths((rows, dims[0]), seed + 5).to(mesh.device_type).requires_grad_(everywhere)
     out = model(x)
     if everywhere:
-        out.backward(incoming(tuple(out.shape), seed).to(mesh.device_type))
+        out.backward(output_gradient(tuple(out.shape), seed).to(mesh.device_type))
     return {
         "parameters": dict(model.named_parameters()),
         "elements": out.numel(),
@@ -133,7 +133,7 @@ def by_hand(
 def _(model, mesh: Mesh, net1, net2, dims, rows: int, seed: int, world, rank: Rank):
     x = eighths((rows, dims[0]), seed + 5).requires_grad_()
     out = model(x)
-    out.backward(incoming(tuple(out.shape), seed))
+    out.backward(output_gradient(tuple(out.shape), seed))
     places = {"net1.weight": net1, "net2.weight": net2}
     places |= {f"{name[:4]}.bias": tuple(one if one == S(0) else R() for one in at) for name, at in places.items()}
     member, everywhere = mesh.coord(rank) is not None, mesh.size == world
@@ -157,8 +157,8 @@ def inputs_of(case: Case, *, shared: bool = False) -> ByRank:
     kind, sizes, mesh, passes = ZOO[kind_of(case)], case.shape("dims"), case.mesh(), case.integer("passes", 1)
 
     def pair(at: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = kind.entry(sizes, 2, 3, case.seed + 5 * rank + at)
-        return x, kind.incoming(sizes, x, case.seed + rank)
+        x = kind.make_input(sizes, 2, 3, case.seed + 5 * rank + at)
+        return x, kind.make_output_gradient(sizes, x, case.seed + rank)
 
     apart = mesh.size // mesh.shape[-1] if shared and mesh.ndim > 1 else mesh.size
     every = [[pair(at, rank) for rank in range(apart)] for at in range(2 * passes)]
@@ -180,7 +180,7 @@ Reshard = Annotated[bool, ReshardField()]
 
 @st.composite
 def draw_fully(draw: st.DrawFn, limits: Limits) -> Case:
-    on = pool(("2", "2", "3", "3", "4", "2x2"), limits.world_size)
+    on = palette_meshes(("2", "2", "3", "3", "4", "2x2"), limits.world_size)
     mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])
     kind = "mlp" if mesh.ndim > 1 else draw(st.sampled_from(["mlp", "mlp", "stacked", "norm"]))
     width = draw(sizes) if mesh.ndim == 1 else mesh.shape[1] * draw(st.sampled_from([1, 2, 3]))

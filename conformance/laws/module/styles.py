@@ -27,8 +27,8 @@ from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.placement import Shard as S
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import LAYERS, eighths, indices, layer
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import LAYERS, build_layer, eighths, indices
 
 DOC = "torch.distributed.tensor.parallel docs"
 # how a plan names its module
@@ -96,7 +96,7 @@ def input_of(case: Case) -> OnMesh | ByRank:
 def layer_of(case: Case) -> Call:
     """``frozen=1`` stands for all parameters, another word for the one of this name."""
     name, frozen = WordField(LAYERS).parse(case.get("module")), WordField(FROZEN).parse(case.get("frozen", ""))
-    return Call(layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
+    return Call(build_layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
 
 
 AskedStyle = Annotated[Any, FromCase(asked, "style", "from", "to", "dim", "local")]
@@ -124,7 +124,7 @@ def styled_due(style: Asked, module, input: Global, mesh: Mesh, rank: Rank):
 
 def lines(limits: Limits) -> list[Mesh]:
     """Meshes of one dim over the whole world."""
-    return pool(("2", "2", "3", "3", "4"), limits.world_size)
+    return palette_meshes(("2", "2", "3", "3", "4"), limits.world_size)
 
 
 @st.composite
@@ -276,7 +276,7 @@ def source(
 ):
     """parallelize_module takes parameters from the rank that src_data_rank names, or each rank's own where it names
     none."""
-    net = layer(module, dims, seed + rank).to(mesh.device_type)  # every rank has weights of its own
+    net = build_layer(module, dims, seed + rank).to(mesh.device_type)  # every rank has weights of its own
     model = net if key in ("style", "itself") else nn.ModuleDict({"net": nn.ModuleDict({"inner": net})})
     plan = {"style": style, "itself": {"": style}, "path": {"net.inner": style}, "pattern": {"n*.*": style}}[key]
     parallelize_module(model, mesh, plan, src_data_rank=None if src == "own" else int(src))
@@ -285,4 +285,4 @@ def source(
 
 @source.due
 def _(style: Asked, mesh: Mesh, dims, rank, seed, src, module):
-    return style.parameters(layer(module, dims, seed + (rank if src == "own" else mesh.ranks[int(src)])), mesh)
+    return style.parameters(build_layer(module, dims, seed + (rank if src == "own" else mesh.ranks[int(src)])), mesh)

@@ -23,7 +23,7 @@ from shardlaw.reference.placement import Partial
 from shardlaw.reference.placement import Replicate as R
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import eighths
 from shardlaw.strategies.placements import placements
 
@@ -169,7 +169,7 @@ def features_training(case: Case) -> set[str]:
 
 
 def meshes(limits: Limits) -> list[Mesh]:
-    return pool(MESHES, limits.world_size)
+    return palette_meshes(MESHES, limits.world_size)
 
 
 def draw_tensors(draw: st.DrawFn, mesh: Mesh, *, pending: bool = False) -> dict[str, Any]:

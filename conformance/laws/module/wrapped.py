@@ -33,7 +33,7 @@ from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 
 MODEL = "mesh=2 model=mlp dims=5x7x3"
 SHOWN = (
@@ -63,7 +63,10 @@ def features(case: Case) -> set[str]:
 
 @st.composite
 def draw_wrapped(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, sizes = draw(st.sampled_from(pool(("2", "2", "3", "4"), limits.world_size))), st.sampled_from([3, 5, 7, 4, 2])
+    mesh, sizes = (
+        draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size))),
+        st.sampled_from([3, 5, 7, 4, 2]),
+    )
     said: dict[str, Any] = {"model": "mlp", "dims": format_shape(draw(st.tuples(sizes, sizes, sizes)))}
     said["strategy"] = draw(st.sampled_from(("full", "full", "grad", "none")))
     said |= {name: draw(st.sampled_from((None, "yes"))) for name in ("orig", "units")}

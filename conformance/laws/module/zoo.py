@@ -15,17 +15,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.layout_features import of_layout
+from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import DIM_NAMES as NAMES
-from shardlaw.conformance.law.fields import MeshField, Printed, mesh_line
+from shardlaw.conformance.law.fields import MeshField, ScriptArgument, mesh_line
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase, on
 from shardlaw.conformance.laws.module.plans import PLANS, Plan
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
-from shardlaw.strategies.meshes import pool
-from shardlaw.strategies.modules import ZOO, built, module_sizes
+from shardlaw.strategies.meshes import palette_meshes
+from shardlaw.strategies.modules import ZOO, build_model, module_sizes
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
@@ -79,7 +79,7 @@ def kind_of(case: Case) -> str:
 def model_of(case: Case) -> Call:
     """A model of the zoo by the fields ``model``, ``dims``, ``bias``, ``norm`` and ``seed``."""
     options = {"norm": case.get("norm")} if "norm" in case else {}
-    return Call(built, (ZOO[kind_of(case)].build, case.shape("dims"), "bias" not in case, case.seed), options)
+    return Call(build_model, (ZOO[kind_of(case)].build, case.shape("dims"), "bias" not in case, case.seed), options)
 
 
 def plan_of(case: Case) -> Plan:
@@ -124,9 +124,11 @@ class ModelMeshField(MeshField):
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value.at(rank)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         names = NAMES[: value.mesh.ndim] if value.part else None
-        return Printed(f"{name}[{value.part!r}]" if value.part else name, (), (mesh_line(value.mesh, name, names),))
+        return ScriptArgument(
+            f"{name}[{value.part!r}]" if value.part else name, (), (mesh_line(value.mesh, name, names),)
+        )
 
 
 def batches_of(case: Case, count: int = 1) -> ByRank:
@@ -135,8 +137,8 @@ def batches_of(case: Case, count: int = 1) -> ByRank:
     output: a rank's parts as the plan takes and leaves them."""
     kind, plan, sizes, pairs = ZOO[kind_of(case)], plan_of(case), case.shape("dims"), []
     for at in range(2 if "again" in case else count):
-        x = kind.entry(sizes, case.integer("rows"), case.integer("length", 1), case.seed + 3 * at)
-        pairs.append((x, kind.incoming(sizes, x, case.seed + at)))
+        x = kind.make_input(sizes, case.integer("rows"), case.integer("length", 1), case.seed + 3 * at)
+        pairs.append((x, kind.make_output_gradient(sizes, x, case.seed + at)))
 
     def parts(rank: int) -> Pairs:
         mesh = sharded_on(case).at(rank)
@@ -164,7 +166,7 @@ def features(case: Case) -> set[str]:
     for name, parameter in model_of(case)().named_parameters():
         at = plan.placement(name)
         if at is not None:
-            found |= of_layout(tuple(parameter.shape), str(ranks), str(at)) & {"uneven", "empty-shard"}
+            found |= placement_features(tuple(parameter.shape), str(ranks), str(at)) & {"uneven", "empty-shard"}
     return found
 
 
@@ -172,7 +174,7 @@ def features(case: Case) -> set[str]:
 def drawn(
     draw: st.DrawFn, limits: Limits, kind: str, only: Sequence[str], more: dict[str, SearchStrategy[Any]]
 ) -> Case:
-    on = pool(MESHES, limits.world_size)
+    on = palette_meshes(MESHES, limits.world_size)
     mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(only or PLANS[kind])))
     part = draw(st.sampled_from(NAMES[: mesh.ndim])) if mesh.ndim > 1 else None
     plan, ranks = PLANS[kind][name], mesh.shape[NAMES.index(part) if part else 0]

@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Meaningless, Of
-from shardlaw.conformance.law.features.layout_features import of_layout
-from shardlaw.conformance.law.fields import Field, Placements, Printed, TensorField, Word, assembled
+from shardlaw.conformance.law.features.layout_features import placement_features
+from shardlaw.conformance.law.fields import Field, Placements, ScriptArgument, TensorField, Word, assemble_dtensor
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.program.fields import Operands, Program, operands_of
 from shardlaw.conformance.law.program.parse import Program as Steps
-from shardlaw.conformance.law.program.parse import watching
+from shardlaw.conformance.law.program.parse import plain_run_context
 from shardlaw.conformance.laws.op.forward import text_of
 from shardlaw.conformance.laws.op.results import Result, plain_of, replicated, specs, unless
 from shardlaw.conformance.laws.shared.draws import First, Listed
@@ -30,14 +30,14 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import format_placements, shard_dim
 from shardlaw.reference.tensors import dense
 from shardlaw.strategies.op_corners import corner_gradients
-from shardlaw.strategies.op_gradient_programs import gradient_programs, gradients_enumerated
+from shardlaw.strategies.op_gradient_programs import enumerate_gradient_programs, gradient_programs
 from shardlaw.strategies.op_gradients import (
     DIFFERENTIABLE,
     Backward,
     GradientSweep,
     gradient_samples,
-    odd_gradient,
     plainest,
+    unusual_gradient,
 )
 from shardlaw.strategies.ops import Op
 
@@ -93,7 +93,7 @@ def plain_run(case: Case) -> PlainRun:
                 arriving[at] = Global(
                     grad, Layout(shape, mesh, arrives(case, len(shape))), case.seed + GRAD_SEED + seed
                 )
-        with watching():
+        with plain_run_context():
             torch.autograd.backward([parts[at] for at in arriving], [grad.full for grad in arriving.values()])
     except Exception as error:
         return PlainRun({}, {}, f"the plain run fails: {type(error).__name__}: {error}")
@@ -130,13 +130,15 @@ class IncomingField(Field):
 
     def build(self, value: PlainRun, here: RankContext) -> dict[int, DTensor]:
         for grad in value.arriving.values():
-            for feature in of_layout(grad.layout.shape, str(grad.mesh), format_placements(grad.placements)):
+            for feature in placement_features(grad.layout.shape, str(grad.mesh), format_placements(grad.placements)):
                 here.add_feature(feature)
-        return {at: assembled(grad, here.tensor(grad.local(here.rank)), here) for at, grad in value.arriving.items()}
+        return {
+            at: assemble_dtensor(grad, here.tensor(grad.local(here.rank)), here) for at, grad in value.arriving.items()
+        }
 
-    def printed(self, value: PlainRun, name: str, world: int) -> Printed:
-        parts = {at: TensorField().printed(grad, f"gradient{at}", world) for at, grad in value.arriving.items()}
-        return Printed(
+    def to_script(self, value: PlainRun, name: str, world: int) -> ScriptArgument:
+        parts = {at: TensorField().to_script(grad, f"gradient{at}", world) for at, grad in value.arriving.items()}
+        return ScriptArgument(
             f"{{{', '.join(f'{at}: {one.expression}' for at, one in parts.items())}}}",
             tuple(line for one in parts.values() for line in one.constants),
             tuple(dict.fromkeys(line for one in parts.values() for line in one.statements)),
@@ -228,7 +230,7 @@ def plainer(case: Case) -> SearchStrategy[Case]:
         smaller: dict[str, object] = {}
         for name, spec in specs(case).items():
             options = [dict.fromkeys([reference.Replicate(), placement]) for placement in spec.placements or ()]
-            smaller[name] = spec.placed(tuple(draw(st.sampled_from(list(option))) for option in options))
+            smaller[name] = spec.with_placements(tuple(draw(st.sampled_from(list(option))) for option in options))
         if "arrives" in case and draw(st.booleans()):
             smaller["arrives"] = tuple(reference.Replicate() for _ in case.mesh().shape)
         return case.with_fields(**smaller)
@@ -253,7 +255,7 @@ def op_backward(op: Op) -> Law:
         draw=lambda limits: cases_of(gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
         sweep=lambda limits: Listed(
-            First(odd_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
+            First(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
         ),
         sweeps=1 + (LIGHT_SWEEPS if op.light else SWEEPS),
         seconds=SECONDS.get(op.name, 0.0),
@@ -262,7 +264,7 @@ def op_backward(op: Op) -> Law:
 
 def corners(limits: Limits) -> Listed[Backward]:
     """The programs of a table, and one on each of many grounds, those that have ranks enough."""
-    found = [*corner_gradients(), *gradients_enumerated(limits.most)]
+    found = [*corner_gradients(), *enumerate_gradient_programs(limits.most)]
     return Listed([drawn for drawn in found if max(drawn.sample.mesh.ranks) < limits.most], case_of)
 
 

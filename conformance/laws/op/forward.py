@@ -21,7 +21,7 @@ from shardlaw.conformance.laws.op.results import (
 )
 from shardlaw.conformance.laws.shared.draws import First, Listed
 from shardlaw.strategies.op_catalogue import OPS
-from shardlaw.strategies.op_draws import no_larger, odd, op_samples
+from shardlaw.strategies.op_draws import op_samples, samples_no_larger, unusual_samples
 from shardlaw.strategies.op_sweep import Sweep, plainest
 from shardlaw.strategies.ops import Op, Sample
 
@@ -63,7 +63,7 @@ def listed(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
 
 def narrowed(op: Op, case: Case) -> SearchStrategy[Case]:
     """Cases of the op that are no larger."""
-    smaller = no_larger(op, Sample(case.mesh(), tuple(specs(case).items()), case.get("steps")))
+    smaller = samples_no_larger(op, Sample(case.mesh(), tuple(specs(case).items()), case.get("steps")))
     return (
         st.just(case)
         if smaller is None
@@ -81,7 +81,7 @@ def forward(op: Op) -> Law:
         draw=lambda limits: cases_of(op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
         sweep=lambda limits: Listed(
-            First(odd(op, odds, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), case_of
+            First(unusual_samples(op, odds, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), case_of
         ),
         sweeps=odds + min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
         narrow=lambda case: narrowed(op, case),

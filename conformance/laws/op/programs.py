@@ -30,19 +30,19 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.strategies.op_corners import corner_samples
 from shardlaw.strategies.op_outs import (
-    OUT_GROUNDS,
+    OUT_SCENARIOS,
     OUTS,
     alias_samples,
-    aliases_enumerated,
+    enumerate_aliases,
+    enumerate_out_calls,
     out_samples,
-    outs_enumerated,
 )
 from shardlaw.strategies.op_programs import (
+    enumerate_histories,
+    enumerate_programs,
     family_histories,
-    histories_enumerated,
     op_histories,
     op_programs,
-    programs_enumerated,
 )
 from shardlaw.strategies.ops import Op
 
@@ -65,7 +65,7 @@ program = law(
     control="mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
     draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
     draws=50,
-    sweep=lambda limits: listed([*corner_samples(), *programs_enumerated(limits.most)], limits),
+    sweep=lambda limits: listed([*corner_samples(), *enumerate_programs(limits.most)], limits),
     sweeps=len(corner_samples()) + GROUNDS,
     weight=8.0,
     refusal=may_refuse,
@@ -79,7 +79,7 @@ program.due(result_due(exact=False))
     control="mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
     draw=lambda limits: cases_of(op_histories(world_size=limits.world_size)),
     draws=40,
-    sweep=lambda limits: listed([*family_histories(), *histories_enumerated(limits.most)], limits),
+    sweep=lambda limits: listed([*family_histories(), *enumerate_histories(limits.most)], limits),
     sweeps=len(family_histories()) + GROUNDS,
     weight=5.0,
     refusal="allowed",
@@ -144,8 +144,8 @@ def out(op: Op) -> Law:
         control=text_of(case_of(sample)),
         draw=lambda limits: cases_of(out_samples(op, world_size=limits.world_size)),
         draws=1,
-        sweep=lambda limits: listed(outs_enumerated(op, limits.most), limits),
-        sweeps=OUT_GROUNDS,
+        sweep=lambda limits: listed(enumerate_out_calls(op, limits.most), limits),
+        sweeps=OUT_SCENARIOS,
         refusal=unless(replicated),
     )(result)
     made.due(result_due(exact=op.exact))
@@ -160,7 +160,7 @@ alias = law(
     control="mesh=2 a=4x2:S(0) steps=v=t(a);a.add_(1);v",
     draw=lambda limits: cases_of(alias_samples(world_size=limits.world_size)),
     draws=12,
-    sweep=lambda limits: listed(aliases_enumerated(limits.most), limits),
+    sweep=lambda limits: listed(enumerate_aliases(limits.most), limits),
     sweeps=GROUNDS,
     refusal=unless(replicated),
 )(result)

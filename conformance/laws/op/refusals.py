@@ -19,10 +19,10 @@ from shardlaw.conformance.laws.op.results import plain_of, result, result_due
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard
 from shardlaw.strategies.op_refusals import (
+    invalid_call_samples,
     mixed_samples,
-    restrided_samples,
     samples_on_two_meshes,
-    senseless_samples,
+    stride_call_samples,
     unbind_samples,
 )
 from shardlaw.strategies.ops import Sample
@@ -87,7 +87,7 @@ def _(a, b):
     "op.refuses[parity]",
     source=f"{DTENSOR}: operators on sharded tensors follow the semantics of torch.Tensor, its errors included",
     control="mesh=2 a=4x6:S(0) steps=sum(a,2)",
-    draw=lambda limits: senseless_samples(world_size=limits.world_size).map(case_of),
+    draw=lambda limits: invalid_call_samples(world_size=limits.world_size).map(case_of),
     draws=60,
     weight=2.0,
 )
@@ -132,8 +132,8 @@ restrided = law(
     clause="as_strided gives what its sizes, strides and offset say of the memory of the whole tensor, or is refused.",
     source=f"{DTENSOR}: operators follow the semantics of torch.Tensor; torch docs, torch.as_strided",
     control="mesh=2 a=4x4:S(0) steps=as_strided(a,(4,4),(4,1))",
-    sweep=lambda limits: listed(restrided_samples(), limits),
-    sweeps=len(restrided_samples()),
+    sweep=lambda limits: listed(stride_call_samples(), limits),
+    sweeps=len(stride_call_samples()),
     refusal="allowed",
     tier="extended",
 )(result)

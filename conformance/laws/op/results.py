@@ -16,14 +16,14 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Due, Global, Meaningless, Near
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.program.calls import of_steps
+from shardlaw.conformance.law.program.calls import program_features
 from shardlaw.conformance.law.program.fields import Operands, Program
 from shardlaw.conformance.law.program.parse import Program as Steps
 from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
-from shardlaw.reference.tensors import APART, TensorSpec, lay_out
+from shardlaw.reference.tensors import LOST_BY_CLONE, TensorSpec, lay_out
 
 RULES_KNOWN_FROM = (2, 13)
 COMMON = frozenset(Limits().dtypes)
@@ -56,7 +56,7 @@ def plain_run(
     except Exception as error:
         raise Meaningless(f"the plain op is refused: {type(error).__name__}: {error}") from None
     sharp, member = exact and is_exact(operands, mesh), mesh.coord(rank) is not None
-    written = "in-place" in of_steps(steps.text)
+    written = "in-place" in program_features(steps.text)
     after = {f"operand.{name}": _left(x, plain[name], written, member, sharp) for name, x in operands.items()}
     return [_given(value, mesh, member, sharp) for value in values], after
 
@@ -64,7 +64,7 @@ def plain_run(
 def plain_of(operands: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Tensors that a program may change, apart in memory as those on the ranks are: not every op takes any offset."""
     plain = {name: _full(x).clone(memory_format=torch.preserve_format) for name, x in operands.items()}
-    apart = {name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in APART}
+    apart = {name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in LOST_BY_CLONE}
     return plain | {name: lay_out(plain[name], memory) for name, memory in apart.items()}
 
 
@@ -109,9 +109,9 @@ class Result(Claimed):
     """A DTensor that denotes a tensor under the placements that it claims; a rank outside the mesh knows its shape
     and dtype, and no more."""
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None:
-            super().judge(here, check, got, place)
+            super().compare(here, check, got, place)
         elif here.require(isinstance(got, DTensor), "wrong-metadata", check, f"{place} is a {type(got).__name__}"):
             claimed, due = (tuple(got.shape), got.dtype), (tuple(self.full.shape), self.full.dtype)
             here.require(
@@ -131,7 +131,7 @@ class Untouched(Due):
             return x
         return x.local(rank) if x.mesh.coord(rank) is not None else torch.empty(0, dtype=x.full.dtype)
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         with torch.no_grad():  # no node for a graph that nobody wants
             local = got.to_local() if isinstance(got, DTensor) else got
         before = here.tensor(self.before(here.rank))
@@ -149,7 +149,7 @@ class Number(Near):
 
     exact: bool = True
 
-    def judge(self, here: RankContext, check: str, got: Any, place: str) -> None:
+    def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         alike = type(got) is type(self.value) and (got == self.value if self.exact else here.is_near(got, self.value))
         here.require(alike, "wrong-value", check, f"{place} is {got!r}, must be {self.value!r}", self.value, got)
 

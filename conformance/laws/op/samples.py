@@ -25,7 +25,7 @@ from shardlaw.conformance.laws.op.results import result, result_due, specs
 from shardlaw.conformance.laws.shared.draws import Listed
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.op_gradients import Backward, GradientSweep
-from shardlaw.strategies.op_sweep import SQUARE, Sweep, row
+from shardlaw.strategies.op_sweep import SQUARE, Sweep, row_sample
 from shardlaw.strategies.ops import Arg, Sample, Variant
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _on_two_dims(control: Case, limits: Limits) -> list[Case]:
     """The call of a control on a mesh of two dims, where there are ranks enough."""
     args = tuple(fixed(name, spec) for name, spec in specs(control).items())
     variant = Variant(args, control.get("steps"), ("float32",))
-    return [case_of(row(variant, SQUARE, 0, 0))] if limits.world_size > max(SQUARE.mesh.ranks) else [control]
+    return [case_of(row_sample(variant, SQUARE, 0, 0))] if limits.world_size > max(SQUARE.mesh.ranks) else [control]
 
 
 def smaller(case: Case) -> SearchStrategy[Case]:

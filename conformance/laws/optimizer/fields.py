@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, Printed, SurroundingField
+from shardlaw.conformance.law.fields import Field, RankField, ScriptArgument
 from shardlaw.conformance.law.program.fields import OperandsField
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import Value, Values, changed, dense, frozen, parameters_of
@@ -50,7 +50,7 @@ class TensorsField(OperandsField):
         for at, tensor in enumerate(tensor_names(case)):
             spec, seed = case.tensor(tensor), case.seed + 31 * at
             if "to" in self.more:
-                spec = spec.placed(placements_at_load(case, tensor))
+                spec = spec.with_placements(placements_at_load(case, tensor))
             whole = self.dense or spec.placements is None
             found[tensor] = spec.build(seed) if whole else Global.of(spec, case.mesh(), seed)
         if not found:
@@ -63,8 +63,8 @@ class TensorsField(OperandsField):
     def build(self, value: Values, here: RankContext) -> dict[str, Any]:
         return super().build(self._held(value), here)
 
-    def printed(self, value: Values, name: str, world: int) -> Printed:
-        made = super().printed({f"{name}_{tensor}": one for tensor, one in self._held(value).items()}, name, world)
+    def to_script(self, value: Values, name: str, world: int) -> ScriptArgument:
+        made = super().to_script({f"{name}_{tensor}": one for tensor, one in self._held(value).items()}, name, world)
         return replace(made, expression=re.sub(rf"'{name}_(\w)'", r"'\1'", made.expression))
 
 
@@ -119,8 +119,8 @@ class GroupField(Field):
     def due(self, value: int, rank: int, world: int) -> list[int]:
         return sorted((rank, rank ^ (1 if value else 2)))
 
-    def printed(self, value: int, name: str, world: int) -> Printed:
-        return Printed(f'DeviceMesh("cpu", [[0, 1], [2, 3]]).get_group({value})')
+    def to_script(self, value: int, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(f'DeviceMesh("cpu", [[0, 1], [2, 3]]).get_group({value})')
 
 
 Tensors = Annotated[dict[str, Any], TensorsField()]
@@ -132,7 +132,7 @@ Gradients = Annotated[dict[str, torch.Tensor], TensorsField("world.save", "world
 Group = Annotated[dist.ProcessGroup, GroupField()]
 WorldMesh = Annotated[
     DeviceMesh,
-    SurroundingField(
+    RankField(
         lambda here: here.mesh(Mesh((here.world,), tuple(range(here.world)))),
         'init_device_mesh("cpu", (dist.get_world_size(),))',
     ),

@@ -38,7 +38,7 @@ from shardlaw.conformance.laws.sharded_tensor.fields import Whole, due_of, featu
 from shardlaw.conformance.laws.sharded_tensor.shards import as_told
 from shardlaw.conformance.laws.shared.box_fields import BoxesOfX, BoxOfX
 from shardlaw.reference.box import Box, format_boxes, parse_box
-from shardlaw.reference.checkpoint.optimizer import part_items, shares, shifted
+from shardlaw.reference.checkpoint.optimizer import part_chunks, part_items, shift_box
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.sharded_tensor import ChunkSpec
 from shardlaw.reference.tensors import TensorSpec
@@ -142,8 +142,8 @@ def offsets(x: Whole, part: BoxOfX, chunks: BoxesOfX):
 
 @offsets.due
 def _(x, part, chunks, rank: Rank, world: WorldSize):
-    own, whole = shares(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
-    there = [shifted(box, part.offset) for box in own]
+    own, whole = part_chunks(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
+    there = [shift_box(box, part.offset) for box in own]
     items = {"s": (there, part_items(chunks, part, own)), "p": ([whole], part_items(chunks, whole, [whole]))}
 
     def places(boxes, items):

@@ -119,7 +119,7 @@ def of_leaf(leaf: ShardedLeaf) -> set[str]:
     found |= {"size-0"} if 0 in leaf.shape else {"size-1"} if 1 in leaf.shape else set()
     found |= set() if leaf.shape else {"0-d"}
     found |= {"shared-chunk"} if any(len(by) > 1 for _, by in leaf.shards.parts) else set()
-    found |= {"several-chunks"} if len(leaf.shards.filled().boxes) > 1 else set()
+    found |= {"several-chunks"} if len(leaf.shards.without_empty().boxes) > 1 else set()
     empties = [box for box, _ in leaf.shards.parts if not box.volume]
     if empties and 0 not in leaf.shape:
         found |= {"empty-chunk"} | {f"empty-chunk:{place_of(leaf, box)}" for box in empties}
@@ -130,7 +130,7 @@ def place_of(leaf: ShardedLeaf, empty: Box) -> str:
     """Where an empty box lies: beyond the bounds, within another box, where one begins, or out of everybody's way."""
     if any(end > extent for end, extent in zip(empty.end, leaf.shape, strict=True)):
         return "beyond"
-    full = leaf.shards.filled().boxes
+    full = leaf.shards.without_empty().boxes
     if any(box.offset == empty.offset for box in full):
         return "shared"
     within = any(

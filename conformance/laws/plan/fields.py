@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, Printed
+from shardlaw.conformance.law.fields import Field, ScriptArgument
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.state_text import tree_text
 from shardlaw.conformance.laws.shared.box_fields import BoxesField, box_values, boxes_values
-from shardlaw.reference.checkpoint.save_plan import Metadata, Plan, WriteItem, dedup, describe, plain, sharded
+from shardlaw.reference.checkpoint.save_plan import Metadata, Plan, WriteItem, dedup, describe, plain_items, shard_items
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf, plans_of
-from shardlaw.reference.checkpoint.state_dict import Slot, State, mapped, parse_state, slots
+from shardlaw.reference.checkpoint.state_dict import Slot, State, map_leaves, parse_state, slot_names
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError, parse_shape
@@ -53,7 +53,7 @@ def item_values(item: WriteItem) -> tuple[Any, ...]:
 
 def leaf_values(leaf: ShardedLeaf) -> Any:
     """A leaf as metadata describes it: each different box with elements once."""
-    boxes = leaf.shards.filled().boxes
+    boxes = leaf.shards.without_empty().boxes
     return None if leaf.kind == "value" else (leaf.shape, DTYPES[leaf.dtype], sorted(boxes_values(boxes)))
 
 
@@ -149,21 +149,21 @@ class MeshState(t.End):
         local = torch.zeros(self.local_shape(name, rank), dtype=spec.torch_dtype)
         if spec.placements is None:
             return local
-        live = compat.mesh_for_rank(here.device.type, literal.table(self.mesh), rank)
+        live = compat.mesh_for_rank(here.device.type, literal.nested_ranks(self.mesh), rank)
         # as they are written: a dim may count from the end
         places, shape = here.placements(spec.placements), torch.Size(spec.shape)
         return DTensor.from_local(local, live, places, run_check=False, shape=shape, stride=_stride(shape))
 
     def function(self, name: str) -> str:
         """A function that makes the state as a rank holds it, for a script."""
-        lines = [f"mesh = {compat.MESH_FOR_RANK.format(literal.table(self.mesh))}"] if self.layouts else []
-        for tensor in dict.fromkeys(slots(self.state)):
+        lines = [f"mesh = {compat.MESH_FOR_RANK.format(literal.nested_ranks(self.mesh))}"] if self.layouts else []
+        for tensor in dict.fromkeys(slot_names(self.state)):
             spec = self.specs[tensor]
             sizes = {rank: self.local_shape(tensor, rank) for rank in range(ranks_of(self.mesh))}
             own = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
             made = f"torch.zeros({own}, dtype={spec.torch_dtype})"
             if spec.placements is not None:
-                places = literal.placements(spec.placements)
+                places = literal.placements_literal(spec.placements)
                 how = f"shape=torch.Size({spec.shape}), stride={_stride(spec.shape)}"
                 made = f"DTensor.from_local({made}, mesh, {places}, run_check=False, {how})"
             lines.append(f"{tensor} = {made}")
@@ -191,8 +191,10 @@ class StatesField(OfLeaves):
     def build(self, value: Any, here: RankContext) -> Any:
         return [value.live(here, rank) for rank in range(ranks_of(value.mesh))]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
-        return Printed(f"[state(seat) for seat in range({ranks_of(value.mesh)})]", (), (value.function("state"),))
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(
+            f"[state(seat) for seat in range({ranks_of(value.mesh)})]", (), (value.function("state"),)
+        )
 
 
 class LoadedStatesField(StatesField):
@@ -202,7 +204,7 @@ class LoadedStatesField(StatesField):
     more = ("mesh.load", "mesh", "to")
 
     def read(self, case: Case, name: str) -> MeshState:
-        spec = case.tensor("x").placed(t.placements_at_load(case, "x"))
+        spec = case.tensor("x").with_placements(t.placements_at_load(case, "x"))
         return MeshState({"x": Slot("x")}, t.mesh_of_load(case), {"x": spec})
 
 
@@ -215,9 +217,11 @@ class SavedTensorField(SavedLeavesField):
     def read(self, case: Case, name: str) -> Metadata:
         spec, mesh = case.tensor("x"), case.mesh()
         if spec.placements is None:
-            return describe([plain("x", spec.shape, spec.dtype)])
+            return describe([plain_items("x", spec.shape, spec.dtype)])
         layout = Layout(spec.shape, mesh, spec.placements)
-        return describe(dedup([sharded("x", layout, mesh.coord(rank), spec.dtype) for rank in range(ranks_of(mesh))]))
+        return describe(
+            dedup([shard_items("x", layout, mesh.coord(rank), spec.dtype) for rank in range(ranks_of(mesh))])
+        )
 
 
 class SavesField(StatesField):
@@ -265,14 +269,16 @@ class SavesField(StatesField):
             live["c"] = [*live["b"][:-1], {**live["b"][-1], "z": 3}]
         return [live[which] for which in order]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         order, states = value
         seats = max(ranks_of(state.mesh) for state in states.values())
         functions = tuple(state.function(which) for which, state in states.items())
         if "c" in order:
             more = f"return b(seat) | ({{'z': 3}} if seat == {seats - 1} else {{}})"
             functions += (f"def c(seat):\n    {more}",)
-        return Printed(f"[[state(seat) for seat in range({seats})] for state in ({', '.join(order)},)]", (), functions)
+        return ScriptArgument(
+            f"[[state(seat) for seat in range({seats})] for state in ({', '.join(order)},)]", (), functions
+        )
 
 
 class TreeField(Field):
@@ -286,15 +292,15 @@ class TreeField(Field):
     def build(self, value: State, here: RankContext) -> Any:
         return with_tensors(value, value)
 
-    def printed(self, value: State, name: str, world: int) -> Printed:
-        made = tuple(f"{slot} = torch.full((2,), {at}.0)" for at, slot in enumerate(slots(value), 1))
-        return Printed(tree_text(value, ""), (), made)
+    def to_script(self, value: State, name: str, world: int) -> ScriptArgument:
+        made = tuple(f"{slot} = torch.full((2,), {at}.0)" for at, slot in enumerate(slot_names(value), 1))
+        return ScriptArgument(tree_text(value, ""), (), made)
 
 
 def with_tensors(tree: Any, state: State) -> Any:
     """A part of a state with its tensors in their places."""
-    tensors = {slot: torch.full((2,), float(at)) for at, slot in enumerate(slots(state), 1)}
-    return mapped(tree, lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf)
+    tensors = {slot: torch.full((2,), float(at)) for at, slot in enumerate(slot_names(state), 1)}
+    return map_leaves(tree, lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf)
 
 
 Plans = Annotated[list[Any], PlansField()]

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Shape, Word
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.plan import cases
@@ -23,7 +23,7 @@ from shardlaw.reference.box import format_boxes, parse_boxes, tiling_errors
 from shardlaw.reference.checkpoint import load_plan
 from shardlaw.reference.notation import format_shape
 from shardlaw.strategies.shapes import shapes
-from shardlaw.strategies.tilings import damaged, tilings, wanted
+from shardlaw.strategies.tilings import damaged_tilings, tilings, wanted_boxes
 
 DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
@@ -38,7 +38,7 @@ def draw_reads(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         shape, chunks = draw(tiling)
-        boxes = draw(wanted(shape, max_boxes=5))
+        boxes = draw(wanted_boxes(shape, max_boxes=5))
         return fields(world=1, shape=format_shape(shape), chunks=format_boxes(chunks), boxes=format_boxes(boxes))
 
     return case()
@@ -83,11 +83,11 @@ def _(chunks, boxes):
     reads = sorted(
         (chunks[i.chunk].offset, boxes[i.box].offset, i.chunk_offset, i.box_offset, i.lengths) for i in found
     )
-    return of_metadata({"names": [], "pointless": [], "reads": reads})
+    return as_metadata({"names": [], "pointless": [], "reads": reads})
 
 
 def draw_covered(limits: Limits) -> SearchStrategy[Case]:
-    drawn = st.one_of(tilings(max_boxes=5), damaged(kinds=("gap", "emptied", "shifted", "overlap")))
+    drawn = st.one_of(tilings(max_boxes=5), damaged_tilings(kinds=("gap", "emptied", "shifted", "overlap")))
     return drawn.map(lambda cut: fields(world=1, shape=format_shape(cut[0]), chunks=format_boxes(cut[1])))
 
 
@@ -221,7 +221,7 @@ def partial(saved: SavedLeaves, into: Destination):
 @partial.due
 def _(saved, into):
     full = {name for name, shape in into.items() if shape is None or 0 not in shape}
-    return of_metadata({"names": sorted(full & {*saved.entries}), "unread": {}})
+    return as_metadata({"names": sorted(full & {*saved.entries}), "unread": {}})
 
 
 LAWS = [

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Ints
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.plan import cases
@@ -35,7 +35,7 @@ from shardlaw.conformance.laws.plan.torch_plans import (
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.shards import Shards
 from shardlaw.strategies.sharded_leaves import MANY, empty_box
-from shardlaw.strategies.tilings import DAMAGES, alone, damaged, handed_out, tilings
+from shardlaw.strategies.tilings import DAMAGES, assign_boxes, damaged_tilings, single_ranks, tilings
 
 DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
@@ -70,7 +70,7 @@ def dedup(plans: Plans, dedup: Dedup = None):
 
 @dedup.due
 def _(ranks: int, dedup):
-    once = of_metadata({"given": [], "ranks": ranks, "not held": [], "lost": [], "twice": []})
+    once = as_metadata({"given": [], "ranks": ranks, "not held": [], "lost": [], "twice": []})
     return {**once, "late": Of([]) if dedup else ...}
 
 
@@ -109,7 +109,7 @@ def balance(plans: Plans):
 
 @balance.due
 def _():
-    return of_metadata({"unbalanced": []})
+    return as_metadata({"unbalanced": []})
 
 
 # The global plan
@@ -142,7 +142,7 @@ def names_its_chunk(item: Any, metadata: Any) -> bool:
 
 @described.due
 def _(leaves: Leaves, ranks: int):
-    return of_metadata(
+    return as_metadata(
         {"ranks": ranks, "paths": {name: (name,) for name in leaves}, "leaves": leaves, "other chunks": []}
     )
 
@@ -173,7 +173,7 @@ def empty_chunks(plans: Plans):
 
 @empty_chunks.due
 def _(leaves: Leaves):
-    return of_metadata({"leaves": leaves})
+    return as_metadata({"leaves": leaves})
 
 
 def untiled_leaves(plans: list[Any]) -> dict[str, Any]:
@@ -197,14 +197,14 @@ def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     """One tensor of a state is damaged; the other, if there is one, is whole."""
 
     def drawing(limits: Limits) -> SearchStrategy[Case]:
-        broken = damaged(kinds=(kind,))
+        broken = damaged_tilings(kinds=(kind,))
 
         @st.composite
         def case(draw: st.DrawFn) -> Case:
             of = draw(st.sampled_from((2, 2, 3, 4, 3, 1, 2, 2, 4, 3, 2, 3)))
             shape, boxes, _ = draw(broken)
             # what is there twice is held by one rank
-            each = handed_out(shape, dict.fromkeys(boxes), alone(range(of)), draw(st.integers(0, MANY)))
+            each = assign_boxes(shape, dict.fromkeys(boxes), single_ranks(range(of)), draw(st.integers(0, MANY)))
             by = dict(each.parts)
             drawn: dict[str, Any] = {"a": ShardedLeaf("boxes", Shards(shape, tuple((box, by[box]) for box in boxes)))}
             if draw(st.integers(0, 2)) == 2:
@@ -303,7 +303,7 @@ def permuted(plans: Plans, order: Ints, dedup: Dedup = None):
 
 @permuted.due
 def _():
-    return of_metadata({"paths": [], "leaves": []})
+    return as_metadata({"paths": [], "leaves": []})
 
 
 @plan_law(
@@ -324,7 +324,7 @@ def deterministic(plans: Plans, dedup: Dedup = None):
 
 @deterministic.due
 def _():
-    return of_metadata({"plans": [], "metadata": []})
+    return as_metadata({"plans": [], "metadata": []})
 
 
 LAWS = [law_of_damage(kind) for kind in DAMAGES]

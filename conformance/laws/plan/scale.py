@@ -25,8 +25,8 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, of_metadata
-from shardlaw.conformance.law.fields import Field, Printed, Shape
+from shardlaw.conformance.law.due import Of, as_metadata
+from shardlaw.conformance.law.fields import Field, ScriptArgument, Shape
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.plan.torch_plans import Box, chunk, global_plan, write_item
 from shardlaw.reference.checkpoint.scale import Grid
@@ -70,7 +70,7 @@ class KindsField(Field):
         for kind in kinds_of(case):
             spec = case.tensor(kind)
             if self.end == "load" and f"to.{kind}" in case:
-                spec = spec.placed(case.placements(f"to.{kind}"))
+                spec = spec.with_placements(case.placements(f"to.{kind}"))
             assert spec.placements is not None, f"{kind}: want placements"
             found.append((kind, spec, Grid(spec.shape, mesh, spec.placements)))
         return found
@@ -78,12 +78,12 @@ class KindsField(Field):
     def build(self, value: Any, here: RankContext) -> Any:
         return [(kind, spec.shape, spec.torch_dtype, here.placements(spec.placements)) for kind, spec, _ in value]
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         kinds = (
-            f"({kind!r}, {spec.shape}, {spec.torch_dtype}, {literal.placements(spec.placements)})"
+            f"({kind!r}, {spec.shape}, {spec.torch_dtype}, {literal.placements_literal(spec.placements)})"
             for kind, spec, _ in value
         )
-        return Printed(f"[{', '.join(kinds)}]")
+        return ScriptArgument(f"[{', '.join(kinds)}]")
 
 
 Kinds = Annotated[list[Any], KindsField("save")]
@@ -154,7 +154,7 @@ def chunks_of(entry: Any) -> dict[str, Any]:
 def due_save(ranks, kinds, times: int = 1):
     # boxes that differ, as many as there are combinations of the runs of each dim, are these combinations
     told = {kind: [{"written": grid.boxes, "different": grid.boxes, "cuts": grid.cuts()}] for kind, _, grid in kinds}
-    return of_metadata({"ranks": math.prod(ranks), "tensors": len(kinds) * times, "not held": 0, "chunks": told})
+    return as_metadata({"ranks": math.prod(ranks), "tensors": len(kinds) * times, "not held": 0, "chunks": told})
 
 
 # How writes are shared out
@@ -180,7 +180,7 @@ def balance(ranks: Shape, kinds: Kinds, times: int = 1):
 
 
 def due_balance():
-    return of_metadata({"passed over": 0})
+    return as_metadata({"passed over": 0})
 
 
 # Loads

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.plan import cases
@@ -258,7 +258,7 @@ def planned(kinds: list[Any], states: list[Any], keep: bool) -> tuple[list[Any],
 
 @kept.due
 def _():
-    return of_metadata({"items": [], "metadata": [], "paths": []})
+    return as_metadata({"items": [], "metadata": [], "paths": []})
 
 
 # Hints
@@ -293,4 +293,4 @@ def hinted(plans: Plans, hints: Hints):
 
 @hinted.due
 def _():
-    return of_metadata({"indices": [], "metadata": [], "plans": []})
+    return as_metadata({"indices": [], "metadata": [], "plans": []})

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Either, Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
@@ -153,14 +153,14 @@ def due_plan(held: MeshState, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (_, leaf) in leaves.items():
         if not isinstance(leaf, Slot):
-            found[name] = of_metadata({"items": 1, "tensor": [], "elements": []})
+            found[name] = as_metadata({"items": 1, "tensor": [], "elements": []})
             continue
         spec, layout, own = held.specs[leaf.name], held.layout(leaf.name), numbered(held.specs[leaf.name].shape)
         if layout is not None:
             own = simulate.take(own, layout, coord) if coord is not None else own.flatten()[:0]
         if own.numel() or layout is None:
             tensor, elements = [spec.shape, spec.torch_dtype, layout is None], sorted(own.flatten().tolist())
-            found[name] = of_metadata({"items": 1, "tensor": tensor, "elements": elements})
+            found[name] = as_metadata({"items": 1, "tensor": tensor, "elements": elements})
             if layout is not None and coord is not None and layout.box(coord) is None:
                 found[name]["items"] = ...
     return {"paths": Of({name: path for name, (path, _) in leaves.items()}), "leaves": found}
@@ -224,7 +224,7 @@ def _(states):
         full, coord = numbered(states.specs["x"].shape), states.mesh.coord(rank)
         if layout is not None:
             full = simulate.take(full, layout, coord) if coord is not None else full.new_empty(0)
-        want = of_metadata({"elements": full.tolist(), "count": full.numel(), "pointless": []})
+        want = as_metadata({"elements": full.tolist(), "count": full.numel(), "pointless": []})
         found[f"rank {rank}"] = (
             Either((want, Refused(REFUSALS))) if layout is not None and layout.is_strided() else want
         )

@@ -57,7 +57,7 @@ def local(x: DTensor, to: Placements):
 
 @local.due
 def _(x: Global, to, rank: Rank):
-    return {"local": x.under(to), "input": x.part(rank)}
+    return {"local": x.under(to), "input": x.due_local(rank)}
 
 
 @law(
@@ -194,4 +194,4 @@ def asynchronous(x: DTensor, to: Placements):
 def _(x: Global, to, rank: Rank):
     there = x.under(to)
     whole = x.holding(x.full + x.full).under(to)
-    return {"local": there, "use": None if there.layout.has_partial() else whole.part(rank)}
+    return {"local": there, "use": None if there.layout.has_partial() else whole.due_local(rank)}

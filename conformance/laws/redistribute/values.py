@@ -230,7 +230,7 @@ def apart(x: DTensor, to: Placements):
 
 @apart.due
 def _(x: Global, rank: Rank):
-    return x.part(rank)
+    return x.due_local(rank)
 
 
 # reductions that elements of a dtype do not have

@@ -15,9 +15,17 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Meaningless
-from shardlaw.conformance.law.fields import DIM_NAMES, Placements, Printed, TensorField, assembled, assembly, mesh_line
+from shardlaw.conformance.law.fields import (
+    DIM_NAMES,
+    Placements,
+    ScriptArgument,
+    TensorField,
+    assemble_dtensor,
+    dtensor_expression,
+    mesh_line,
+)
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import by_rank
+from shardlaw.conformance.law.literal import rank_table
 from shardlaw.conformance.laws.redistribute.placements import DOC, to_elements, under_target
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField
@@ -79,20 +87,22 @@ class OnViews(TensorField):
                 part = _LIVE[key][_dims(view)]
                 part = compat.flatten_mesh(part, "flat") if "+" in view else part
                 _LIVE[key] = part if on_view else _LIVE[key]
-        return assembled(x, here.tensor(x.local(here.rank)), here, _LIVE[key]) if x else None
+        return assemble_dtensor(x, here.tensor(x.local(here.rank)), here, _LIVE[key]) if x else None
 
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value[3].get(rank)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         mesh, views, on_view, parts = value
         table, lines = name.upper(), [mesh_line(mesh, names=DIM_NAMES[: mesh.ndim])]
         for view in views:
             lines += [f"view = mesh[{_dims(view)!r}]", *(['view = flattened(view, "flat")'] if "+" in view else [])]
-        lines.append(f"{name} = {assembly(parts[mesh.ranks[0]], f'{table}[rank]', 'view' if on_view else 'mesh')}")
-        constants = by_rank(table, {rank: x.local(rank) for rank, x in sorted(parts.items())})
+        lines.append(
+            f"{name} = {dtensor_expression(parts[mesh.ranks[0]], f'{table}[rank]', 'view' if on_view else 'mesh')}"
+        )
+        constants = rank_table(table, {rank: x.local(rank) for rank, x in sorted(parts.items())})
         uses = (compat.flatten_mesh,) if "+" in "".join(views) else ()
-        return Printed(name, tuple(constants), tuple(lines), uses=uses)
+        return ScriptArgument(name, tuple(constants), tuple(lines), uses=uses)
 
 
 @st.composite
@@ -149,7 +159,7 @@ def draw_after(draw: st.DrawFn, limits: Limits) -> Case:
     elif how == "memory":
         other = TensorSpec(shape, at, memory="transposed")
     elif how == "source":
-        other = x.placed(draw(whole))
+        other = x.with_placements(draw(whole))
     elif how == "target":
         to = draw(whole)
     return case.with_fields(b=other, to__b=to)

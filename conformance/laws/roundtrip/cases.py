@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
-from shardlaw.reference.checkpoint.state_dict import format_state, parse_state, slots
+from shardlaw.reference.checkpoint.state_dict import format_state, parse_state, slot_names
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Placements
@@ -186,7 +186,7 @@ def narrow(case: Case) -> SearchStrategy[Case]:
             if "into" in found:
                 into = parse_state(found["into"])
                 found["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
-            used = [*slots(parse_state(found["state"])), *slots(parse_state(found.get("into", "{}")))]
+            used = [*slot_names(parse_state(found["state"])), *slot_names(parse_state(found.get("into", "{}")))]
         else:
             used = [name for name in names if draw(st.booleans())] or names[:1]
         for name in set(names) - {*used}:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
-from shardlaw.conformance.law.fields import Field, Folder, Printed, Word, WorldSize
+from shardlaw.conformance.law.fields import Field, Folder, ScriptArgument, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, failure, finish, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
@@ -164,9 +164,9 @@ class SpyField(Field):
         fails = value.at if here.rank in value.on(here.world) else ""
         return Spy(fails, value.error, value.in_thread)
 
-    def printed(self, value: Fault, name: str, world: int) -> Printed:
+    def to_script(self, value: Fault, name: str, world: int) -> ScriptArgument:
         fails = f'{value.at!r} if rank in {value.on(world)} else ""'
-        return Printed(f"Spy({fails}, {value.error!r}, {value.in_thread})", uses=(Spy,))
+        return ScriptArgument(f"Spy({fails}, {value.error!r}, {value.in_thread})", uses=(Spy,))
 
 
 Failing = Annotated[Spy, SpyField()]
@@ -195,10 +195,10 @@ def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item
     for sure. Further threads have none of the first ones."""
     leaves = [leaf for _, leaf in flatten(end.state).values()]
-    tensors = [end.shards(leaf.name, range(world)).filled() for leaf in leaves if isinstance(leaf, Slot)]
+    tensors = [end.shards(leaf.name, range(world)).without_empty() for leaf in leaves if isinstance(leaf, Slot)]
     at_least = threads if fault.in_thread else 1
     for rank in fault.on(world):
-        parts = sum(bool(shards.of(rank)) for shards in tensors)
+        parts = sum(bool(shards.boxes_of(rank)) for shards in tensors)
         # what no other one holds a rank must write
         written = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
         values = len(leaves) - len(tensors)

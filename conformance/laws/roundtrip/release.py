@@ -22,7 +22,7 @@ from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, caught
-from shardlaw.conformance.law.fields import Field, Folder, Printed, Rank
+from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import load
 from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader
@@ -99,9 +99,9 @@ class GoldField(Field):
     def build(self, value: bytes, here: RankContext) -> bytes:
         return value
 
-    def printed(self, value: bytes, name: str, world: int) -> Printed:
+    def to_script(self, value: bytes, name: str, world: int) -> ScriptArgument:
         lines = "\n".join(f'    "{line}"' for line in textwrap.wrap(base64.b64encode(value).decode(), 110))
-        return Printed(f"base64.b64decode(\n{lines}\n)", imports=("import base64",))
+        return ScriptArgument(f"base64.b64decode(\n{lines}\n)", imports=("import base64",))
 
 
 def unpacked(gold: bytes, folder: str) -> str:

@@ -34,7 +34,7 @@ from shardlaw.reference.checkpoint.state_dict import (
     flatten,
     format_state,
     parse_state,
-    spoiled,
+    spoil,
     unflatten,
 )
 from shardlaw.strategies.state_dicts import state_dicts
@@ -213,7 +213,7 @@ def spoiled_at(state: State, paths: set[Path]) -> State:
 
     def visit(path: Path, value: object) -> object:
         if path in paths:
-            return spoiled(value)
+            return spoil(value)
         if isinstance(value, Stateful):
             return Stateful({key: visit((*path, str(key)), entry) for key, entry in value.state.items()})
         if isinstance(value, dict):

@@ -165,7 +165,7 @@ def _(state: Contents):
 
 def chunks_of(state: Contents, name: str) -> tuple[Box, ...]:
     """The different shards with elements of a saved tensor."""
-    return state.trip.save.shards(name, range(state.trip.worlds[0])).filled().boxes
+    return state.trip.save.shards(name, range(state.trip.worlds[0])).without_empty().boxes
 
 
 class Recorder(DefaultSavePlanner):
@@ -240,7 +240,7 @@ def holders_of(end: t.End, world: int) -> dict[Item, list[int]]:
         if not isinstance(leaf, Slot):
             holders[name, None] = [*range(world)]
             continue
-        for box, ranks in end.shards(leaf.name, range(world)).filled().parts:
+        for box, ranks in end.shards(leaf.name, range(world)).without_empty().parts:
             holders[name, box.offset] = sorted(ranks)
     return holders
 

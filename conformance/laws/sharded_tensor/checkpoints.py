@@ -24,7 +24,7 @@ from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
-from shardlaw.conformance.law.fields import Field, Folder, Printed, Rank
+from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import told_plainly
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
@@ -111,25 +111,25 @@ class EndField(Field):
         return held(case, name)
 
     def build(self, value: Held, here: RankContext) -> dict[str, Any]:
-        boxes = boxes_values(value.shards.of(here.rank))
+        boxes = boxes_values(value.shards.boxes_of(here.rank))
         if value.layout is None:
             return {} if value.spec is None else {"boxes": boxes}
         mesh, places = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
         return {"mesh": mesh, "placements": places, "boxes": boxes}
 
-    def printed(self, value: Held, name: str, world: int) -> Printed:
+    def to_script(self, value: Held, name: str, world: int) -> ScriptArgument:
         if value.layout is None and value.spec is None:
-            return Printed("{}")
-        by_rank = {rank: boxes_values(value.shards.of(rank)) for rank in range(world)}
-        table = literal.by_rank(f"{name.upper()}_BOXES", by_rank)
+            return ScriptArgument("{}")
+        by_rank = {rank: boxes_values(value.shards.boxes_of(rank)) for rank in range(world)}
+        table = literal.rank_table(f"{name.upper()}_BOXES", by_rank)
         boxes = f'"boxes": {name.upper()}_BOXES[rank]'
         if value.layout is None:
-            return Printed(f"{{{boxes}}}", tuple(table))
-        places = literal.placements(value.layout.placements)
-        return Printed(
+            return ScriptArgument(f"{{{boxes}}}", tuple(table))
+        places = literal.placements_literal(value.layout.placements)
+        return ScriptArgument(
             f'{{"mesh": mesh, "placements": {places}, {boxes}}}',
             tuple(table),
-            (f"mesh = {literal.mesh(value.layout.mesh)}",),
+            (f"mesh = {literal.mesh_literal(value.layout.mesh)}",),
         )
 
 
@@ -314,7 +314,7 @@ def _(x: Whole, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Rea
 
 @trip.due
 def _(x, load, rank, save: Annotated[Held, EndField()]):
-    boxes = save.shards.filled().boxes
-    items = read_items(boxes, load.shards.filled().of(rank))
+    boxes = save.shards.without_empty().boxes
+    items = read_items(boxes, load.shards.without_empty().boxes_of(rank))
     reads = sorted((boxes[item.chunk].offset, item.chunk_offset, item.lengths) for item in items)
     return {"loaded": due_at(load, x, rank), "values": VALUES, "reads": Of(reads)}

@@ -34,7 +34,7 @@ from shardlaw.conformance.laws.sharded_tensor.fields import (
     due_of,
 )
 from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, outcome, respelled, told
-from shardlaw.reference.shards import cut as in_runs
+from shardlaw.reference.shards import shards_along as in_runs
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs, specs

@@ -16,7 +16,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
-from shardlaw.conformance.law.fields import Field, IntsField, PlainTensorField, Printed
+from shardlaw.conformance.law.fields import Field, IntsField, PlainTensorField, ScriptArgument
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
@@ -84,23 +84,25 @@ class SpecField(Field):
     def read(self, case: Case, name: str) -> Spec:
         if not self.boxes:
             return spec_of(case, name)
-        return shards_of(spec_of(case), case.tensor("x").shape).filled()
+        return shards_of(spec_of(case), case.tensor("x").shape).without_empty()
 
     def build(self, value: Spec, here: RankContext) -> Any:
         if isinstance(value, ChunkSpec):
             return compat.ChunkShardingSpec(value.dim, [place_of(here, rank) for rank in value.ranks])
         return compat.EnumerableShardingSpec([compat.ShardMetadata(*placed) for placed in placed_boxes(value, here)])
 
-    def printed(self, value: Spec, name: str, world: int) -> Printed:
+    def to_script(self, value: Spec, name: str, world: int) -> ScriptArgument:
         def place(rank: int) -> str:
             return f'"rank:{rank}/cpu"'
 
         if isinstance(value, ChunkSpec):
             made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
-            return Printed(made, imports=(compat.import_statement("ChunkShardingSpec"),))
+            return ScriptArgument(made, imports=(compat.import_statement("ChunkShardingSpec"),))
         shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.holdings()]
         made = f"EnumerableShardingSpec([{', '.join(shards)}])"
-        return Printed(made, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata"))))
+        return ScriptArgument(
+            made, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata")))
+        )
 
 
 def place_of(here: RankContext, rank: int) -> str:
@@ -134,11 +136,11 @@ class OwnBoxesField(Field):
         return spec if isinstance(spec, Shards) else spec.shards(case.tensor("x").shape)
 
     def build(self, value: Shards, here: RankContext) -> Any:
-        return boxes_values(value.of(here.rank))
+        return boxes_values(value.boxes_of(here.rank))
 
-    def printed(self, value: Shards, name: str, world: int) -> Printed:
-        table = literal.by_rank("BOXES", {rank: boxes_values(value.of(rank)) for rank in range(world)})
-        return Printed("BOXES[rank]", tuple(table))
+    def to_script(self, value: Shards, name: str, world: int) -> ScriptArgument:
+        table = literal.rank_table("BOXES", {rank: boxes_values(value.boxes_of(rank)) for rank in range(world)})
+        return ScriptArgument("BOXES[rank]", tuple(table))
 
 
 class PlacedBoxesField(OwnBoxesField):
@@ -147,9 +149,9 @@ class PlacedBoxesField(OwnBoxesField):
     def build(self, value: Shards, here: RankContext) -> Any:
         return placed_boxes(value, here)
 
-    def printed(self, value: Shards, name: str, world: int) -> Printed:
+    def to_script(self, value: Shards, name: str, world: int) -> ScriptArgument:
         placed = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
-        return Printed(literal.literal(placed))
+        return ScriptArgument(literal.literal(placed))
 
 
 class SaysField(Field):
@@ -174,8 +176,8 @@ class GroupField(IntsField):
         mesh = here.mesh(Mesh((len(value),), tuple(value)))
         return mesh.get_group() if here.rank in value else None
 
-    def printed(self, value: Sequence[int], name: str, world: int) -> Printed:
-        return Printed("group", (), (f"group = dist.new_group({[*value]})",))
+    def to_script(self, value: Sequence[int], name: str, world: int) -> ScriptArgument:
+        return ScriptArgument("group", (), (f"group = dist.new_group({[*value]})",))
 
 
 Whole = Annotated[torch.Tensor, WideTensorField()]
@@ -193,12 +195,12 @@ Group = Annotated[Any, GroupField()]
 def described(shards: Shards) -> list[tuple[Shape, Shape, int]]:
     """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
     out."""
-    return sorted((box.offset, box.size, rank) for box, rank in shards.filled().holdings())
+    return sorted((box.offset, box.size, rank) for box, rank in shards.without_empty().holdings())
 
 
 def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
     """What :func:`shardlaw.conformance.laws.sharded_tensor.shards.told` must say of a sharded tensor on a rank."""
-    own = sorted(shards.filled().of(rank), key=lambda box: box.offset)
+    own = sorted(shards.without_empty().boxes_of(rank), key=lambda box: box.offset)
     return {
         "size": Of([tuple(full.shape)] * 2),
         "dtype": Of([full.dtype] * 2),
@@ -213,14 +215,14 @@ def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
 
 def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
     """What the boxes of a tensor depart in."""
-    counts = [len(shards.filled().of(rank)) for rank in ranks]
-    sizes = {tuple(box.size for box in shards.of(rank)) for rank in ranks}
+    counts = [len(shards.without_empty().boxes_of(rank)) for rank in ranks]
+    sizes = {tuple(box.size for box in shards.boxes_of(rank)) for rank in ranks}
     found = {"uneven"} if len(sizes) > 1 else set()
     if 0 not in shards.shape and 0 in counts:
         found.add("empty-shard")
     if max(counts, default=0) > 1:
         found.add("several-shards")
-    if any(not shards.of(rank) for rank in ranks):
+    if any(not shards.boxes_of(rank) for rank in ranks):
         found.add("shardless")
     return found
 

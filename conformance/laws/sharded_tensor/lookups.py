@@ -122,5 +122,5 @@ def _(x, boxes, rank):
         "names": ["plain", "table"],
         "table": due_of(x - 0.5 * x, boxes, rank),
         "plain": x - 0.5 * x,
-        "gradients left": [False] * len(boxes.of(rank)),
+        "gradients left": [False] * len(boxes.boxes_of(rank)),
     }

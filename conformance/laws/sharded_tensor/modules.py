@@ -109,7 +109,7 @@ def _(x, spec, rank: Rank, gives="sharded", respec=None, group=None):
     shards = shards_of(respec or spec, shape)
     given: Any = due_of(x, shards, rank)
     if gives == "local":
-        (box,) = shards.of(rank)
+        (box,) = shards.boxes_of(rank)
         dim = (respec or spec).dim
         part = x[box.slices()].contiguous()
         given = part.squeeze(dim) if part.shape[dim] == 1 else part

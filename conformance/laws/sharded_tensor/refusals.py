@@ -21,7 +21,7 @@ from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, OwnBoxes, Si
 from shardlaw.conformance.laws.sharded_tensor.shards import outcome
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
-from shardlaw.strategies.tilings import alone, damaged, handed_out
+from shardlaw.strategies.tilings import assign_boxes, damaged_tilings, single_ranks
 
 # What is attempted, on a 4x3 tensor of two ranks, is made of these.
 
@@ -168,9 +168,9 @@ def sweep_attempts(limits: Limits) -> list[Case]:
 def draw_damaged(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        shape, boxes, damage = draw(damaged(shapes(min_dims=1, min_size=1), kinds=DAMAGES))
+        shape, boxes, damage = draw(damaged_tilings(shapes(min_dims=1, min_size=1), kinds=DAMAGES))
         world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
-        spec = handed_out(shape, boxes, alone(range(world)), draw(st.integers(0, 1 << 16)))
+        spec = assign_boxes(shape, boxes, single_ranks(range(world)), draw(st.integers(0, 1 << 16)))
         return fields(world=world, x=TensorSpec(shape), spec=str(spec) or None, attempt=damage)
 
     return case().filter(lambda case: "spec" in case)

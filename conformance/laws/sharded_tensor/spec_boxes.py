@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, Refused, caught, of_metadata
+from shardlaw.conformance.law.due import Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, PlacedBoxes, ShardingSpec, Size, described, spec_of
@@ -24,7 +24,7 @@ from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs
-from shardlaw.strategies.tilings import damaged, tilings
+from shardlaw.strategies.tilings import damaged_tilings, tilings
 
 RANKS = 4
 LONG = (11, 17, 31, 64, 97, 1000, 1023, 4096, 1000003)
@@ -75,7 +75,7 @@ def chunks(x: Size, spec: ShardingSpec):
 @chunks.due
 def _(x, spec):
     shards = [(box.offset if box.volume else None, box.size, rank) for box, rank in spec.shards(x).holdings()]
-    return of_metadata({"shards": shards, "size": x})
+    return as_metadata({"shards": shards, "size": x})
 
 
 def draw_validated(limits: Limits) -> SearchStrategy[Case]:
@@ -86,7 +86,7 @@ def draw_validated(limits: Limits) -> SearchStrategy[Case]:
         if draw(st.integers(0, 3)) == 3:
             (shape, boxes), damage = draw(tilings(shapes(min_dims=1, min_size=1), max_boxes=7)), None
         else:
-            shape, boxes, damage = draw(damaged(shapes(min_dims=1, min_size=1), kinds=kinds, max_boxes=6))
+            shape, boxes, damage = draw(damaged_tilings(shapes(min_dims=1, min_size=1), kinds=kinds, max_boxes=6))
         spec = Shards(shape, tuple((box, (at % RANKS,)) for at, box in enumerate(boxes)))
         return fields(world=1, x=TensorSpec(shape), spec=str(spec) or None, damage=damage)
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, PlacementsField, Printed, TensorField
+from shardlaw.conformance.law.fields import Field, PlacementsField, ScriptArgument, TensorField
 from shardlaw.conformance.law.literal import literal
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import Placements as RefPlacements
@@ -47,8 +47,8 @@ class Derived(TensorField):
             return super().build(value, here)
         return None if value is None else here.tensor(value.clone())
 
-    def printed(self, value: Made, name: str, world: int) -> Printed:
-        return super().printed(value, name, world) if isinstance(value, Global) else Printed(literal(value))
+    def to_script(self, value: Made, name: str, world: int) -> ScriptArgument:
+        return super().to_script(value, name, world) if isinstance(value, Global) else ScriptArgument(literal(value))
 
 
 class PlacementsOfX(PlacementsField):
@@ -94,8 +94,8 @@ class CallField(Field):
             raise NotationError(f"{text!r} is none of them")
         return self.calls[text]
 
-    def printed(self, value: Call, name: str, world: int) -> Printed:
-        return Printed(value.source)
+    def to_script(self, value: Call, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(value.source)
 
 
 Whole = Annotated[torch.Tensor, Derived(lambda case: case.tensor("x").build(case.seed))]

@@ -23,7 +23,7 @@ from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import Partial, Placements, Replicate
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import redistributions, shapes
-from shardlaw.strategies.meshes import pool
+from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.placements import placements
 
 # (mesh, weight), the plainest first: a case shrinks towards the beginning of its list
@@ -64,7 +64,7 @@ def meshes(
     wanted = set(dims)
     drawn = [(Mesh.parse(text), weight) for text, weight in palette.items()]
     kept = [str(mesh) for mesh, weight in drawn if mesh.ndim in wanted and mesh.size >= least for _ in range(weight)]
-    return pool(kept, limits.world_size)
+    return palette_meshes(kept, limits.world_size)
 
 
 def out_of_order(placements: str, *, dims: int = 3, **fields: Any) -> Callable[[Limits], list[Case]]:

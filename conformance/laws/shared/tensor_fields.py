@@ -28,7 +28,7 @@ import torch
 from shardlaw.conformance.law import literal as texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, Printed, TensorField
+from shardlaw.conformance.law.fields import Field, ScriptArgument, TensorField
 from shardlaw.reference import shards
 from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
@@ -51,8 +51,8 @@ class WholeField(TensorField):
     def build(self, value: Global, here: RankContext) -> Any:
         return here.tensor(value.full)
 
-    def printed(self, value: Global, name: str, world: int) -> Printed:
-        return Printed(texts.tensor(value.full))
+    def to_script(self, value: Global, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(texts.tensor_literal(value.full))
 
 
 class ByRankField(Field):
@@ -78,9 +78,9 @@ class ByRankField(Field):
             return [here.tensor(one) if isinstance(one, torch.Tensor) else one for one in own]
         return here.tensor(own)
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         by_rank = {rank: self.of(value, rank) for rank in range(world)}
-        return Printed(f"{name.upper()}[rank]", tuple(texts.by_rank(name.upper(), by_rank)))
+        return ScriptArgument(f"{name.upper()}[rank]", tuple(texts.rank_table(name.upper(), by_rank)))
 
 
 def global_x(case: Case, name: str = "x") -> Global:
@@ -125,10 +125,12 @@ class Boxed:
     @classmethod
     def of(cls, case: Case, name: str = "x") -> Boxed:
         spec = case.tensor("x")
-        return cls(spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes"), alone=True))
+        return cls(
+            spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes"), one_rank_each=True)
+        )
 
     def boxes(self, rank: int) -> tuple[Box, ...]:
-        return self.shards.of(rank)
+        return self.shards.boxes_of(rank)
 
     def parts(self, rank: int) -> list[torch.Tensor]:
         """The elements in the boxes of a rank."""
@@ -164,10 +166,10 @@ class PartField(Field):
             return here.placements(value)
         return torch.Size(value) if self.part == "shape" else value
 
-    def printed(self, value: Any, name: str, world: int) -> Printed:
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         if self.part == "placements":
-            return Printed(texts.placements(value))
-        return Printed(texts.literal(torch.Size(value) if self.part == "shape" else value))
+            return ScriptArgument(texts.placements_literal(value))
+        return ScriptArgument(texts.literal(torch.Size(value) if self.part == "shape" else value))
 
 
 Whole = Annotated[torch.Tensor, WholeField()]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardlaw.reference.box import Box, tiles_exactly
 from shardlaw.reference.checkpoint.load_plan import cover_errors
-from shardlaw.reference.checkpoint.optimizer import around, part_items, shares, shifted, shifted_back
+from shardlaw.reference.checkpoint.optimizer import part_chunks, part_items, shift_box, shift_box_back, surrounding_boxes
 from shardlaw.strategies import shapes
 from shardlaw.strategies.tilings import tilings
 
@@ -28,10 +28,10 @@ def parts(draw: st.DrawFn) -> tuple[tuple[int, ...], Box, tuple[Box, ...]]:
 def test_the_shares_of_a_part_tile_it_and_are_filled(drawn: tuple[tuple[int, ...], Box, tuple[Box, ...]], count: int) -> None:
     shape, part, chunks = drawn
     ranks = tuple(range(count))
-    boxes = [box for rank in ranks for box in shares(part, ranks, rank)]
+    boxes = [box for rank in ranks for box in part_chunks(part, ranks, rank)]
     assert tiles_exactly(part.size, boxes)
-    there = [shifted(box, part.offset) for box in boxes]
-    assert [shifted_back(box, part.offset) for box in there] == boxes
+    there = [shift_box(box, part.offset) for box in boxes]
+    assert [shift_box_back(box, part.offset) for box in there] == boxes
     assert all(part.contains(box) for box in there)
     assert not cover_errors(part_items(chunks, part, boxes), there)
-    assert tiles_exactly(shape, [part, *around(part, shape)])
+    assert tiles_exactly(shape, [part, *surrounding_boxes(part, shape)])

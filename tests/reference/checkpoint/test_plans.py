@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from shardlaw.reference import simulate
 from shardlaw.reference.box import Box, tiles_exactly
-from shardlaw.reference.checkpoint.load_plan import LoadError, ReadItem, cover_errors, fill, plan, read_items
+from shardlaw.reference.checkpoint.load_plan import LoadError, ReadItem, copy_items, cover_errors, plan_reads, read_items
 from shardlaw.reference.checkpoint.save_plan import (
     Metadata,
     TensorEntry,
     WriteItem,
-    buckets,
+    box_items,
     dedup,
     describe,
-    errors,
-    pieces,
-    plain,
-    sharded,
-    value,
+    metadata_errors,
+    plain_items,
+    shard_items,
+    split_by_thread,
+    value_items,
 )
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -35,7 +35,7 @@ def layout(shape: tuple[int, ...], mesh: str, placed: str) -> Layout:
 
 
 def plans_of(name: str, of: Layout, world: int) -> list[tuple[WriteItem, ...]]:
-    return [sharded(name, of, of.mesh.coord(rank)) for rank in range(world)]
+    return [shard_items(name, of, of.mesh.coord(rank)) for rank in range(world)]
 
 
 def boxed(of: Layout) -> bool:
@@ -50,11 +50,11 @@ def test_what_is_saved_tiles_every_tensor_whoever_writes_it(pair, lowest):
     saved, _ = pair
     world = max(saved.mesh.ranks) + 1
     plans = dedup(plans_of("x", saved, world), lowest=lowest)
-    assert errors(describe(plans)) == []
+    assert metadata_errors(describe(plans)) == []
     held = [item.box for plan_ in plans for item in plan_ if item.box and item.box.volume]
     assert len(held) == len(set(held))
     for rank, plan_ in enumerate(plans):
-        assert set(plan_) <= set(sharded("x", saved, saved.mesh.coord(rank)))
+        assert set(plan_) <= set(shard_items("x", saved, saved.mesh.coord(rank)))
     if lowest:
         first = {item.offset: rank for rank, plan_ in reversed([*enumerate(plans_of("x", saved, world))]) for item in plan_}
         assert all(first[item.offset] == rank for rank, plan_ in enumerate(plans) for item in plan_)
@@ -69,16 +69,16 @@ def test_what_is_read_fills_every_shard_once(pair):
     chunks = [full[chunk.slices()].clone() for chunk in entry.chunks]
     for coord in loaded.mesh.coords():
         box = loaded.box(coord)
-        items = plan(metadata, {"x": TensorEntry(loaded.shape, (box,))})["x"]
+        items = plan_reads(metadata, {"x": TensorEntry(loaded.shape, (box,))})["x"]
         assert cover_errors(items, [box]) == []
         assert all(min(item.lengths, default=1) > 0 for item in items)
         local = torch.full(box.size, 10**6)
-        fill(items, chunks, [local])
+        copy_items(items, chunks, [local])
         assert torch.equal(local, simulate.take(full, loaded, coord))
 
 
 def test_replicas_are_shared_out_by_what_went_to_each_rank_before():
-    plans = [(*plain("big", (100,)), *plain("small", (1,)), *plain("little", (2,)), *value("n"))] * 2
+    plans = [(*plain_items("big", (100,)), *plain_items("small", (1,)), *plain_items("little", (2,)), *value_items("n"))] * 2
     first, second = dedup(plans)
     assert [item.name for item in first] == ["big"]
     assert [item.name for item in second] == ["small", "little", "n"]
@@ -111,25 +111,25 @@ def test_what_is_no_box_cannot_be_saved(mesh, placed):
     ],
 )
 def test_damaged_tilings_are_told(boxes, told):
-    found = errors(describe([pieces("x", (4,), boxes)]))
+    found = metadata_errors(describe([box_items("x", (4,), boxes)]))
     assert len(found) >= 1
     assert told in found[0]
     assert found[0].startswith("x: ")
 
 
 def test_a_tensor_without_dims_is_stored_once():
-    assert errors(Metadata({"x": TensorEntry((), (Box((), ()),))})) == []
-    assert errors(Metadata({"x": TensorEntry((), (Box((), ()), Box((), ())))})) != []
-    assert errors(Metadata({"x": TensorEntry((), ())})) != []
+    assert metadata_errors(Metadata({"x": TensorEntry((), (Box((), ()),))})) == []
+    assert metadata_errors(Metadata({"x": TensorEntry((), (Box((), ()), Box((), ())))})) != []
+    assert metadata_errors(Metadata({"x": TensorEntry((), ())})) != []
     assert read_items([Box((), ())], [Box((), ())]) == [ReadItem(0, 0, (), (), ())]
 
 
 def test_one_leaf_is_not_written_twice():
     with pytest.raises(ValueError, match="n is written twice"):
-        describe([value("n"), value("n")])
+        describe([value_items("n"), value_items("n")])
 
 
-METADATA = describe([(*pieces("x", (4,), [Box((0,), (3,))]), *plain("w", (2, 2)), *value("n"))])
+METADATA = describe([(*box_items("x", (4,), [Box((0,), (3,))]), *plain_items("w", (2, 2)), *value_items("n"))])
 
 
 @pytest.mark.parametrize(
@@ -144,18 +144,25 @@ METADATA = describe([(*pieces("x", (4,), [Box((0,), (3,))]), *plain("w", (2, 2))
 )
 def test_what_cannot_be_filled_is_refused_by_name(wanted, told):
     with pytest.raises(LoadError, match=next(iter(wanted))) as error:
-        plan(METADATA, wanted)
+        plan_reads(METADATA, wanted)
     assert told in str(error.value)
 
 
 def test_a_partial_load_leaves_out_what_is_missing():
-    assert plan(METADATA, {"y": None, "n": None}, partial=True) == {"n": []}
+    assert plan_reads(METADATA, {"y": None, "n": None}, partial=True) == {"n": []}
 
 
 def test_items_are_shared_among_threads():
-    items = [*value("a"), *plain("s", (1,)), *value("b"), *plain("l", (9,)), *plain("m", (4,)), *value("c")]
-    assert buckets(items, 1) == [items]
-    assert [[item.name for item in bucket] for bucket in buckets(items, 2)] == [["a", "c", "l"], ["b", "m", "s"]]
+    items = [
+        *value_items("a"),
+        *plain_items("s", (1,)),
+        *value_items("b"),
+        *plain_items("l", (9,)),
+        *plain_items("m", (4,)),
+        *value_items("c"),
+    ]
+    assert split_by_thread(items, 1) == [items]
+    assert [[item.name for item in bucket] for bucket in split_by_thread(items, 2)] == [["a", "c", "l"], ["b", "m", "s"]]
 
 
 @given(PAIRS)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlaw.reference.checkpoint.load_plan import read_items
-from shardlaw.reference.checkpoint.save_plan import dedup, sharded
+from shardlaw.reference.checkpoint.save_plan import dedup, shard_items
 from shardlaw.reference.checkpoint.scale import Grid
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -30,7 +30,7 @@ def grids(draw: st.DrawFn, shape: Shape) -> tuple[Grid, Layout]:
 def test_counts_are_those_of_the_boxes_of_all_ranks(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     (saved, save), (loaded, load) = data.draw(grids(shape)), data.draw(grids(shape))
-    chunks, wanted = (Shards.of_layout(layout).filled().boxes for layout in (save, load))
+    chunks, wanted = (Shards.of_layout(layout).without_empty().boxes for layout in (save, load))
     assert saved.boxes == len(chunks)
     if chunks:
         assert [[tuple(run) for run in runs] for runs in saved.cuts()] == [
@@ -45,7 +45,7 @@ def test_counts_are_those_of_the_boxes_of_all_ranks(data: st.DataObject) -> None
 def test_a_rank_opens_the_files_of_those_that_wrote_what_it_reads(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     (saved, save), (loaded, load) = data.draw(grids(shape)), data.draw(grids(shape))
-    plans = dedup([sharded("x", save, coord) for coord in save.mesh.coords()], lowest=True)
+    plans = dedup([shard_items("x", save, coord) for coord in save.mesh.coords()], lowest=True)
     writers = {item.box: rank for rank, plan in enumerate(plans) for item in plan if item.box is not None and item.box.volume}
     chunks, due = [*writers], {}
     for rank, coord in enumerate(load.mesh.coords()):

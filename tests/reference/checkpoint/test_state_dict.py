@@ -11,11 +11,11 @@ from shardlaw.reference.checkpoint.state_dict import (
     Stateful,
     flatten,
     format_state,
-    mapped,
-    opens,
+    is_branch,
+    map_leaves,
     parse_state,
-    slots,
-    spoiled,
+    slot_names,
+    spoil,
     unflatten,
 )
 from shardlaw.reference.notation import NotationError
@@ -80,7 +80,7 @@ def test_what_is_no_state_is_quoted(text, told):
     ],
 )
 def test_lists_are_opened_where_a_tensor_or_a_dict_is_in_their_lists(value, branch):
-    assert opens(value) is branch
+    assert is_branch(value) is branch
 
 
 def test_leaves_have_the_paths_that_lead_to_them():
@@ -117,20 +117,23 @@ def test_unflatten_undoes_flatten_but_for_what_nothing_is_stored_of(state):
 
 @given(NESTED)
 def test_a_spoiled_state_has_the_same_leaves_and_no_value_left(state):
-    other = spoiled(state)
+    other = spoil(state)
     before, after = flatten(state), flatten(other)
     assert {name: path for name, (path, _) in before.items()} == {name: path for name, (path, _) in after.items()}
     for name, (_, leaf) in before.items():
         assert isinstance(leaf, Slot) or format_state(after[name][1]) != format_state(leaf)
-    assert list(slots(other)) == list(slots(state))
+    assert list(slot_names(other)) == list(slot_names(state))
 
 
 def test_mapping_keeps_the_tree():
     state = {"a": [X, (Y, 1)], "b": Stateful({"n": X})}
-    assert mapped(state, lambda leaf: leaf.name if isinstance(leaf, Slot) else leaf) == {"a": ["x", ("y", 1)], "b": Stateful({"n": "x"})}
-    assert list(slots(state)) == ["x", "y"]
+    assert map_leaves(state, lambda leaf: leaf.name if isinstance(leaf, Slot) else leaf) == {
+        "a": ["x", ("y", 1)],
+        "b": Stateful({"n": "x"}),
+    }
+    assert list(slot_names(state)) == ["x", "y"]
 
 
 def test_what_no_state_holds_cannot_be_spoiled():
     with pytest.raises(TypeError, match="object"):
-        spoiled(object())
+        spoil(object())

@@ -1,4 +1,4 @@
-"""One run of a twin judged: every tensor in order, and of the first that departs whose it is."""
+"""Compares one sharded run with the whole model, tensor by tensor, and attributes the first departure to a submodule."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from shardlaw.conformance.twin.align import Aligner, Judged
-from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, PHASES, START, STEP, Key, Piece
+from shardlaw.conformance.twin.align import Aligner, TensorComparison
+from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, PHASES, START, STEP, Key, LocalTensor
 from shardlaw.conformance.twin.spec import Plan
-from shardlaw.conformance.twin.steps import Part, Whole
+from shardlaw.conformance.twin.steps import RankRun, WholeRun
 
-MOST_TRIES = 8  # ops of one name that are tried for one of the whole model
-LOST = "there is no gradient on rank"
+MAX_TRIES = 8  # ops of one name that are tried as the counterpart of an op of the whole model
+NO_GRADIENT = "there is no gradient on rank"
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The first tensor that is not the whole model's. ``path``: the submodule whose code made it, or ``(loss)``, ``(before_step)``,
-    ``(optimizer)``; ``via``: tensors just before it that are whole only as a sum, which somebody may have forgotten; ``op``: the first op
-    inside the submodule that departs; ``trail``: its ops, as rank 0 ran them."""
+    """The first tensor that departs.
+
+    - ``path``: the submodule that computed it, or ``(loss)``, ``(before_step)``, ``(optimizer)``.
+    - ``via``: the tensor before it that is right only as a sum over ranks; the reduction may be missing.
+    - ``op``: the first op in the submodule that departs; ``trail``: the submodule's ops on rank 0.
+    """
 
     plan: Plan
     path: str
-    judged: Judged
+    judged: TensorComparison
     via: str = ""
-    op: Judged | None = None
+    op: TensorComparison | None = None
     trail: tuple[str, ...] = ()
 
     @property
     def signature(self) -> tuple[str, str, str]:
-        """What stays the same when it shrinks: the submodule without its numbers, the phase, and what of it."""
+        """What stays the same while a plan shrinks: the path without numbers, the phase, and which tensor."""
         letters = "".join("#" if letter.isdigit() else letter for letter in self.path)
         return letters, self.judged.key.phase, self.judged.key.what
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report, line by line."""
         one = self.judged
         lines = [f"departs first: {self.path or '(the model)'}"]
         lines += [f"  {one.key}"]
@@ -56,11 +59,12 @@ class Departure:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """All that one run said. ``silent`` are submodules of the whole model of which the sharded one gave nothing."""
+class RunComparison:
+    """The comparison of one run. ``silent``: submodules of the whole model without any tensor in the sharded one. ``failed``: why the
+    sharded model did not run."""
 
     plan: Plan
-    judged: tuple[Judged, ...] = ()
+    judged: tuple[TensorComparison, ...] = ()
     departure: Departure | None = None
     classes: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
@@ -68,51 +72,53 @@ class Compared:
 
     @property
     def departs(self) -> bool:
-        """Whether the sharded model is another one."""
+        """Whether the sharded model differs from the whole one, or does not run."""
         return self.departure is not None or bool(self.failed)
 
 
-def compared(plan: Plan, whole: Whole, parts: Sequence[Part]) -> Compared:
-    """Hold what the ranks saw against the whole model, tensor by tensor."""
-    aligner = Aligner(plan.table(), tuple(plan.mesh), any(key.phase == BEFORE_STEP for key in whole.tensors))
-    judged: list[Judged] = []
+def compare_run(plan: Plan, whole: WholeRun, parts: Sequence[RankRun]) -> RunComparison:
+    """Compare what the ranks recorded with the whole model."""
+    aligner = Aligner(plan.reference_mesh(), tuple(plan.mesh), any(key.phase == BEFORE_STEP for key in whole.tensors))
+    judged: list[TensorComparison] = []
     for key, want in whole.tensors.items():
         if key.is_op:
             continue
         pieces = {rank: part.pieces[key] for rank, part in enumerate(parts) if key in part.pieces}
-        one = aligner.judge(key, want, whole.bounds[key], pieces) if pieces else None
-        lost = _lost(key, want, whole.bounds[key], parts) if key.phase not in (START, FORWARD) else None
+        one = aligner.compare(key, want, whole.bounds[key], pieces) if pieces else None
+        lost = _missing_gradient(key, want, whole.bounds[key], parts) if key.phase not in (START, FORWARD) else None
         if lost is not None or one is not None:
             judged.append(lost or one)  # type: ignore[arg-type]
-    for key, rank, piece in _gained(whole, parts):
+    for key, rank, piece in _unexpected_gradients(whole, parts):
         word = f"there is a gradient on rank {rank}, of which the whole model has none"
-        judged.append(Judged(key, float(piece.local.abs().max()), 0.0, "none", word=word, rank=rank))
+        judged.append(TensorComparison(key, float(piece.local.abs().max()), 0.0, "none", word=word, rank=rank))
     judged.sort(key=lambda one: (one.key.step, PHASES.index(one.key.phase)))
     met = {one.key.path for one in judged}
     silent = tuple(path for path in dict.fromkeys(key.path for key in whole.tensors) if path not in met)
     found = next((at for at, one in enumerate(judged) if one.departs), None)
     if found is None:
-        return Compared(plan, tuple(judged), None, whole.classes, silent)
+        return RunComparison(plan, tuple(judged), None, whole.classes, silent)
     op = _first_op(whole, parts, aligner, judged[found].key) if plan.ops is not None else None
-    return Compared(plan, tuple(judged), replace(_departure(plan, judged, found), op=op), whole.classes, silent)
+    return RunComparison(plan, tuple(judged), replace(_attribute_departure(plan, judged, found), op=op), whole.classes, silent)
 
 
-def _first_op(whole: Whole, parts: Sequence[Part], aligner: Aligner, within: Key) -> Judged | None:
-    """The first op of the whole model in this step and phase to which the sharded one has none of this name, behind those met so far, that
-    gives the same: it may run others in between, but must come to the same results."""
-    given: dict[Key, dict[int, Piece]] = {}
+def _first_op(whole: WholeRun, parts: Sequence[RankRun], aligner: Aligner, within: Key) -> TensorComparison | None:
+    """The first op of the whole model, in the step and phase of ``within``, whose result the sharded model does not have.
+
+    Its counterpart is looked for among the next :data:`MAX_TRIES` ops of the same name: the sharded model may run others in between.
+    """
+    given: dict[Key, dict[int, LocalTensor]] = {}
     for rank, part in enumerate(parts):
         for key in filter(lambda key: key.is_op, part.pieces):
             given.setdefault(key, {})[rank] = part.pieces[key]
     rows: dict[Key, list[Key]] = {}
     for key in given:
-        rows.setdefault(_op(key), []).append(key)
+        rows.setdefault(_without_number(key), []).append(key)
     met = dict.fromkeys(rows, 0)
     for key, want in whole.tensors.items():
-        row = _op(key)
+        row = _without_number(key)
         if not key.is_op or row not in rows or (key.step, key.phase) != (within.step, within.phase):
             continue
-        tries = [aligner.judge(key, want, whole.bounds[key], given[other]) for other in rows[row][met[row] : met[row] + MOST_TRIES]]
+        tries = [aligner.compare(key, want, whole.bounds[key], given[other]) for other in rows[row][met[row] : met[row] + MAX_TRIES]]
         same = next((at for at, one in enumerate(tries) if not one.departs), None)
         if same is not None:
             met[row] += same + 1
@@ -121,26 +127,26 @@ def _first_op(whole: Whole, parts: Sequence[Part], aligner: Aligner, within: Key
     return None
 
 
-def _op(key: Key) -> Key:
-    """Which op, whatever its number."""
+def _without_number(key: Key) -> Key:
+    """The key without the op's number."""
     return replace(key, what=key.what.partition("#")[0])
 
 
-def _lost(key: Key, want: torch.Tensor, bound: float, parts: Sequence[Part]) -> Judged | None:
-    """A gradient that a rank does not have, although it has the tensor."""
+def _missing_gradient(key: Key, want: torch.Tensor, bound: float, parts: Sequence[RankRun]) -> TensorComparison | None:
+    """A departure where a rank has a tensor but not its gradient."""
     if key.phase not in (BACKWARD, GRADIENTS, BEFORE_STEP) or not bool(want.count_nonzero()):
         return None
     owner = replace(key, phase=FORWARD) if key.phase == BACKWARD else replace(key, step=-1, phase=START)
     if key.phase == BACKWARD and any(key in part.pieces for part in parts):
-        return None  # a rank that only waits for the result of others has no gradient of it
+        return None  # a rank may have a tensor only as the result of others, without a gradient
     for rank, part in enumerate(parts):
         if key not in part.pieces and owner in part.pieces and part.pieces[owner].local.numel():
-            return Judged(key, torch.inf, bound, "none", word=f"{LOST} {rank}", rank=rank)
+            return TensorComparison(key, torch.inf, bound, "none", word=f"{NO_GRADIENT} {rank}", rank=rank)
     return None
 
 
-def _gained(whole: Whole, parts: Sequence[Part]) -> list[tuple[Key, int, Piece]]:
-    """Gradients of parameters that the whole model has none of."""
+def _unexpected_gradients(whole: WholeRun, parts: Sequence[RankRun]) -> list[tuple[Key, int, LocalTensor]]:
+    """The first gradient of a parameter for which the whole model has none."""
     known = {key for key in whole.tensors if key.phase == START}
     return [
         (key, rank, piece)
@@ -151,9 +157,9 @@ def _gained(whole: Whole, parts: Sequence[Part]) -> list[tuple[Key, int, Piece]]
     ][:1]
 
 
-def _departure(plan: Plan, judged: Sequence[Judged], at: int) -> Departure:
-    """Whose the first departure is: an output is its submodule's, an input that of the code that hands it over; in backward the other way
-    round."""
+def _attribute_departure(plan: Plan, judged: Sequence[TensorComparison], at: int) -> Departure:
+    """The first departure with its submodule: an output belongs to its own submodule, an input to the parent that passed it; in backward
+    the other way round."""
     first = judged[at]
     path, what, phase = first.key.path, first.key.what, first.key.phase
     if (phase == FORWARD and what.startswith("input")) or (phase == BACKWARD and what.startswith("output")):
