@@ -38,8 +38,8 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.op.results import specs
-from shardlaw.conformance.run.chosen import written
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
+from shardlaw.conformance.run.shares import written
 from shardlaw.conformance.target.config import find_target
 from shardlaw.reference.placement import Shard
 from shardlaw.strategies.op_corners import corner_gradients, corner_samples

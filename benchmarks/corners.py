@@ -23,9 +23,9 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import LARGER_WORLD, RunRequest
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import share_of
 from shardlaw.reference.placement import Partial
 
 LEAST, THIN = 10, 8

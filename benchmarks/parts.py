@@ -15,8 +15,8 @@ from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.chosen import SCALE
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import SCALE
 
 LONGEST = 25 * 60
 

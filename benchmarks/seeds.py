@@ -19,11 +19,11 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.chosen import chosen, whole_of
 from shardlaw.conformance.run.expectations import layers, load
 from shardlaw.conformance.run.law_run import reuses
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import chosen, whole_of
 from shardlaw.conformance.world import Pool
 
 if TYPE_CHECKING:

@@ -143,7 +143,7 @@ class Worlds:
         """
         __tracebackhide__ = True
         from shardlaw.conformance.laws import catalogue
-        from shardlaw.conformance.run.asked import check_case
+        from shardlaw.conformance.run.case_check import check_case
 
         law = _law(law)
         case = _case(law, case)
@@ -326,7 +326,7 @@ def _is_of_time(verdict: Verdict) -> bool:
 
 def _meant(verdict: Verdict, case: Case) -> Verdict:
     """The verdict, unless it says that the case could not be read. Raises :class:`UsageError`."""
-    from shardlaw.conformance.run.asked import MEANINGLESS
+    from shardlaw.conformance.run.case_check import MEANINGLESS
 
     for answer in verdict.ranks:
         if answer.raised is not None and answer.raised.error in MEANINGLESS:
@@ -362,7 +362,7 @@ def _size(size: int) -> int:
 
 def _law(law: str | Law) -> Law:
     from shardlaw.conformance.laws import catalogue
-    from shardlaw.conformance.run.asked import law_of
+    from shardlaw.conformance.run.case_check import law_of
 
     if isinstance(law, Law):
         known = catalogue().get(law.id)

@@ -19,7 +19,7 @@ def compare(first: Path, second: Path, as_json: bool = False, page: bool = False
     if as_json:
         print(to_json(found), end="")
     else:
-        from shardlaw.conformance.report.side_by_side import show
+        from shardlaw.conformance.report.comparison_text import show
         from shardlaw.conformance.report.terminal import console
 
         show(console(), found)

@@ -2,7 +2,7 @@
 
 An entry names the fewest features that part what deviates from what holds, and as few entries are written as account for all findings:
 each is of a law, of its chapter or of all, and of one error or all of its class, where hardly any case with its features holds
-(:mod:`shardlaw.conformance.report.parting`); or of all that departs at one place of torch, or that calls a collective which its own law
+(:mod:`shardlaw.conformance.report.separate`); or of all that departs at one place of torch, or that calls a collective which its own law
 shows to be wrong. Entries are only ever added, at the end of the file: what somebody wrote there stays as it is. What a run saw of the
 entries that it was given is listed: those that are stale, and those that are too wide.
 """
@@ -26,8 +26,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import facts
 from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, spots, struck
-from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
+from shardlaw.conformance.report.separate import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
 from shardlaw.conformance.run.entry import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry
 from shardlaw.conformance.run.expectation_file import read
 from shardlaw.conformance.run.expectations import WIDEST_SHARE

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.combine import expectations_of, totals, warnings
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, UnconfirmedLine, read_report
-from shardlaw.conformance.report.summed import expectations_of, totals, warnings
 from shardlaw.conformance.report.writer import check_folder, clear, write_report
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import write_text

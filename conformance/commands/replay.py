@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
+from shardlaw.conformance.run.case_check import MEANINGLESS, check_case, law_of
 from shardlaw.conformance.run.confirm import spots_of
 from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
 from shardlaw.conformance.run.request import DEFAULT_REPORT

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardlaw.conformance.report.resumed import Earlier
+    from shardlaw.conformance.report.resume import Earlier
     from shardlaw.conformance.run.engine import Run
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.world.manager import Launch
@@ -86,9 +86,9 @@ def _going_on(request: RunRequest) -> tuple[RunRequest, Earlier | None]:
     """What is left of a request that goes on from an earlier report, and that report. Raises :class:`UsageError`."""
     if not (request.last_failed or request.resume):
         return request, None
-    from shardlaw.conformance.report import resumed  # loads torch
+    from shardlaw.conformance.report import resume  # loads torch
 
-    return (resumed.last_failed(request), None) if request.last_failed else resumed.earlier(request)
+    return (resume.last_failed(request), None) if request.last_failed else resume.earlier(request)
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from shardlaw.conformance.report.junit import junit
 from shardlaw.conformance.report.markdown import markdown
 from shardlaw.conformance.report.run_report import Certificate, RunReport, read_report
 from shardlaw.conformance.run import expectations
+from shardlaw.conformance.run.certified_profile import ABSENT, EXPECTED, MISSING, RANKS, UNSAID, FrozenList, frozen, known
 from shardlaw.conformance.run.finding_file import read_finding
-from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, RANKS, UNSAID, FrozenList, frozen, known
 
 WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
 NOT_JUDGED = {MISSING, ABSENT, UNSAID}
@@ -271,7 +271,7 @@ def _of_pages(folder: Path, report: RunReport) -> Iterator[str]:
 def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int) -> tuple[list[str], int]:
     """What does not come out again of some cases, and how many were tried. Raises :class:`UsageError` where the target is not described
     here."""
-    from shardlaw.conformance.run.frozen import loaded
+    from shardlaw.conformance.run.certified_profile import loaded
     from shardlaw.conformance.target.config import find_target
     from shardlaw.conformance.world import Pool, WorldError
 

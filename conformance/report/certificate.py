@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw import __version__
 from shardlaw.conformance.report.run_report import Certificate, Loaded
-from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, UNSAID, FrozenList
+from shardlaw.conformance.run.certified_profile import ABSENT, EXPECTED, MISSING, UNSAID, FrozenList
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.state import RunState

@@ -12,7 +12,7 @@ from shardlaw.conformance.report.writer import ReportWriter
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.report.resumed import Earlier
+    from shardlaw.conformance.report.resume import Earlier
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 

@@ -1,7 +1,7 @@
 """``report.json``: what a run tried and what it found, in the form that other programs read.
 
 The file is written as the run goes, each time as a whole, so that a run that is killed leaves a readable report: ``complete`` is
-false and ``exit`` null until the end. :mod:`shardlaw.conformance.report.of_run` makes a report of a run,
+false and ``exit`` null until the end. :mod:`shardlaw.conformance.report.build` makes a report of a run,
 :mod:`shardlaw.conformance.report.writer` writes it and what stands beside it.
 """
 

@@ -130,8 +130,8 @@ class Terminal:
 
     def summary(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
         """The end of a run, of which this report was ``written``."""
+        from shardlaw.conformance.report.build import report_of
         from shardlaw.conformance.report.github import tell
-        from shardlaw.conformance.report.of_run import report_of
 
         self._stop()
         report = written or report_of(run, exit_code)

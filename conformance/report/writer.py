@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.build import finding_line, report_of
 from shardlaw.conformance.report.certificate import FILE as VERDICTS
 from shardlaw.conformance.report.certificate import certificate_of
-from shardlaw.conformance.report.of_run import finding_line, report_of
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.report.resumed import Earlier
+    from shardlaw.conformance.report.resume import Earlier
     from shardlaw.conformance.run.state import Finding, RunState
 
 NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)

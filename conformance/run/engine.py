@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.verdict import finding_id
-from shardlaw.conformance.run.chosen import chosen, share_of
 from shardlaw.conformance.run.request import PROFILES, RunRequest
+from shardlaw.conformance.run.shares import chosen, share_of
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Run(RunState):
         from shardlaw.conformance.law.target import TOLERANCE
         from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
-        from shardlaw.conformance.run.frozen import frozen
+        from shardlaw.conformance.run.certified_profile import frozen
         from shardlaw.conformance.run.supported import as_listed, supported
 
         listed = frozen(request.certify) if request.certify else None
@@ -214,7 +214,7 @@ class Run(RunState):
 
     def probe(self) -> None:
         """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
-        from shardlaw.conformance.run.frozen import loaded
+        from shardlaw.conformance.run.certified_profile import loaded
         from shardlaw.conformance.target.probe import stale
 
         if self.judged and self.failure is None and not self.request.exitfirst:

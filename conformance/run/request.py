@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError, one_of
-from shardlaw.conformance.run.frozen import check_name
+from shardlaw.conformance.run.certified_profile import check_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
@@ -80,7 +80,7 @@ class RunRequest:
 
     @property
     def of_chosen(self) -> bool:
-        """Whether the run tries the chosen cases alone: a smoke run that selects no law (:mod:`.chosen`)."""
+        """Whether the run tries the chosen cases alone: a smoke run that selects no law (:mod:`shardlaw.conformance.run.shares`)."""
         if self.goes_on_chosen is not None:
             return self.goes_on_chosen
         return self.profile == "smoke" and not (self.laws or self.ops or self.certify)

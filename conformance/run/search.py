@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.chosen import Share, whole_of
+from shardlaw.conformance.run.shares import Share, whole_of
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

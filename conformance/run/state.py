@@ -13,12 +13,12 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import BACK_END, Target
 from shardlaw.conformance.law.verdict import Verdict, finding_id, spots, struck
-from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.shares import share_of
 
 if TYPE_CHECKING:
+    from shardlaw.conformance.run.certified_profile import FrozenList
     from shardlaw.conformance.run.expectations import Expectations, TooWide
-    from shardlaw.conformance.run.frozen import FrozenList
 
 
 @dataclass(frozen=True)

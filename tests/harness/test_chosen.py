@@ -8,9 +8,9 @@ from benchmarks.chosen import Tried, cover, of_words
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.run.chosen import Share, chosen, read, share_of, whole_of, written
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import Share, chosen, read, share_of, whole_of, written
 
 LAW = "layout.run-check"
 

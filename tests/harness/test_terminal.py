@@ -12,8 +12,8 @@ import pytest
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer
+from shardlaw.conformance.report.build import finding_line
 from shardlaw.conformance.report.markdown import markdown
-from shardlaw.conformance.report.of_run import finding_line
 from shardlaw.conformance.report.run_report import FindingLine
 from shardlaw.conformance.report.terminal import Terminal, complain, print_summary
 from shardlaw.conformance.report.terminal import console as plain_console

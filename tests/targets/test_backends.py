@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run.frozen import frozen
+from shardlaw.conformance.run.certified_profile import frozen
 from shardlaw.conformance.target.config import find_target
 from shardlaw.conformance.world import Pool
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
-from shardlaw.conformance.run.chosen import chosen as chosen_laws
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
+from shardlaw.conformance.run.shares import chosen as chosen_laws
 
 
 def expectations_of(

@@ -9,8 +9,8 @@ import msgspec
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.selection import select_ids
+from shardlaw.conformance.report.combine import expectations_of, totals, warnings
 from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_report
-from shardlaw.conformance.report.summed import expectations_of, totals, warnings
 from shardlaw.conformance.run.request import RunRequest
 
 BROKEN = ("the run was ended before it", "the run broke here", "an error of the harness")

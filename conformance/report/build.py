@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.report.certificate import certificate_of
+from shardlaw.conformance.report.hang_places import waiting
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
     ExpectationLine,
@@ -18,7 +19,6 @@ from shardlaw.conformance.report.run_report import (
     Totals,
     UnconfirmedLine,
 )
-from shardlaw.conformance.report.waiting import waiting
 from shardlaw.conformance.run.finding_file import told
 
 if TYPE_CHECKING:
