@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Answer, Verdict
     from shardlaw.conformance.world import Pool
 
-RANKS = 2
-MOST_RANKS = 64
+DEFAULT_RANKS = 2
+MAX_RANKS = 64
 HOME = os.path.dirname(os.path.abspath(__file__))
-OURS = (f"{HOME}/world/", f"{HOME}/rank/spmd.py", 'File "<string>"')
+INTERNAL_FRAMES = (f"{HOME}/world/", f"{HOME}/rank/spmd.py", 'File "<string>"')
 
 
 class DeviationError(AssertionError):
@@ -91,7 +91,7 @@ class Ranks:
         __tracebackhide__ = True
         found = Function.of(function)
         case = Case.of(CALL, world=self.size, function=found)
-        return self._worlds._call(_law_of_calls(), found, (args, options), case)
+        return self._worlds._call(_function_law(), found, (args, options), case)
 
 
 class Worlds:
@@ -103,13 +103,13 @@ class Worlds:
     """
 
     def __init__(
-        self, target: str | Target = "gloo", *, ranks: int = RANKS, timeout: float | None = None, folder: Path | None = None
+        self, target: str | Target = "gloo", *, ranks: int = DEFAULT_RANKS, timeout: float | None = None, folder: Path | None = None
     ) -> None:
         found = target if isinstance(target, Target) else find_target(target, (Path.cwd(),) if folder is None else (folder,))
         if timeout is not None and not timeout > 0:
             raise UsageError(f"timeout={timeout!r}: want seconds, more than 0")
         self.target: Target = found if timeout is None else replace(found, timeout=float(timeout))
-        self.ranks = _size(ranks)
+        self.ranks = _check_size(ranks)
         self._live: Pool | None = None
         self._numbers = itertools.count(1)
         self._checked = 0
@@ -119,7 +119,7 @@ class Worlds:
 
     def __call__(self, size: int | None = None) -> Ranks:
         """``size`` ranks, or the default number of them. Raises :class:`UsageError` for a number that makes no world."""
-        return Ranks(self, self.ranks if size is None else _size(size))
+        return Ranks(self, self.ranks if size is None else _check_size(size))
 
     def run(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> list[Any]:
         """:meth:`Ranks.run` on the default number of ranks."""
@@ -145,17 +145,17 @@ class Worlds:
         from shardlaw.conformance.laws import catalogue
         from shardlaw.conformance.run.case_check import check_case
 
-        law = _law(law)
-        case = _case(law, case)
+        law = _resolve_law(law)
+        case = _resolve_case(law, case)
         check_case(law, case)
         if reason := self.lacks(law.needs):
             raise UsageError(f"{law.id} cannot be tried: {reason}")
         if catalogue().get(law.id) is law:
-            return _meant(self._judge(law, case, fresh), case)
+            return _check_readable(self._judge(law, case, fresh), case)
         sizes = law.stages(case) if law.stages else None
         stages = (lambda _: sizes) if sizes else None
-        stand_in = replace(_law_of_calls(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
-        return _meant(self._call(stand_in, Function.of_law(law), case, case, fresh=fresh).verdict, case)
+        stand_in = replace(_function_law(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
+        return _check_readable(self._call(stand_in, Function.of_law(law), case, case, fresh=fresh).verdict, case)
 
     def lacks(self, needs: Iterable[str] = (), size: int = 1) -> str:
         """Why the target cannot serve what ``needs`` these capabilities on ``size`` ranks: one line, or nothing.
@@ -215,7 +215,7 @@ class Worlds:
         """Have every rank of a world call ``function``. ``case`` stands for the call in the verdict."""
         __tracebackhide__ = True
         outcome = self._once(law, function, given, case, fresh)
-        return self._once(law, function, given, case, True) if not fresh and _is_of_time(outcome.verdict) else outcome
+        return self._once(law, function, given, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
 
     def _once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> Outcome:
         number, size = next(self._numbers), max(case.world, law.smallest)
@@ -231,14 +231,14 @@ class Worlds:
         self._pool(max(case.world, law.smallest))
         verdict = self._ask(law, case, fresh or bool(case.after))
         # many worlds are in a hurry; what is said of time is asked again under the full limits
-        return self._ask(law, case, True) if not fresh and _is_of_time(verdict) else verdict
+        return self._ask(law, case, True) if not fresh and _is_timeout(verdict) else verdict
 
     def _ask(self, law: Law, case: Case, fresh: bool) -> Verdict:
-        from shardlaw.conformance.run.supported import as_listed
+        from shardlaw.conformance.run.supported import for_installed_torch
         from shardlaw.conformance.world import WorldError
 
         assert self._live is not None
-        law = as_listed(law)
+        law = for_installed_torch(law)
         try:
             return self._live.fresh(law, case) if fresh else self._live.judge(law, [case])[0]
         except WorldError as error:
@@ -257,19 +257,19 @@ def check(law: str | Law, case: str | Case | None = None, *, target: str | Targe
     """
     __tracebackhide__ = True
     key = target if isinstance(target, str) else repr(target)
-    if key not in _KEPT:
-        _KEPT[key] = Worlds(target)
-    return _KEPT[key].check(law, case, fresh=fresh)
+    if key not in _WORLDS_BY_TARGET:
+        _WORLDS_BY_TARGET[key] = Worlds(target)
+    return _WORLDS_BY_TARGET[key].check(law, case, fresh=fresh)
 
 
-_KEPT: dict[str, Worlds] = {}
+_WORLDS_BY_TARGET: dict[str, Worlds] = {}
 
 
 @atexit.register
 def close() -> None:
     """End the ranks that :func:`check` keeps."""
-    while _KEPT:
-        _KEPT.popitem()[1].close()
+    while _WORLDS_BY_TARGET:
+        _WORLDS_BY_TARGET.popitem()[1].close()
 
 
 def explain(verdict: Verdict, target: Target | None = None) -> str:
@@ -277,11 +277,11 @@ def explain(verdict: Verdict, target: Target | None = None) -> str:
     lines = [f"{verdict.kind or verdict.status}{f' ({verdict.check})' if verdict.check else ''}: {verdict.message}"]
     lines += [f"  {verdict.case.text}" + (f"  on target {target.name}" if target else "")]
     for answer in verdict.ranks:
-        lines += _told(answer)
+        lines += _answer_lines(answer)
     return "\n".join(lines)
 
 
-def _told(answer: Answer) -> list[str]:
+def _answer_lines(answer: Answer) -> list[str]:
     said = {"held": "came to its end", "silent": "did not answer", "crashed": f"ended: {answer.reason}", "rejected": answer.reason}
     first = answer.deviations[0] if answer.deviations else None
     if answer.raised is not None:
@@ -292,17 +292,17 @@ def _told(answer: Answer) -> list[str]:
     if first is not None:
         lines += [f"      {name} {text}" for name, text in (("expected", first.expected), ("got", first.got)) if text]
     stack = answer.raised.stack if answer.raised else "" if answer.outcome == "held" else answer.stack
-    lines += _frames(stack.splitlines())
+    lines += _frame_lines(stack.splitlines())
     if answer.output.strip():
         lines += ["      it printed:", *(f"      | {line}" for line in answer.output.rstrip().splitlines()[-20:])]
     return lines
 
 
-def _frames(stack: Iterable[str]) -> list[str]:
+def _frame_lines(stack: Iterable[str]) -> list[str]:
     """The frames of a stack, with the line of code of each where it is known; those of ours that every call has are left out."""
     lines = []
     for frame in stack:
-        if any(ours in frame for ours in OURS) or not frame.strip():
+        if any(ours in frame for ours in INTERNAL_FRAMES) or not frame.strip():
             continue
         lines.append(f"      {frame}")
         file, _, rest = frame.partition(":")
@@ -312,24 +312,24 @@ def _frames(stack: Iterable[str]) -> list[str]:
     return lines
 
 
-def _law_of_calls() -> Law:
+def _function_law() -> Law:
     from shardlaw.conformance.laws import find
 
     return find(CALL)
 
 
-def _is_of_time(verdict: Verdict) -> bool:
+def _is_timeout(verdict: Verdict) -> bool:
     """Whether a verdict says no more than that ranks did not answer in time."""
     late = verdict.kind == "hang" or (verdict.kind == "divergence" and verdict.check == "process")
     return late and not any(answer.raised for answer in verdict.ranks)
 
 
-def _meant(verdict: Verdict, case: Case) -> Verdict:
+def _check_readable(verdict: Verdict, case: Case) -> Verdict:
     """The verdict, unless it says that the case could not be read. Raises :class:`UsageError`."""
-    from shardlaw.conformance.run.case_check import MEANINGLESS
+    from shardlaw.conformance.run.case_check import INVALID_CASE_ERRORS
 
     for answer in verdict.ranks:
-        if answer.raised is not None and answer.raised.error in MEANINGLESS:
+        if answer.raised is not None and answer.raised.error in INVALID_CASE_ERRORS:
             raise UsageError(f"case {case.text!r}: {answer.raised.text}")
     return verdict
 
@@ -343,7 +343,7 @@ def find_target(name: str, folders: Sequence[Path]) -> Target:
     return with_storage(named_target(name, config), None, config)
 
 
-def wanted(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+def parse_marker(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
     """How many ranks, and which capabilities, ``@pytest.mark.shardlaw(world=N, needs=[...])`` asks for. Raises :class:`UsageError`."""
     for name in options:
         if name not in ("world", "needs"):
@@ -351,38 +351,40 @@ def wanted(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tup
     needs = options.get("needs", ())
     if args or not isinstance(needs, (list, tuple)) or not all(isinstance(need, str) for need in needs):
         raise UsageError("want world=N and needs=[...], such as world=4, needs=['all_to_all']")
-    return _size(options.get("world", RANKS)), tuple(needs)
+    return _check_size(options.get("world", DEFAULT_RANKS)), tuple(needs)
 
 
-def _size(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
-        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MOST_RANKS}")
+def _check_size(size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
+        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MAX_RANKS}")
     return size
 
 
-def _law(law: str | Law) -> Law:
+def _resolve_law(law: str | Law) -> Law:
     from shardlaw.conformance.laws import catalogue
-    from shardlaw.conformance.run.case_check import law_of
+    from shardlaw.conformance.run.case_check import resolve_law
 
     if isinstance(law, Law):
         known = catalogue().get(law.id)
         # a module that was loaded twice has its laws twice
-        return known if known is not None and _code(known).co_qualname == _code(law).co_qualname and _same_file(known, law) else law
-    return law_of(law)
+        return (
+            known if known is not None and _law_code(known).co_qualname == _law_code(law).co_qualname and _is_same_file(known, law) else law
+        )
+    return resolve_law(law)
 
 
-def _code(law: Law) -> CodeType:
+def _law_code(law: Law) -> CodeType:
     """Where a law's own text stands."""
     function: Any = law.acts[0].function if law.acts else law.check
     return function.__code__  # type: ignore[no-any-return]
 
 
-def _same_file(one: Law, other: Law) -> bool:
-    files = [_code(law).co_filename for law in (one, other)]
+def _is_same_file(one: Law, other: Law) -> bool:
+    files = [_law_code(law).co_filename for law in (one, other)]
     return bool(files[0]) and os.path.abspath(files[0]) == os.path.abspath(files[1])
 
 
-def _case(law: Law, case: str | Case | None) -> Case:
+def _resolve_case(law: Law, case: str | Case | None) -> Case:
     from shardlaw.reference.notation import NotationError
 
     if isinstance(case, Case):

@@ -45,14 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     if config.getoption("--shardlaw-target"):
-        with refusing():
+        with usage_errors():
             from shardlaw.conformance.api import find_target
 
             find_target(target_name(config), config_folders(config))
     if config.getoption("--shardlaw"):
         if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
             raise pytest.UsageError("--shardlaw: ranks are started by one process: want no -n")
-        with refusing():
+        with usage_errors():
             config.args += [str(LAWS_FOLDER), *map(str, law_files())]
 
 
@@ -71,7 +71,7 @@ def config_folders(config: pytest.Config) -> tuple[Path, ...]:
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def usage_errors() -> Iterator[None]:
     """What a person can mend ends pytest with its one line."""
     from shardlaw.conformance.errors import UsageError
 
@@ -92,7 +92,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     as many ranks as the test's marker says (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` tries a case of a
     law. See :class:`shardlaw.conformance.api.Worlds`. A session's fixture may be used in tests of Hypothesis.
     """
-    with worlds_of(request.config) as found:
+    with get_worlds(request.config) as found:
         yield found
 
 
@@ -114,7 +114,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
             raise AssertionError("\n".join(text(result)))
         return result
 
-    with refusing():
+    with usage_errors():
         target = find_target(target_name(request.config), config_folders(request.config))
     with Session(target) as session:
         yield same
@@ -123,9 +123,9 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
 WORLDS: pytest.StashKey[Worlds] = pytest.StashKey()
 
 
-def worlds_of(config: pytest.Config) -> Worlds:
+def get_worlds(config: pytest.Config) -> Worlds:
     if WORLDS not in config.stash:
-        with refusing():
+        with usage_errors():
             from shardlaw.conformance.api import Worlds, find_target
 
             config.stash[WORLDS] = Worlds(find_target(target_name(config), config_folders(config)))
@@ -137,13 +137,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("shardlaw")
     if marker is None and WORLDS not in item.config.stash:
         return
-    from shardlaw.conformance.api import wanted
+    from shardlaw.conformance.api import parse_marker
     from shardlaw.conformance.errors import UsageError
 
-    worlds = worlds_of(item.config)
+    worlds = get_worlds(item.config)
     wrong = reason = ""
     try:
-        worlds.ranks, needs = wanted(marker.args if marker else (), marker.kwargs if marker else {})
+        worlds.ranks, needs = parse_marker(marker.args if marker else (), marker.kwargs if marker else {})
         reason = worlds.lacks(needs, worlds.ranks) if marker else ""
     except UsageError as error:
         wrong = str(error)
@@ -178,7 +178,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     ours = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
     asked = parent.session.isinitpath(file_path)
     module: str | None
-    if not (ours or (asked and others_have_laws())):
+    if not (ours or (asked and has_foreign_laws())):
         return None
     from shardlaw.conformance.errors import UsageError
     from shardlaw.conformance.laws import modules
@@ -197,7 +197,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 @cache
-def others_have_laws() -> bool:
+def has_foreign_laws() -> bool:
     """Whether a package or the environment names a module of laws: the same as ``shardlaw.conformance.laws.foreign``, without importing
     it."""
     return bool(os.environ.get("SHARDLAW_LAWS") or entry_points(group="shardlaw.laws"))
@@ -230,13 +230,13 @@ class LawItem(pytest.Item):
         self.law = law
 
     def runtest(self) -> None:
-        result = running(self.session).law(self.law, self.following())
+        result = get_run(self.session).law(self.law, self.following())
         if result.outcome == "expected":
             pytest.xfail("; ".join(result.reasons))
         if result.outcome == "untested":
             pytest.skip(result.reason or "no case was judged")
         if result.outcome == "deviates":
-            raise Deviates("\n".join(result.lines))
+            raise LawDeviates("\n".join(result.lines))
 
     def following(self) -> Iterator[Law]:
         """The laws whose turns are next, in order."""
@@ -244,7 +244,7 @@ class LawItem(pytest.Item):
         return (item.law for item in items[items.index(self) + 1 :] if isinstance(item, LawItem))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
-        if isinstance(excinfo.value, (Deviates, pytest.xfail.Exception)):  # pytest's own text would quote our source, which takes long
+        if isinstance(excinfo.value, (LawDeviates, pytest.xfail.Exception)):  # pytest's own text would quote our source, which takes long
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -252,14 +252,14 @@ class LawItem(pytest.Item):
         return self.path, None, self.law.id
 
 
-class Deviates(Exception):
+class LawDeviates(Exception):
     """A law does not hold: the text lists its new findings."""
 
 
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
-def running(session: pytest.Session) -> Run:
+def get_run(session: pytest.Session) -> Run:
     """The run that this pytest session is part of; started for the laws that are its items, where a user runs pytest on them."""
     config = session.config
     if RUN not in config.stash:
@@ -269,21 +269,21 @@ def running(session: pytest.Session) -> Run:
         from shardlaw.conformance.target.config import find_target
 
         laws = tuple(item.law.id for item in session.items if isinstance(item, LawItem))
-        with refusing():
+        with usage_errors():
             request = RunRequest(laws=laws, target=target_name(config), profile=config.getoption("--shardlaw") or "smoke")
             target = find_target(request.target, None, None, request.world_size)
             config.stash[RUN] = run = Run.start(request, target, Reporter(request.report, quiet=True))
-        config.stash[OWN] = True
+        config.stash[OWNS_RUN] = True
         config.add_cleanup(run.close)
     return config.stash[RUN]
 
 
-OWN: pytest.StashKey[bool] = pytest.StashKey()
+OWNS_RUN: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The end of a run that a user's pytest has started: its report is whole."""
-    if OWN in session.config.stash:
+    if OWNS_RUN in session.config.stash:
         run = session.config.stash[RUN]
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         run.stopped_by = run.stopped_by or ("interrupt" if interrupted else None)
@@ -292,7 +292,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if OWN in config.stash:
+    if OWNS_RUN in config.stash:
         run = config.stash[RUN]
         new = sum(found.status == "new" for found in run.findings)
         expected = len(run.findings) - new

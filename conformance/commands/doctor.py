@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _pool(target: Target) -> Iterator[Pool]:
+def _start_pool(target: Target) -> Iterator[Pool]:
     """Raises :class:`UsageError` when the target cannot start."""
     from shardlaw.conformance.world import Pool, WorldError
 
@@ -51,7 +51,7 @@ def examine(name: str, storage: str | None = None) -> int:
     if needed:
         print(f"ok  {devices_seen(target)} devices seen, {needed} needed for {RANKS} ranks")
     began = time.monotonic()
-    with _pool(target) as pool:
+    with _start_pool(target) as pool:
         verdict, seconds = probe(pool, "all_reduce")
         if verdict.status != "held":
             raise UsageError(f"target {target.name}: all_reduce over {RANKS} ranks failed: {told(verdict)}")
@@ -85,7 +85,7 @@ def list_targets(to_probe: bool) -> int:
         try:
             check_target(target, RANKS)
             if to_probe:
-                _probe(target)
+                _print_capabilities(target)
         except UsageError as error:
             print(f"    not here: {error}")
     if config.storages:
@@ -93,10 +93,10 @@ def list_targets(to_probe: bool) -> int:
     return 0
 
 
-def _probe(target: Target) -> None:
+def _print_capabilities(target: Target) -> None:
     """Print one line for each capability: what it does, and whether that is what the target declares."""
     gaps = []
-    with _pool(target) as pool:
+    with _start_pool(target) as pool:
         for name in TRIES:
             verdict, _ = probe(pool, name)
             works, declared = verdict.status == "held", name in target.cannot

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 
 
-FEW = 5  # laws, of which a person wants to see more than the clause
+MAX_DETAILED = 5  # laws, of which a person wants to see more than the clause
 
 
 def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
@@ -46,12 +46,12 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
         lines.append(f"{law.id}  ({law.tier})")
         lines += textwrap.wrap(law.clause, WIDTH, initial_indent="    ", subsequent_indent="    ")
         lines += textwrap.wrap(f"source: {law.source}", WIDTH, initial_indent="    ", subsequent_indent="      ")
-        if len(laws) <= FEW:
-            lines += [f"    case:   {law.control}", *_fields(law)]
+        if len(laws) <= MAX_DETAILED:
+            lines += [f"    case:   {law.control}", *_field_lines(law)]
     return "\n".join([*lines, f"{len(laws)} law{'s' * (len(laws) != 1)}"])
 
 
-def _fields(law: Law) -> list[str]:
+def _field_lines(law: Law) -> list[str]:
     """What the cases of a law may say: a line for each parameter, with the fields that it is read from, its own first."""
     from shardlaw.conformance.law.act import parameters
 

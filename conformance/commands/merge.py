@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.combine import expectations_of, totals, warnings
+from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, UnconfirmedLine, read_report
-from shardlaw.conformance.report.writer import check_folder, clear, write_report
+from shardlaw.conformance.report.writer import check_folder, clear_report, write_report
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import write_text
 
 # of a law's counts those that are no sums over shards: every shard comes upon all cases of the enumerator
-SAME_IN_ALL = ("swept", "combinations")
+EQUAL_IN_SHARDS = ("swept", "combinations")
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Shard:
         part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
         if part is None or int(part[1]) > int(part[2]):
             raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4")
-        return cls(path, report, int(part[1]), int(part[2]), dict(_files(folder, report)), _cases(folder))
+        return cls(path, report, int(part[1]), int(part[2]), dict(_read_finding_files(folder, report)), _read_case_lines(folder))
 
 
-def _files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
+def _read_finding_files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
     for found in report.findings:
         if re.fullmatch(r"[0-9a-f]{8}", found.id, re.ASCII):
             for name in (f"{found.id}.json", f"{found.id}.py"):
@@ -59,7 +59,7 @@ def _files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
                     continue
 
 
-def _cases(folder: Path) -> list[str] | None:
+def _read_case_lines(folder: Path) -> list[str] | None:
     try:
         return (folder / "cases.txt").read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -68,38 +68,38 @@ def _cases(folder: Path) -> list[str] | None:
 
 def merge(paths: Sequence[Path], output: Path) -> int:
     """Write the report of the whole into ``output``, and say what it says; returns its exit code. Raises :class:`UsageError`."""
-    from shardlaw.conformance.report.github import tell
-    from shardlaw.conformance.report.terminal import complain, console, print_summary
+    from shardlaw.conformance.report.github import annotate
+    from shardlaw.conformance.report.terminal import make_console, print_not_judged, print_summary
 
     shards = sorted(map(Shard.read, paths), key=lambda shard: shard.number)
-    _check(shards)
+    _check_shards(shards)
     check_folder("-o", output)
     if any(
         os.path.realpath(output) == os.path.realpath(shard.path if os.path.isdir(shard.path) else shard.path.parent) for shard in shards
     ):
         raise UsageError(f"-o {output}: is one of the reports: want another folder")
-    report, files = merged(shards)
+    report, files = merge_shards(shards)
     try:
-        clear(output)
+        clear_report(output)
         (output / "findings").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_text(output / name, text)
         write_report(output, report)
     except OSError as error:
         raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
-    print_summary(console(), report, str(output))
-    complain(report)
-    tell(report, output)
+    print_summary(make_console(), report, str(output))
+    print_not_judged(report)
+    annotate(report, output)
     assert report.exit is not None
     return report.exit
 
 
-def _check(shards: Sequence[Shard]) -> None:
+def _check_shards(shards: Sequence[Shard]) -> None:
     """Raises :class:`UsageError` for reports that are not those of one request, or of the same shard."""
     first = shards[0]
-    request = _request(first)
+    request = _request_fields(first)
     for other in shards[1:]:
-        for name, value in _request(other).items():
+        for name, value in _request_fields(other).items():
             if value != request[name]:
                 said = (
                     f": {name} is {value!r}, in {first.path} it is {request[name]!r}"
@@ -112,7 +112,7 @@ def _check(shards: Sequence[Shard]) -> None:
             raise UsageError(f"{next_one.path}: is shard {next_one.number}/{next_one.count}, and so is {shard.path}: want each shard once")
 
 
-def _request(shard: Shard) -> dict[str, object]:
+def _request_fields(shard: Shard) -> dict[str, object]:
     """What is the same in all shards of one request, by the words for it."""
     report, target = shard.report, shard.report.target
     return {
@@ -134,22 +134,22 @@ def _entry_key(line: ExpectationLine) -> tuple[object, ...]:
     return Path(line.where).name, line.law, line.kind, line.features, line.finding, line.reason
 
 
-def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
+def merge_shards(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
     """The report of the whole, and the files of its findings and cases by their names below its folder. ``shards`` are in order."""
     reports = [shard.report for shard in shards]
     first, count = reports[0], shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
-    laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
+    laws = [_merge_law_lines([report.laws[at] for report in reports]) for at in range(len(first.laws))]
     groups = [[report.expectations[at] for report in reports] for at in range(len(first.expectations))]
-    known, expectations, too_wide = expectations_of(groups, laws, first.chosen)
-    findings, files = _findings(shards, [law.id for law in laws])
+    known, expectations, too_wide = sum_expectations(groups, laws, first.chosen)
+    findings, files = _merge_findings(shards, [law.id for law in laws])
     for law in laws:
         broken = any(error.law == law.id for report in reports for error in report.errors)
         law.outcome = _outcome(law, findings, known, broken)
-        law.reason = _reason(law, reports) if law.outcome == "untested" else None
+        law.reason = _untested_reason(law, reports) if law.outcome == "untested" else None
     features = sum((Counter(report.features) for report in reports), Counter())
-    unconfirmed = _unconfirmed(reports)
-    distinct, cases = _judged(shards, [law.id for law in laws])
+    unconfirmed = _merge_unconfirmed(reports)
+    distinct, cases = _merge_case_lines(shards, [law.id for law in laws])
     if cases is not None:
         files["cases.txt"] = cases
     report = msgspec.structs.replace(
@@ -165,19 +165,19 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
         unconfirmed=unconfirmed,
         errors=list({error.law: error for report in reports for error in report.errors}.values()),
         expectations=expectations,
-        warnings=[*too_wide, *warnings(reports)],
+        warnings=[*too_wide, *other_warnings(reports)],
         features=dict(sorted(features.items())),
         features_missing=[name for name in first.features_missing if all(name in report.features_missing for report in reports)],
-        totals=totals(laws, findings, unconfirmed, distinct, sum(report.totals.drawn for report in reports)),
+        totals=sum_totals(laws, findings, unconfirmed, distinct, sum(report.totals.drawn for report in reports)),
     )
     report.exit = _exit_code(reports, report, known, bool(missing))
     return report, files
 
 
-def _law(lines: Sequence[LawLine]) -> LawLine:
+def _merge_law_lines(lines: Sequence[LawLine]) -> LawLine:
     """One law in all shards: its counts; what follows from them comes later."""
     counts = {
-        field.name: (max if field.name in SAME_IN_ALL else sum)(getattr(line, field.name) for line in lines)
+        field.name: (max if field.name in EQUAL_IN_SHARDS else sum)(getattr(line, field.name) for line in lines)
         for field in msgspec.structs.fields(LawLine)
         if field.type is int
     }
@@ -207,49 +207,49 @@ def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations,
     return "stale" if known.stale(law.id) else "held"
 
 
-def _reason(law: LawLine, reports: Sequence[RunReport]) -> str:
+def _untested_reason(law: LawLine, reports: Sequence[RunReport]) -> str:
     """Why no shard says anything of a law."""
     lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
     said = [line.reason or "" for line in lines if line.cases or not law.cases]
     return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
 
 
-def _findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
+def _merge_findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
     """Each new signature and each expectation's finding once, the one met first; with the files of those that are kept."""
     kept: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
     order = {law_id: at for at, law_id in enumerate(laws)}
     met = [(shard, found) for shard in shards for found in shard.report.findings]
-    for shard, found in sorted(met, key=lambda item: _place(item[1], order)):
-        kept.setdefault(_same(found), (shard, found))
+    for shard, found in sorted(met, key=lambda item: _report_order(item[1], order)):
+        kept.setdefault(_merge_key(found), (shard, found))
     files = {}
     for shard, found in kept.values():
         for suffix in ("json", "py"):
             name = f"{found.id}.{suffix}"
             if name in shard.files:
                 files[f"findings/{name}"] = shard.files[name]
-    return [_with_script(found, files) for _, found in kept.values()], files
+    return [_drop_missing_script(found, files) for _, found in kept.values()], files
 
 
-def _place(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
+def _report_order(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
     """Where a finding stands in the report of a run: by law, what is expected first, then by the case that showed it first."""
     return order.get(found.law, len(order)), found.status == "new", found.number
 
 
-def _same(found: FindingLine) -> tuple[str, ...]:
+def _merge_key(found: FindingLine) -> tuple[str, ...]:
     """What two shards that came upon the same thing have in common."""
     if found.status == "expected":
         return ("expected", Path(found.entry).name or found.law, found.kind, found.note)
     return ("new", found.signature or found.id, found.law)
 
 
-def _with_script(found: FindingLine, files: dict[str, str]) -> FindingLine:
+def _drop_missing_script(found: FindingLine, files: dict[str, str]) -> FindingLine:
     if found.reproducer is None or f"findings/{found.id}.py" in files:
         return found
     note = "; ".join(filter(None, [found.note, "its script is not among the reports"]))
     return msgspec.structs.replace(found, reproducer=None, note=note)
 
 
-def _unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
+def _merge_unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
     seen: dict[tuple[str, str], UnconfirmedLine] = {}
     for report in reports:
         for line in report.unconfirmed:
@@ -257,7 +257,7 @@ def _unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
     return list(seen.values())
 
 
-def _judged(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[int, str | None]:
+def _merge_case_lines(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[int, str | None]:
     """How many different cases were judged, and the lines of all, law by law; no lines where a shard's are missing."""
     if any(shard.cases is None for shard in shards):
         return sum(shard.report.totals.distinct for shard in shards), None
@@ -286,9 +286,9 @@ def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectatio
     stale = bool(known.too_wide()) or any(known.stale(law.id) for law in whole.laws)
     if any(found.law not in advisory for found in whole.new()) or (whole.strict and stale):
         return 1
-    return 3 if missing or any(map(_broke, reports)) else 0
+    return 3 if missing or any(map(_was_not_finished, reports)) else 0
 
 
-def _broke(report: RunReport) -> bool:
+def _was_not_finished(report: RunReport) -> bool:
     """Whether a run was not finished. One that broke before anything was judged ends with 2, as does one that has nothing to judge."""
     return report.exit in (None, 3) or (report.exit == 2 and report.stopped_by not in (None, "budget"))

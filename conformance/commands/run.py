@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardlaw.conformance.report.resume import Earlier
+    from shardlaw.conformance.report.resume import EarlierRun
     from shardlaw.conformance.run.engine import Run
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.world.manager import Launch
@@ -34,7 +34,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     from shardlaw.conformance.target.config import find_target
 
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
-    request, before = _going_on(request)
+    request, before = _continue_earlier(request)
     listener = Reporter(request.report, before)
     listener.start(request, target)  # what follows loads torch, which takes seconds
     import pytest
@@ -62,13 +62,13 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             *map(str, law_files()),
         ]
         live.scout()
-        with _own_pytest():
+        with _isolated_pytest():
             status = pytest.main(arguments, plugins=[HandOver()])
         if status == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         live.probe()
         if live.failure is not None:
-            code = _failed(live)
+            code = _print_failure(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             code = live.exit_code()
             code = before.exit_code(code) if before is not None else code
@@ -82,17 +82,17 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     return code
 
 
-def _going_on(request: RunRequest) -> tuple[RunRequest, Earlier | None]:
+def _continue_earlier(request: RunRequest) -> tuple[RunRequest, EarlierRun | None]:
     """What is left of a request that goes on from an earlier report, and that report. Raises :class:`UsageError`."""
     if not (request.last_failed or request.resume):
         return request, None
     from shardlaw.conformance.report import resume  # loads torch
 
-    return (resume.last_failed(request), None) if request.last_failed else resume.earlier(request)
+    return (resume.select_last_failed(request), None) if request.last_failed else resume.resume_run(request)
 
 
 @contextmanager
-def _own_pytest() -> Iterator[None]:
+def _isolated_pytest() -> Iterator[None]:
     """Keep the surroundings' pytest options and plugins out, while our items run."""
     theirs = {name: os.environ.pop(name, None) for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
     auto = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
@@ -106,7 +106,7 @@ def _own_pytest() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _failed(live: Run) -> int:
+def _print_failure(live: Run) -> int:
     """Say why a run broke: 2 when the target's ranks never started, else 3."""
     import traceback
 

@@ -11,24 +11,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardlaw.conformance.commands.show import heading, parsed, remarks
+from shardlaw.conformance.commands.show import describe_layout, parse_layout, remarks
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.report.layouts import COLOURS
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import format_shape
 
-LONGEST = 24  # elements of a dim that are drawn one by one
-MOST_CELLS = 48
-MOST_SLICES = 24
-MOST_RANKS = 64
-MOST_NAMED = 8
+MAX_EXTENT = 24  # elements of a dim that are drawn one by one
+MAX_CELLS = 48
+MAX_SLICES = 24
+MAX_RANKS = 64
+MAX_NAMED_RANKS = 8
 CELL = 30
 LETTER = 7.2
 LINE = 18
 HEADER = 20
 GAP = 24
 LINE_WIDTH = 900
-NARROWEST = 420
+MIN_WIDTH = 420
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Frame:
 
 def show_svg(shape: str, mesh: str, placements: str) -> str:
     """The picture of a layout, an SVG document. Raises :class:`UsageError` for what has no meaning, or is too much to draw."""
-    from shardlaw.conformance.report.templates import rendered
+    from shardlaw.conformance.report.templates import render_template
 
-    layout = parsed(shape, mesh, placements)
-    if layout.mesh.size > MOST_RANKS:
-        raise UsageError(f"--mesh {mesh}: {layout.mesh.size} ranks: want at most {MOST_RANKS} in a picture")
+    layout = parse_layout(shape, mesh, placements)
+    if layout.mesh.size > MAX_RANKS:
+        raise UsageError(f"--mesh {mesh}: {layout.mesh.size} ranks: want at most {MAX_RANKS} in a picture")
     drawing = _Drawing(layout)
     title = f"tensor {format_shape(layout.shape)}, mesh {layout.mesh}, placements {','.join(map(str, layout.placements))}"
-    return rendered("layout.svg.j2", drawing=drawing, title=title, described="; ".join(_legend(layout)), cell=CELL)
+    return render_template("layout.svg.j2", drawing=drawing, title=title, described="; ".join(_legend(layout)), cell=CELL)
 
 
 class _Drawing:
@@ -97,9 +97,9 @@ class _Drawing:
         self.frames: list[Frame] = []
         self.stripes: list[Stripe] = []
         self.labels: list[Label] = []
-        self.width = float(NARROWEST)
+        self.width = float(MIN_WIDTH)
         self.height = LINE
-        for at, line in enumerate(heading(layout)):
+        for at, line in enumerate(describe_layout(layout)):
             self._say(line.strip(), 12 if at else 0, quiet=bool(at))
         self.height += LINE // 2
         for rank, line in zip(sorted(layout.mesh.ranks), _legend(layout), strict=True):
@@ -122,25 +122,25 @@ class _Drawing:
         if 0 in layout.shape:
             return
         shape = (1, 1, *layout.shape)[-max(2, len(layout.shape)) :]
-        blocks = [_blocks(layout, len(layout.shape) - len(shape) + dim, extent) for dim, extent in enumerate(shape)]
+        blocks = [_split_dim(layout, len(layout.shape) - len(shape) + dim, extent) for dim, extent in enumerate(shape)]
         *leading, rows, columns = blocks
-        cut = [f"{len(some)} runs along dim {dim}, {MOST_CELLS} of them drawn" for dim, some in enumerate(blocks) if len(some) > MOST_CELLS]
-        rows, columns = rows[:MOST_CELLS], columns[:MOST_CELLS]
-        slices = list(itertools.islice(itertools.product(*leading), MOST_SLICES + 1))
-        if len(slices) > MOST_SLICES:
-            cut.append(f"{math.prod(map(len, leading))} slices, {MOST_SLICES} of them drawn")
-        held = (self._holders((*at, row, column)) for at in slices[:MOST_SLICES] for row in rows for column in columns)
-        widest = max(len(_held(ranks)) for ranks in held)
+        cut = [f"{len(some)} runs along dim {dim}, {MAX_CELLS} of them drawn" for dim, some in enumerate(blocks) if len(some) > MAX_CELLS]
+        rows, columns = rows[:MAX_CELLS], columns[:MAX_CELLS]
+        slices = list(itertools.islice(itertools.product(*leading), MAX_SLICES + 1))
+        if len(slices) > MAX_SLICES:
+            cut.append(f"{math.prod(map(len, leading))} slices, {MAX_SLICES} of them drawn")
+        held = (self._holders((*at, row, column)) for at in slices[:MAX_SLICES] for row in rows for column in columns)
+        widest = max(len(_rank_label(ranks)) for ranks in held)
         cell = max(CELL, LETTER * widest + 10, *(LETTER * len(column.label) + 8 for column in columns))
         margin = LETTER * max(len(row.label) for row in rows) + 8 if len(layout.shape) > 1 else 0
         slice_width = margin + cell * len(columns) + GAP
         slice_height = HEADER + CELL * len(rows) + (LINE if leading else 0) + GAP // 2
         in_line = max(1, int(LINE_WIDTH // slice_width))
         top = self.height - LINE // 2
-        for number, at in enumerate(slices[:MOST_SLICES]):
+        for number, at in enumerate(slices[:MAX_SLICES]):
             down, along = divmod(number, in_line)
             self._grid(along * slice_width, top + down * slice_height, at, rows, columns, cell, margin)
-        drawn = min(len(slices), MOST_SLICES)
+        drawn = min(len(slices), MAX_SLICES)
         self.width = max(self.width, min(drawn, in_line) * slice_width)
         self.height = top + -(-drawn // in_line) * slice_height + LINE
         for line in cut:
@@ -171,14 +171,14 @@ class _Drawing:
                 self.stripes += [Stripe(left + part * width, top, width, self.colours[rank]) for part, rank in enumerate(ranks)]
                 self.frames.append(Frame(left, top, cell))
                 whole = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
-                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, _held(ranks), "middle", title=whole))
+                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, _rank_label(ranks), "middle", title=whole))
 
 
-def _blocks(layout: Layout, dim: int, extent: int) -> list[Block]:
+def _split_dim(layout: Layout, dim: int, extent: int) -> list[Block]:
     """The cells along a dim: its elements, or runs of those that the same ranks hold. A ``dim`` before the first is one that is added."""
     if dim < 0:
         return [Block(0, 0)]
-    if extent <= LONGEST:
+    if extent <= MAX_EXTENT:
         return [Block(at, at) for at in range(extent)]
     owners: list[set[int]] = [set() for _ in range(extent)]
     for number, coord in enumerate(layout.mesh.coords()):
@@ -188,9 +188,9 @@ def _blocks(layout: Layout, dim: int, extent: int) -> list[Block]:
     return [Block(first, last) for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
 
 
-def _held(ranks: Sequence[int]) -> str:
+def _rank_label(ranks: Sequence[int]) -> str:
     """The ranks of a cell, as many as are readable."""
-    return ",".join(map(str, ranks)) if len(ranks) <= MOST_NAMED else f"{len(ranks)} ranks"
+    return ",".join(map(str, ranks)) if len(ranks) <= MAX_NAMED_RANKS else f"{len(ranks)} ranks"
 
 
 def _legend(layout: Layout) -> list[str]:

@@ -34,9 +34,9 @@ def twin(
     for value in values:
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
-    given = _sizes("--size", sizes)
-    plan, own = planned(make, _pairs("--option", options), given, steps=steps, seed=seed)
-    on = _sizes("--resume", [text for text in resume if text != "same"]) if resume else None
+    given = _parse_sizes("--size", sizes)
+    plan, own = planned(make, _parse_pairs("--option", options), given, steps=steps, seed=seed)
+    on = _parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None
     again = resumed_on(own, plan, on)
     with Session(target) as session:
         result = session.ask(plan, tuple(values) or own.values, shrink, make, again, dropout)
@@ -53,7 +53,7 @@ def twin(
     return 1 if result.departs else 0
 
 
-def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -63,8 +63,8 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _sizes(option: str, texts: Sequence[str]) -> dict[str, int]:
-    given = _pairs(option, texts)
+def _parse_sizes(option: str, texts: Sequence[str]) -> dict[str, int]:
+    given = _parse_pairs(option, texts)
     for name, text in given.items():
         if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
             raise UsageError(f"{option} {name}={text}: want a whole number of 1 or more")

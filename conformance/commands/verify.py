@@ -22,18 +22,27 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.target import CAPABILITIES
 from shardlaw.conformance.law.verdict import KINDS
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.report.certificate import FILE, certificate
-from shardlaw.conformance.report.html import html
-from shardlaw.conformance.report.junit import junit
-from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.certificate import FILE, make_certificate
+from shardlaw.conformance.report.html import render_html
+from shardlaw.conformance.report.junit import render_junit
+from shardlaw.conformance.report.markdown import render_markdown
 from shardlaw.conformance.report.run_report import Certificate, RunReport, read_report
 from shardlaw.conformance.run import expectations
-from shardlaw.conformance.run.certified_profile import ABSENT, EXPECTED, MISSING, RANKS, UNSAID, FrozenList, frozen, known
+from shardlaw.conformance.run.certified_profile import (
+    ABSENT,
+    EXPECTED,
+    MISSING,
+    RANKS,
+    UNSAID,
+    CertifiedProfile,
+    profile_names,
+    read_profile,
+)
 from shardlaw.conformance.run.finding_file import read_finding
 
 WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
 NOT_JUDGED = {MISSING, ABSENT, UNSAID}
-ANYWHERE = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for the name of a report's folder, which no page tells otherwise
+FOLDER_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for the name of a report's folder, which no page tells otherwise
 
 
 def verify(folder: Path, rerun: int = 0) -> int:
@@ -44,10 +53,10 @@ def verify(folder: Path, rerun: int = 0) -> int:
     report = read_report(folder)
     if report.certificate is None:
         raise UsageError(f"{folder}: its report has no certificate: want the folder of shardlaw run --certify")
-    found = list(problems(folder, report, report.certificate))
+    found = list(find_problems(folder, report, report.certificate))
     again = ""
     if not found and rerun:
-        found, tried = _tried_again(folder, report, report.certificate, rerun)
+        found, tried = _rerun_cases(folder, report, report.certificate, rerun)
         again = f"; {tried} of its cases were tried again"
     for problem in found:
         print(f"  {problem}")
@@ -55,17 +64,17 @@ def verify(folder: Path, rerun: int = 0) -> int:
     return 1 if found else 0
 
 
-def problems(folder: Path, report: RunReport, told: Certificate) -> Iterator[str]:
+def find_problems(folder: Path, report: RunReport, told: Certificate) -> Iterator[str]:
     """In a line each, what does not fit."""
     name = f"{told.profile}-{told.release}"
-    if name not in known():
-        yield f"{name} is no certified profile of this version ({', '.join(known())})"
+    if name not in profile_names():
+        yield f"{name} is no certified profile of this version ({', '.join(profile_names())})"
         return
-    listed = frozen(name)
+    listed = read_profile(name)
     if told.sha256 != listed.sha256:
         yield f"it was run on another list than {name}: sha256 {told.sha256[:12]}..., must be {listed.sha256[:12]}..."
         return
-    yield from _of_request(report, told)
+    yield from _check_request(report, told)
     try:
         text = (folder / FILE).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -73,23 +82,23 @@ def problems(folder: Path, report: RunReport, told: Certificate) -> Iterator[str
         return
     if hashlib.sha256(text.encode()).hexdigest() != told.verdicts:
         yield f"{FILE} is not the file that the certificate names"
-    words = _words(text, listed)
+    words = _parse_words(text, listed)
     if words is None:
         yield f"{FILE} does not list the cases of {name}, each once and in order, with a verdict of this version"
         return
-    counted = certificate(listed, words, told.loaded, text, report.exit == 0 and not report.target.stale)
+    counted = make_certificate(listed, words, told.loaded, text, report.exit == 0 and not report.target.stale)
     for field in msgspec.structs.fields(Certificate):
         if getattr(counted, field.name) != getattr(told, field.name):
             yield f"the certificate says {field.name} {getattr(told, field.name)}, by {FILE} it is {getattr(counted, field.name)}"
     said = {case.text: word for case, word in zip(listed.cases, words, strict=True)}
-    yield from _of_laws(report, listed, said)
-    yield from _of_findings(folder, report, said)
-    yield from _of_expected(report, listed, said)
-    yield from _of_cases(folder, report, listed, said)
-    yield from _of_pages(folder, report)
+    yield from _check_laws(report, listed, said)
+    yield from _check_findings(folder, report, said)
+    yield from _check_expected(report, listed, said)
+    yield from _check_cases(folder, report, listed, said)
+    yield from _check_pages(folder, report)
 
 
-def _of_request(report: RunReport, told: Certificate) -> Iterator[str]:
+def _check_request(report: RunReport, told: Certificate) -> Iterator[str]:
     """How the run was made."""
     target, loaded = report.target, told.loaded
     for what, got, want in (
@@ -118,7 +127,7 @@ def _of_request(report: RunReport, told: Certificate) -> Iterator[str]:
         yield f"exit {report.exit} with {len(report.new())} new findings"
 
 
-def _words(text: str, listed: FrozenList) -> list[str] | None:
+def _parse_words(text: str, listed: CertifiedProfile) -> list[str] | None:
     """What was said of each case of the list; nothing where the file says something else."""
     lines = text.splitlines()
     if len(lines) != len(listed.cases):
@@ -132,7 +141,7 @@ def _words(text: str, listed: FrozenList) -> list[str] | None:
     return words
 
 
-def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
+def _check_laws(report: RunReport, listed: CertifiedProfile, said: dict[str, str]) -> Iterator[str]:
     """Whether the report's laws are those of the list, told as this version tells them, with as many cases as there are verdicts."""
     laws = {law_id: find(law_id) for law_id in listed.laws}
     if [line.id for line in report.laws] != [law.id for law in laws.values()]:
@@ -151,7 +160,7 @@ def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Ite
             yield f"{line.id}: the report counts {line.expected} expected cases, the verdicts {expected}"
         outcomes = {"deviates"} if new else {"untested"} if not judged else {"expected"} if line.expected else {"held", "stale"}
         if line.outcome not in outcomes and not (not judged and line.cases):
-            yield f"{line.id}: its outcome is {line.outcome}, its verdicts are {_some(words)}"
+            yield f"{line.id}: its outcome is {line.outcome}, its verdicts are {_count_words(words)}"
         lacks = sorted(set(law.needs) & set(report.target.cannot))
         if lacks != line.lacks or bool(lacks) != (MISSING in words):
             yield f"{line.id}: it needs {', '.join(law.needs) or 'nothing'}, of which {', '.join(lacks) or 'nothing'} is declared missing"
@@ -163,7 +172,7 @@ def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Ite
             yield f"its total of {name} is {getattr(report.totals, name)}, by its lines it is {count}"
 
 
-def _of_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Iterator[str]:
+def _check_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Iterator[str]:
     """Whether each law that deviates has a finding, and each finding its file."""
     wrong = Counter(text.split(" ", 1)[0] for text, word in said.items() if word in KINDS)
     for law_id in sorted(set(wrong) ^ {found.law for found in report.new()}):
@@ -185,9 +194,9 @@ def _of_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Itera
         yield f"finding {left}: a file of it, and the report has no such finding"
 
 
-def _of_expected(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
+def _check_expected(report: RunReport, listed: CertifiedProfile, said: dict[str, str]) -> Iterator[str]:
     """Whether what is called expected is what this version expects of that torch."""
-    ours = _shipped(report.target.torch, report.target.name)
+    ours = _load_shipped(report.target.torch, report.target.name)
     keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.needs), entry.reason) for entry in ours.entries}
     for line in report.expectations:
         file = line.where.rpartition(":")[0]
@@ -206,12 +215,12 @@ def _of_expected(report: RunReport, listed: FrozenList, said: dict[str, str]) ->
 
 
 @cache
-def _shipped(torch: str, target: str) -> expectations.Expectations:
-    found = expectations.load(expectations.shipped(), list(catalogue().values()), torch, target)
+def _load_shipped(torch: str, target: str) -> expectations.Expectations:
+    found = expectations.load(expectations.shipped_files(), list(catalogue().values()), torch, target)
     return expectations.Expectations(entry for entry in found.entries if not entry.target)
 
 
-def _of_cases(folder: Path, report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
+def _check_cases(folder: Path, report: RunReport, listed: CertifiedProfile, said: dict[str, str]) -> Iterator[str]:
     """Whether the cases that were judged, as they came, are those of the list with these verdicts."""
     try:
         lines = (folder / "cases.txt").read_text("utf-8").splitlines()
@@ -238,7 +247,7 @@ def _of_cases(folder: Path, report: RunReport, listed: FrozenList, said: dict[st
     unsure = {one.law for one in report.unconfirmed if one.kind in judged.get(one.text, ())}
     for one in report.unconfirmed:
         if one.law not in unsure:
-            yield f"{one.text}: unconfirmed {one.kind}, {_some(judged.get(one.text, ['not judged']))} in cases.txt"
+            yield f"{one.text}: unconfirmed {one.kind}, {_count_words(judged.get(one.text, ['not judged']))} in cases.txt"
     for case in listed.cases:
         word = said[case.text]
         kind, came = word.split()[-1] if word.startswith(EXPECTED) else word, judged.get(case.text, [])
@@ -246,20 +255,20 @@ def _of_cases(folder: Path, report: RunReport, listed: FrozenList, said: dict[st
             if came and word == MISSING:
                 yield f"{case.text}: {word} in {FILE}, and judged in cases.txt"
         elif len(came) > 1 and came != ["refused", kind] and len(set(came)) > 1:  # a refusal is tried again where support was lost
-            yield f"{case.text}: {_some(came)} in cases.txt"
+            yield f"{case.text}: {_count_words(came)} in cases.txt"
         elif kind not in came and not (case.law in unsure and set(came) & {*KINDS}):
-            yield f"{case.text}: {kind} in {FILE}, {_some(came or ['not judged'])} in cases.txt"
+            yield f"{case.text}: {kind} in {FILE}, {_count_words(came or ['not judged'])} in cases.txt"
 
 
-def _of_pages(folder: Path, report: RunReport) -> Iterator[str]:
+def _check_pages(folder: Path, report: RunReport) -> Iterator[str]:
     """Whether what people read is what this report gives, whatever its folder was called when it was written."""
     pages = {
-        "report.html": html(report, folder, called=ANYWHERE),
-        "report.md": markdown(report, Path(ANYWHERE)),
-        "junit.xml": junit(report),
+        "report.html": render_html(report, folder, called=FOLDER_MARK),
+        "report.md": render_markdown(report, Path(FOLDER_MARK)),
+        "junit.xml": render_junit(report),
     }
     for name, page in pages.items():
-        first, *others = map(re.escape, page.split(ANYWHERE))
+        first, *others = map(re.escape, page.split(FOLDER_MARK))
         written = "".join(f"(?P=folder){part}" if at else f"(?P<folder>[^<>\n]+){part}" for at, part in enumerate(others))
         try:
             if not re.fullmatch(first + written, (folder / name).read_text("utf-8")):
@@ -268,15 +277,15 @@ def _of_pages(folder: Path, report: RunReport) -> Iterator[str]:
             yield f"{name} cannot be read"
 
 
-def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int) -> tuple[list[str], int]:
+def _rerun_cases(folder: Path, report: RunReport, told: Certificate, rerun: int) -> tuple[list[str], int]:
     """What does not come out again of some cases, and how many were tried. Raises :class:`UsageError` where the target is not described
     here."""
-    from shardlaw.conformance.run.certified_profile import loaded
+    from shardlaw.conformance.run.certified_profile import query_loaded
     from shardlaw.conformance.target.config import find_target
     from shardlaw.conformance.world import Pool, WorldError
 
-    listed = frozen(f"{told.profile}-{told.release}")
-    words = _words((folder / FILE).read_text("utf-8"), listed) or []
+    listed = read_profile(f"{told.profile}-{told.release}")
+    words = _parse_words((folder / FILE).read_text("utf-8"), listed) or []
     judged = [(case, word) for case, word in zip(listed.cases, words, strict=True) if word not in NOT_JUDGED]
     chosen = judged if rerun >= len(judged) else random.SystemRandom().sample(judged, rerun)
     target = find_target(report.target.name, report.target.storage, None, RANKS)
@@ -291,7 +300,7 @@ def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int)
                     verdict = pool.fresh(law, case)
                 if (verdict.kind or verdict.status) != want:
                     found.append(f"{case.text}: {word} in the submission, {verdict.kind or verdict.status} here")
-            here = loaded(pool, target)
+            here = query_loaded(pool, target)
     except WorldError as error:
         raise UsageError(f"target {target.name} cannot start: {error}") from None
     for name in ("torch", "torch_git", "packages"):
@@ -300,5 +309,5 @@ def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int)
     return found, len(chosen)
 
 
-def _some(words: Sequence[str]) -> str:
+def _count_words(words: Sequence[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.report.certificate import certificate_of
-from shardlaw.conformance.report.hang_places import waiting
+from shardlaw.conformance.report.certificate import certify_run
+from shardlaw.conformance.report.hang_places import describe_waits
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
     ExpectationLine,
@@ -19,7 +19,7 @@ from shardlaw.conformance.report.run_report import (
     Totals,
     UnconfirmedLine,
 )
-from shardlaw.conformance.run.finding_file import told
+from shardlaw.conformance.run.finding_file import answer_fields
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Scripts = Mapping[str, tuple[str | None, str, str]]
 
 
-def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
+def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
     """The report of a run as it stands. ``scripts`` gives what is known of the findings' scripts."""
     import torch
 
@@ -70,7 +70,7 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
-        certificate=made[0] if (made := certificate_of(run, exit_code)) is not None else None,
+        certificate=made[0] if (made := certify_run(run, exit_code)) is not None else None,
         expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
@@ -140,7 +140,7 @@ def finding_line(found: Finding, reproducer: str | None, note: str, script: str)
         note=note,
         number=found.number,
         entry=found.entry,
-        waits=waiting(map(told, found.verdict.ranks)) if found.status == "new" else [],
+        waits=describe_waits(map(answer_fields, found.verdict.ranks)) if found.status == "new" else [],
     )
 
 
@@ -151,7 +151,7 @@ def _unconfirmed_line(verdict: Verdict) -> UnconfirmedLine:
         message=verdict.message,
         text=verdict.case.text,
         case=verdict.case.to_json(),
-        ranks=[told(answer) for answer in verdict.ranks],
+        ranks=[answer_fields(answer) for answer in verdict.ranks],
     )
 
 

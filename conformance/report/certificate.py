@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw import __version__
 from shardlaw.conformance.report.run_report import Certificate, Loaded
-from shardlaw.conformance.run.certified_profile import ABSENT, EXPECTED, MISSING, UNSAID, FrozenList
+from shardlaw.conformance.run.certified_profile import ABSENT, EXPECTED, MISSING, UNSAID, CertifiedProfile
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.state import RunState
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 FILE = "verdicts.txt"
 
 
-def verdict_lines(listed: FrozenList, said: Mapping[str, str]) -> str:
+def format_verdicts(listed: CertifiedProfile, said: Mapping[str, str]) -> str:
     """The text of ``verdicts.txt``; ``said`` gives the words by the text of the case."""
     return "".join(f"{said.get(case.text, UNSAID)} {case.text}\n" for case in listed.cases)
 
 
-def said_of(run: RunState) -> dict[str, str]:
+def collect_words(run: RunState) -> dict[str, str]:
     """What is to be said of each listed case of a run."""
     found = dict(run.said)
     for result in run.results.values():
@@ -37,7 +37,7 @@ def said_of(run: RunState) -> dict[str, str]:
     return found
 
 
-def certificate(listed: FrozenList, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
+def make_certificate(listed: CertifiedProfile, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
     """The certificate; ``words`` is what was said of each case."""
     from shardlaw.conformance.law.verdict import KINDS
 
@@ -61,13 +61,13 @@ def certificate(listed: FrozenList, words: Iterable[str], loaded: Loaded, verdic
     return found
 
 
-def certificate_of(run: RunState, exit_code: int | None) -> tuple[Certificate, str] | None:
+def certify_run(run: RunState, exit_code: int | None) -> tuple[Certificate, str] | None:
     """The certificate of a certified run as it stands, and the text of its verdicts."""
     if run.frozen is None:
         return None
-    said = said_of(run)
-    text = verdict_lines(run.frozen, said)
+    said = collect_words(run)
+    text = format_verdicts(run.frozen, said)
     words = [said.get(case.text, UNSAID) for case in run.frozen.cases]
     nothing = {"torch": "", "torch_git": "", "python": "", "platform": ""}
     loaded = Loaded(harness=__version__, **(run.loaded or nothing))
-    return certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text
+    return make_certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text

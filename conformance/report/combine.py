@@ -13,22 +13,22 @@ import msgspec
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.shares import chosen as chosen_laws
+from shardlaw.conformance.run.shares import smoke_shares as chosen_laws
 
 
-def expectations_of(
+def sum_expectations(
     groups: Sequence[Sequence[ExpectationLine]], laws: Sequence[LawLine], chosen: bool
 ) -> tuple[Expectations, list[ExpectationLine], list[str]]:
     """The expectations, ``groups`` of whose lines are of one each, with what was counted of all; their lines; and what is to be said of
     those that match too much. ``laws`` are those of the whole, which tried ``chosen`` cases or all."""
-    entries = [_entry(lines) for lines in groups]
+    entries = [_sum_entry(lines) for lines in groups]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen_laws() if chosen else ())
     too_wide = {found.entry: str(found) for found in known.too_wide()}
-    told = [_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
+    told = [_expectation_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
     return known, told, list(too_wide.values())
 
 
-def _entry(lines: Sequence[ExpectationLine]) -> Entry:
+def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
     """One expectation in all reports, with what all of them counted."""
     first = lines[0]
     matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
@@ -52,7 +52,7 @@ def _entry(lines: Sequence[ExpectationLine]) -> Entry:
     )
 
 
-def _line(entry: Entry, line: ExpectationLine, known: Expectations, refused: bool) -> ExpectationLine:
+def _expectation_line(entry: Entry, line: ExpectationLine, known: Expectations, refused: bool) -> ExpectationLine:
     return msgspec.structs.replace(
         line,
         hits=entry.hits,
@@ -66,13 +66,13 @@ def _line(entry: Entry, line: ExpectationLine, known: Expectations, refused: boo
     )
 
 
-def warnings(reports: Sequence[RunReport]) -> Iterator[str]:
+def other_warnings(reports: Sequence[RunReport]) -> Iterator[str]:
     """What reports warned of, without entries that match too much: of those the whole tells."""
     wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
     yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
 
 
-def totals(
+def sum_totals(
     laws: Sequence[LawLine], findings: Sequence[FindingLine], unconfirmed: Sequence[UnconfirmedLine], distinct: int, drawn: int
 ) -> Totals:
     return Totals(

@@ -147,23 +147,23 @@ class Comparison(msgspec.Struct, kw_only=True):
     exit: int
 
 
-def compared(first: Path, second: Path) -> Comparison:
+def compare_reports(first: Path, second: Path) -> Comparison:
     """The comparison of two reports, each a folder or its ``report.json``. Raises :class:`UsageError`."""
     old, new = read_report(first), read_report(second)
-    findings = _findings(old, new)
-    laws = _laws(old, new)
-    cases = _cases(_verdicts(first), _verdicts(second))
-    worse = _worse(old, new, findings, laws, cases)
-    apart = _apart(old, new, laws)
+    findings = _compare_findings(old, new)
+    laws = _compare_laws(old, new)
+    cases = _compare_cases(_read_verdicts(first), _read_verdicts(second))
+    worse = _regressions(old, new, findings, laws, cases)
+    apart = _request_differences(old, new, laws)
     reached = set(old.features), set(new.features)
     return Comparison(
-        first=_side(first, old),
-        second=_side(second, new),
-        differs=_differs(old, new),
+        first=_make_side(first, old),
+        second=_make_side(second, new),
+        differs=_compare_runs(old, new),
         findings=findings,
-        causes=Causes(mended=_met(old, new), came=_met(new, old)),
+        causes=Causes(mended=_causes_only_in(old, new), came=_causes_only_in(new, old)),
         laws=laws,
-        refusals=Refusals(new=_refused(new, old), gone=_refused(old, new)),
+        refusals=Refusals(new=_refusals_only_in(new, old), gone=_refusals_only_in(old, new)),
         features=Features(lost=sorted(reached[0] - reached[1]), gained=sorted(reached[1] - reached[0])),
         cases=cases,
         worse=worse,
@@ -172,7 +172,7 @@ def compared(first: Path, second: Path) -> Comparison:
     )
 
 
-def _side(path: Path, report: RunReport) -> Side:
+def _make_side(path: Path, report: RunReport) -> Side:
     return Side(
         path=str(path),
         target=report.target.name,
@@ -185,7 +185,7 @@ def _side(path: Path, report: RunReport) -> Side:
     )
 
 
-def _differs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
+def _compare_runs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
     """What the two runs were given that is not the same."""
 
     def given(report: RunReport) -> dict[str, Any]:
@@ -207,14 +207,14 @@ def _differs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
     return {name: [before[name], after[name]] for name in before if before[name] != after[name]}
 
 
-def _findings(old: RunReport, new: RunReport) -> Findings:
-    pairs, gone, came = _paired(old.findings, new.findings)
+def _compare_findings(old: RunReport, new: RunReport) -> Findings:
+    pairs, gone, came = _pair_findings(old.findings, new.findings)
     changed = []
     for before, after in pairs:
         names = [name for name in _compared_names(before, after) if getattr(before, name) != getattr(after, name)]
         if names:
-            changed.append(ChangedFinding(first=_line(before), second=_line(after), changed=names))
-    return Findings(new=[_line(found) for found in came], gone=[_line(found) for found in gone], changed=changed)
+            changed.append(ChangedFinding(first=_found_line(before), second=_found_line(after), changed=names))
+    return Findings(new=[_found_line(found) for found in came], gone=[_found_line(found) for found in gone], changed=changed)
 
 
 def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
@@ -223,13 +223,13 @@ def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
     return ("kind", "status") if known else ("kind", "status", "message")
 
 
-def _line(found: FindingLine) -> FoundLine:
+def _found_line(found: FindingLine) -> FoundLine:
     return FoundLine(
         id=found.id, law=found.law, kind=found.kind, status=found.status, message=found.message, text=found.text, note=found.note
     )
 
 
-def _paired(
+def _pair_findings(
     old: Sequence[FindingLine], new: Sequence[FindingLine]
 ) -> tuple[list[tuple[FindingLine, FindingLine]], list[FindingLine], list[FindingLine]]:
     """The findings that belong together, those of the first report alone, and those of the second alone."""
@@ -258,7 +258,7 @@ def _paired(
     return pairs, gone, came
 
 
-def _met(one: RunReport, other: RunReport) -> list[KnownCause]:
+def _causes_only_in(one: RunReport, other: RunReport) -> list[KnownCause]:
     """The causes that one report met and the other did not, though it tried a case of theirs or does not expect them any more."""
     judged = {law.id for law in other.laws if law.cases}
     there: dict[str, list[ExpectationLine]] = {}
@@ -272,7 +272,7 @@ def _met(one: RunReport, other: RunReport) -> list[KnownCause]:
     ]
 
 
-def _laws(old: RunReport, new: RunReport) -> Laws:
+def _compare_laws(old: RunReport, new: RunReport) -> Laws:
     before, after = {law.id: law for law in old.laws}, {law.id: law for law in new.laws}
     changed = [
         ChangedLaw(id=name, first=law.outcome, second=after[name].outcome, reason=after[name].reason)
@@ -286,7 +286,7 @@ def _laws(old: RunReport, new: RunReport) -> Laws:
     )
 
 
-def _refused(one: RunReport, other: RunReport) -> list[ChangedRefusal]:
+def _refusals_only_in(one: RunReport, other: RunReport) -> list[ChangedRefusal]:
     """The refusals of one report that the other does not have, of laws that both judged."""
     judged = {law.id: law.refusals for law in other.laws if law.cases}
     return [
@@ -298,7 +298,7 @@ def _refused(one: RunReport, other: RunReport) -> list[ChangedRefusal]:
     ]
 
 
-def _worse(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases: Cases | None) -> list[str]:
+def _regressions(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases: Cases | None) -> list[str]:
     """In words what is worse in the second report: nothing that it expects, and nothing that its target says it cannot do."""
     cannot = set(new.target.cannot) - set(old.target.cannot)
     came = [found for found in findings.new if found.status == "new"]
@@ -308,22 +308,22 @@ def _worse(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases
     silent = [law for law in laws.changed if law.second == "untested" and not (cannot and "cannot do" in (law.reason or ""))]
     refused = [case for case in cases.changed if case.second == "refused"] if cases else []
     worse = [
-        _count(len(came), "new finding"),
-        _count(len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
-        _count(len(deviating), "law that deviates now", "laws that deviate now"),
-        _count(len(refused), "case that is refused now", "cases that are refused now"),
-        _count(len(silent), "law that says nothing any more", "laws that say nothing any more"),
+        _count_text(len(came), "new finding"),
+        _count_text(len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
+        _count_text(len(deviating), "law that deviates now", "laws that deviate now"),
+        _count_text(len(refused), "case that is refused now", "cases that are refused now"),
+        _count_text(len(silent), "law that says nothing any more", "laws that say nothing any more"),
     ]
     if old.complete and not new.complete:
         worse.append("the second run was not finished")
     return [words for words in worse if words]
 
 
-def _apart(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
+def _request_differences(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
     """In words why the two do not answer the same request."""
     apart = [
-        _count(len(laws.only_first), "law in the first only", "laws in the first only"),
-        _count(len(laws.only_second), "law in the second only", "laws in the second only"),
+        _count_text(len(laws.only_first), "law in the first only", "laws in the first only"),
+        _count_text(len(laws.only_second), "law in the second only", "laws in the second only"),
     ]
     if (old.target.torch, old.target.name) == (new.target.torch, new.target.name) and not any(apart):
         before, after = len(old.expectations), len(new.expectations)
@@ -333,11 +333,11 @@ def _apart(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
     return [words for words in apart if words]
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
+def _count_text(number: int, one: str, many: str | None = None) -> str:
     return "" if not number else f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
-def _verdicts(path: Path) -> dict[str, str] | None:
+def _read_verdicts(path: Path) -> dict[str, str] | None:
     """By the text of each judged case what was said of it; ``None`` where there is no list."""
     folder = path if os.path.isdir(path) else path.parent
     try:
@@ -348,7 +348,7 @@ def _verdicts(path: Path) -> dict[str, str] | None:
     return {parts[2]: parts[0] for parts in words if len(parts) == 3}
 
 
-def _cases(first: dict[str, str] | None, second: dict[str, str] | None) -> Cases | None:
+def _compare_cases(first: dict[str, str] | None, second: dict[str, str] | None) -> Cases | None:
     if first is None or second is None:
         return None
     return Cases(

@@ -19,18 +19,18 @@ def _annotation(found: FindingLine, folder: Path) -> str:
     file = folder / (found.reproducer or f"findings/{found.id}.json")
     shown = [found.text, found.message, f"python {file}" if found.reproducer else found.note]
     title = f"shardlaw: {found.kind} {found.id}"
-    return f"::error file={_property(str(file))},title={_property(title)}::{_data(chr(10).join(filter(None, shown)))}"
+    return f"::error file={_escape_property(str(file))},title={_escape_property(title)}::{_escape_data(chr(10).join(filter(None, shown)))}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def tell(report: RunReport, folder: Path, file: IO[str] | None = None) -> None:
+def annotate(report: RunReport, folder: Path, file: IO[str] | None = None) -> None:
     """Print the annotations where ``GITHUB_ACTIONS`` is set, and add ``report.md`` to the file that ``GITHUB_STEP_SUMMARY`` names."""
     out = file or sys.stdout
     if os.environ.get("GITHUB_ACTIONS"):

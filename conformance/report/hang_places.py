@@ -11,25 +11,27 @@ FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>
 PACKAGE = os.path.join(str(Path(__file__).resolve().parents[1]), "")
 
 
-def place(stack: str) -> str:
+def wait_place(stack: str) -> str:
     """Where the main thread of a rank is, in half a line: the call that it waits in, and the line that made it."""
     frames = [match for thread in re.split(r"\n\s*\n", stack)[-1:] for match in FRAME.finditer(thread)]  # innermost first
     inside = next((at for at, frame in enumerate(frames) if "torch" in Path(frame["file"]).parts), None)
     if inside is None:
-        return f"{_told(frames[0])}" if frames else ""
+        return f"{_format_frame(frames[0])}" if frames else ""
     outside = next((frame for frame in frames[inside:] if "torch" not in Path(frame["file"]).parts), None)
     called = next((frame for frame in frames[inside:] if "distributed" in Path(frame["file"]).parts), frames[inside])
-    return f"in {called['name']} ({Path(called['file']).name}:{called['line']})" + (f", called at {_told(outside)}" if outside else "")
+    return f"in {called['name']} ({Path(called['file']).name}:{called['line']})" + (
+        f", called at {_format_frame(outside)}" if outside else ""
+    )
 
 
-def _told(frame: re.Match[str]) -> str:
+def _format_frame(frame: re.Match[str]) -> str:
     return f"{frame['file'].removeprefix(PACKAGE)}:{frame['line']}"
 
 
-def waiting(ranks: Iterable[Mapping[str, object]]) -> list[str]:
+def describe_waits(ranks: Iterable[Mapping[str, object]]) -> list[str]:
     """For ranks that did not answer where they wait, those of one place together; ``ranks`` as a finding's file has them."""
     places: dict[str, list[str]] = {}
     for said in ranks:
-        if said.get("outcome") in ("silent", "crashed") and (found := place(str(said.get("stack") or ""))):
+        if said.get("outcome") in ("silent", "crashed") and (found := wait_place(str(said.get("stack") or ""))):
             places.setdefault(found, []).append(str(said.get("rank")))
     return [f"rank{'s' * (len(who) > 1)} {', '.join(who)} wait{'s' * (len(who) == 1)} {where}" for where, who in places.items()]

@@ -11,7 +11,7 @@ from shardlaw.conformance.report.run_report import FindingLine, RunReport
 UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(report: RunReport) -> str:
+def render_junit(report: RunReport) -> str:
     """The file's text. A law fails for its new findings (under ``--strict`` also when it is stale), is an xfail where it deviates as known,
     and is skipped when untested. Of a run that goes on there are the laws that have had their turn."""
     suites = ElementTree.Element("testsuites")
@@ -30,27 +30,27 @@ def junit(report: RunReport) -> str:
     )
     for law in laws:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"shardlaw.{law.chapter}", name=_clean(law.id), time=f"{law.seconds:.2f}"
+            suite, "testcase", classname=f"shardlaw.{law.chapter}", name=_replace_unwritable(law.id), time=f"{law.seconds:.2f}"
         )
         if law.outcome == "deviates":
             found = [finding for finding in report.new() if finding.law == law.id]
             message = f"{len(found)} new finding{'s' * (len(found) != 1)}"
             failure = ElementTree.SubElement(case, "failure", message=message, type=found[0].kind if found else "deviates")
-            failure.text = _clean("\n\n".join([law.clause, *map(_told, found)]))
+            failure.text = _replace_unwritable("\n\n".join([law.clause, *map(_finding_text, found)]))
         elif law.outcome == "expected":  # as pytest writes it
-            ElementTree.SubElement(case, "skipped", type="pytest.xfail", message=_clean("; ".join(law.reasons) or "expected"))
+            ElementTree.SubElement(case, "skipped", type="pytest.xfail", message=_replace_unwritable("; ".join(law.reasons) or "expected"))
         elif law.outcome == "untested":
-            ElementTree.SubElement(case, "skipped", message=_clean(law.reason or "not reached"))
+            ElementTree.SubElement(case, "skipped", message=_replace_unwritable(law.reason or "not reached"))
         elif law.outcome == "stale" and report.strict:
             ElementTree.SubElement(case, "failure", message="an expectation for it is stale", type="stale")
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _told(found: FindingLine) -> str:
+def _finding_text(found: FindingLine) -> str:
     lines = [f"{found.kind} {found.id}", found.text, found.message]
     return "\n".join([*lines, *([f"reproducer: {found.reproducer}"] if found.reproducer else []), *([found.note] if found.note else [])])
 
 
-def _clean(text: str) -> str:
+def _replace_unwritable(text: str) -> str:
     return UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)

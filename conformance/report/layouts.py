@@ -19,10 +19,10 @@ from shardlaw.reference.placement import format_placements, parse_placements
 
 # told apart by people who see few colours, and light enough for dark letters
 COLOURS = ("#8ec7ff", "#ffc27a", "#a5e0a0", "#f5a8c8", "#d3b8f5", "#f4e37a", "#8fe0dc", "#d8c3a5")
-LONGEST = 16  # rows and columns that are drawn
-MOST_NAMED = 6
+MAX_EXTENT = 16  # rows and columns that are drawn
+MAX_NAMED_RANKS = 6
 CELL = 16
-WIDEST_CELL = 54
+MAX_CELL = 54
 LETTER = 6.8
 
 
@@ -62,7 +62,7 @@ class LayoutPicture:
     lines: str
 
 
-def layouts_of(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
+def draw_layouts(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
     """The layouts of a case in JSON: of its tensors, and of the first of them where it goes ``to``."""
     from shardlaw.reference.tensors import TensorSpec  # loads torch, and colours need none
 
@@ -75,22 +75,22 @@ def layouts_of(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
         if name != "mesh" and ":" in text:
             try:
                 spec = TensorSpec.parse(text)
-                found += [_picture(name, Layout(spec.shape, Mesh.parse(fields["mesh"]), spec.placements))] if spec.placements else []
+                found += [_draw_layout(name, Layout(spec.shape, Mesh.parse(fields["mesh"]), spec.placements))] if spec.placements else []
             except (NotationError, LayoutError, ValueError):
                 continue
             first = spec.shape if first is None else first
     if first is not None and "to" in fields:
         with contextlib.suppress(NotationError, LayoutError, ValueError):
-            found.append(_picture("to", Layout(first, Mesh.parse(fields["mesh"]), parse_placements(fields["to"]))))
+            found.append(_draw_layout("to", Layout(first, Mesh.parse(fields["mesh"]), parse_placements(fields["to"]))))
     return tuple(found)
 
 
-def _picture(name: str, layout: Layout) -> LayoutPicture:
+def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
     shape, mesh, placed = format_shape(layout.shape), layout.mesh, format_placements(layout.placements)
     rows, columns = math.prod(layout.shape[:-1]), (layout.shape or (1,))[-1]
-    drawn = 0 < rows <= LONGEST and 0 < columns <= LONGEST
-    areas = list(_areas(_holders(layout, rows, columns))) if drawn else []
-    cell = min(WIDEST_CELL, max([CELL, *((len(_held(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
+    drawn = 0 < rows <= MAX_EXTENT and 0 < columns <= MAX_EXTENT
+    areas = list(_merge_areas(_ranks_by_element(layout, rows, columns))) if drawn else []
+    cell = min(MAX_CELL, max([CELL, *((len(_rank_label(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
     colours = {rank: COLOURS[at % len(COLOURS)] for at, rank in enumerate(sorted(mesh.ranks))}
     stripes, names = [], []
     for left, top, wide, tall, ranks in areas:
@@ -100,7 +100,7 @@ def _picture(name: str, layout: Layout) -> LayoutPicture:
             for at, rank in enumerate(ranks)
         ]
         middle = round((left + wide / 2) * cell, 1), (top + tall / 2) * CELL + 4
-        names.append(Area(*middle, _held(ranks), f"held by rank {', '.join(map(str, ranks))}"))
+        names.append(Area(*middle, _rank_label(ranks), f"held by rank {', '.join(map(str, ranks))}"))
     across = "".join(f"M0 {at * CELL}h{columns * cell:g}" for at in range(1, rows))
     down = "".join(f"M{at * cell:g} 0v{rows * CELL}" for at in range(1, columns))
     return LayoutPicture(
@@ -116,7 +116,7 @@ def _picture(name: str, layout: Layout) -> LayoutPicture:
     )
 
 
-def _holders(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
+def _ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
     """By row and column the ranks that hold an element, in order."""
     held: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
     for rank, coord in sorted((layout.mesh.rank_at(coord), coord) for coord in layout.mesh.coords()):
@@ -130,7 +130,7 @@ def _holders(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ..
     return [[tuple(ranks) for ranks in row] for row in held]
 
 
-def _areas(held: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
+def _merge_areas(held: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
     """Rectangles of elements with the same holders: left, top, width, height, ranks."""
     open_: dict[tuple[int, int, tuple[int, ...]], int] = {}
     for row, line in enumerate([*held, []]):
@@ -147,6 +147,6 @@ def _areas(held: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int
             open_.setdefault(run, row)
 
 
-def _held(ranks: Sequence[int]) -> str:
+def _rank_label(ranks: Sequence[int]) -> str:
     """The ranks of an area, as many as are readable."""
-    return ",".join(map(str, ranks)) if len(ranks) <= MOST_NAMED else f"{len(ranks)} ranks"
+    return ",".join(map(str, ranks)) if len(ranks) <= MAX_NAMED_RANKS else f"{len(ranks)} ranks"

@@ -15,10 +15,10 @@ from typing import Any
 
 from shardlaw.reference.notation import NotationError, Shape, format_shape, parse_shape
 
-MOST_ROWS = 12
-MOST_COLUMNS = 12
-MOST_SLICES = 6
-WIDEST_ELEMENT = 9
+MAX_ROWS = 12
+MAX_COLUMNS = 12
+MAX_SLICES = 6
+MAX_ELEMENT_WIDTH = 9
 
 TENSOR = re.compile(r"(?P<elements>\[[^;]*?\]|[^\s\[\];]+)(?P<cut> \.\.\.)? (?P<dtype>[a-z][a-z0-9_]*) (?P<shape>\(\)|\d+(?:x\d+)*)")
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object in a rank: says nothing to others
@@ -85,7 +85,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Told:
+class AnswerView:
     """What ranks said alike: pictures where they told of tensors, else texts."""
 
     ranks: str
@@ -97,32 +97,32 @@ class Told:
     output: str
 
 
-def told_by(ranks: Sequence[Mapping[str, Any]]) -> list[Told]:
+def group_answers(ranks: Sequence[Mapping[str, Any]]) -> list[AnswerView]:
     """What a finding's ranks said; ranks that said the same stand together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for answer in ranks:
         said = (str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
         key = tuple(ADDRESS.sub("0x...", text) for text in said)
         groups.setdefault(key, []).append(str(answer.get("rank", "?")))
-    return [_told(numbers, *key) for key, numbers in groups.items()]
+    return [_answer_view(numbers, *key) for key, numbers in groups.items()]
 
 
-def _told(numbers: Sequence[str], outcome: str, message: str, expected: str, got: str, stack: str, output: str) -> Told:
+def _answer_view(numbers: Sequence[str], outcome: str, message: str, expected: str, got: str, stack: str, output: str) -> AnswerView:
     reduced, *contributed = CONTRIBUTED.split(got, maxsplit=1)
     sides = {"expected": expected, "got": reduced, **({"contributed": contributed[0]} if contributed else {})}
     tensors = {name: Elements.parse(text) for name, text in sides.items()}
-    differing = _differing(tensors["expected"], tensors["got"])
+    differing = _differing_positions(tensors["expected"], tensors["got"])
     pictures = [
-        (name, _picture(tensor, frozenset() if name == "contributed" else differing, f"{name} by rank {', '.join(numbers)}"))
+        (name, _draw_tensor(tensor, frozenset() if name == "contributed" else differing, f"{name} by rank {', '.join(numbers)}"))
         for name, tensor in tensors.items()
         if tensor is not None
     ]
     texts = [(name, text) for name, text in sides.items() if tensors[name] is None and text.strip()]
     ranks = f"rank{'s' * (len(numbers) != 1)} {', '.join(numbers)}"
-    return Told(ranks, outcome, message, tuple(pictures), tuple(texts), stack.strip(), output.strip())
+    return AnswerView(ranks, outcome, message, tuple(pictures), tuple(texts), stack.strip(), output.strip())
 
 
-def _differing(expected: Elements | None, got: Elements | None) -> frozenset[int]:
+def _differing_positions(expected: Elements | None, got: Elements | None) -> frozenset[int]:
     """The places, in row-major order, at which two tensors of one shape hold other elements."""
     if expected is None or got is None or expected.shape != got.shape:
         return frozenset()
@@ -130,27 +130,27 @@ def _differing(expected: Elements | None, got: Elements | None) -> frozenset[int
     return frozenset(at for at, (due, held) in enumerate(pairs) if due != held)
 
 
-def _picture(tensor: Elements, differing: frozenset[int], what: str) -> Picture:
+def _draw_tensor(tensor: Elements, differing: frozenset[int], what: str) -> Picture:
     rows, columns = (1, 1, *tensor.shape)[-2:]
     leading = tensor.shape[:-2]
-    cells = [Cell(_short(text, tensor.dtype), text, at in differing) for at, text in enumerate(tensor.elements)]
+    cells = [Cell(_shorten_element(text, tensor.dtype), text, at in differing) for at, text in enumerate(tensor.elements)]
     slices: list[Slice] = []
     for number, index in enumerate(itertools.product(*map(range, leading))):
         first = number * rows * columns
-        if number >= MOST_SLICES or first >= len(cells):
+        if number >= MAX_SLICES or first >= len(cells):
             break
-        starts = range(first, min(first + min(rows, MOST_ROWS) * columns, len(cells)), columns)
+        starts = range(first, min(first + min(rows, MAX_ROWS) * columns, len(cells)), columns)
         label = f"[{', '.join([*map(str, index), ':', ':'])}]" if leading else ""
-        slices.append(Slice(label, tuple(tuple(cells[at : at + min(columns, MOST_COLUMNS)]) for at in starts)))
+        slices.append(Slice(label, tuple(tuple(cells[at : at + min(columns, MAX_COLUMNS)]) for at in starts)))
     size, drawn = math.prod(tensor.shape), sum(len(row) for part in slices for row in part.rows)
     note = "no elements" if size == 0 else f"{drawn} of {size} elements are drawn" if drawn < size else ""
     count = f", {len(differing)} differ" if differing else ""
     return Picture(tensor.title, f"{what}: {tensor.title}{count}", tuple(slices), note)
 
 
-def _short(text: str, dtype: str) -> str:
+def _shorten_element(text: str, dtype: str) -> str:
     """An element in a few letters: ``1`` for ``1.0``, ``T`` for ``True``."""
     if dtype == "bool":
         return text[:1]
     text = text.removesuffix(".0")
-    return text if len(text) <= WIDEST_ELEMENT else f"{text[: WIDEST_ELEMENT - 1]}…"
+    return text if len(text) <= MAX_ELEMENT_WIDTH else f"{text[: MAX_ELEMENT_WIDTH - 1]}…"

@@ -12,7 +12,7 @@ from shardlaw.conformance.report.writer import ReportWriter
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.report.resume import Earlier
+    from shardlaw.conformance.report.resume import EarlierRun
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
@@ -21,7 +21,7 @@ class Reporter:
     """Writes the report of a run into ``folder`` and shows it on the terminal, or not where somebody else has that. Raises
     :class:`UsageError` where it cannot be written."""
 
-    def __init__(self, folder: Path, before: Earlier | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, before: EarlierRun | None = None, *, quiet: bool = False) -> None:
         self._writer = ReportWriter(folder, before)
         self.terminal = Terminal(str(folder), open(os.devnull, "w") if quiet else None)  # noqa: SIM115
 

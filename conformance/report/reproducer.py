@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
 
 COLUMNS = 110
-LONG = 200
+LONG_SCRIPT_LINES = 200
 LIMIT_SECONDS = 60
 GRACE_SECONDS = 5
 BEGIN = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(2))"
@@ -145,7 +145,7 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
-class About:
+class FaultInfo:
     """What a script is about: the kind of a deviation, the class of the error where one was raised, and which key of the act deviated."""
 
     kind: str = ""
@@ -153,13 +153,13 @@ class About:
     key: str = ""
 
     @classmethod
-    def of(cls, verdict: Verdict) -> About:
+    def of(cls, verdict: Verdict) -> FaultInfo:
         raised = next((answer.raised.error for answer in verdict.ranks if answer.raised), "")
         return cls(verdict.kind or "", raised, verdict.check)
 
 
 @dataclass(frozen=True)
-class Join:
+class ScriptTarget:
     """How the ranks of a script join: the backend, the module, or ``module:function``, that makes it known to torch, the environment.
 
     ``storage``: expressions that stand for torch's writer and reader of checkpoints, by their names in scripts, and ``storages`` their
@@ -173,7 +173,7 @@ class Join:
     storages: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Target) -> Join:
+    def of(cls, target: Target) -> ScriptTarget:
         """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
         from shardlaw.conformance.rank.storage import in_script
 
@@ -192,12 +192,14 @@ class Join:
         return environment + ([f"{self.setup.replace(':', '.')}()"] if ":" in self.setup else [])
 
 
-def reproducer(law: Law, case: Case, about: About = About(), torch_version: str = "", join: Join | None = None) -> str:
+def render_reproducer(
+    law: Law, case: Case, about: FaultInfo = FaultInfo(), torch_version: str = "", join: ScriptTarget | None = None
+) -> str:
     """The script of a case, its history (``case.after``) included. Raises :class:`ScriptError`, which says why there is none."""
     from shardlaw.conformance.laws import find
 
-    script = script_of(law, case, about.key)
-    before = [script_of(find(earlier.law), earlier) for earlier in case.after]
+    script = make_script(law, case, about.key)
+    before = [make_script(find(earlier.law), earlier) for earlier in case.after]
     if not torch_version:
         import torch
 
@@ -207,10 +209,10 @@ def reproducer(law: Law, case: Case, about: About = About(), torch_version: str 
     header = [law.clause, case.text, f"Seen with torch {torch_version}{kind}. {ends}"]
     laws = [law, *(find(earlier.law) for earlier in case.after)]
     homes = {one.acts[0].function.__module__.partition(".")[0] for one in laws if one.acts}
-    return render(script, header, before, join or Join(), about, homes)
+    return render(script, header, before, join or ScriptTarget(), about, homes)
 
 
-def script_of(law: Law, case: Case, key: str = "") -> Script:
+def make_script(law: Law, case: Case, key: str = "") -> Script:
     """The literal part. What goes wrong in writing it must not cost the finding."""
     from shardlaw.conformance.law.act_script import act_script
 
@@ -230,8 +232,8 @@ def render(
     script: Script,
     header: Sequence[str],
     before: Sequence[Script] = (),
-    join: Join = Join(),
-    about: About = About(),
+    join: ScriptTarget = ScriptTarget(),
+    about: FaultInfo = FaultInfo(),
     homes: Collection[str] = (),
 ) -> str:
     """The whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they
@@ -239,14 +241,14 @@ def render(
 
     Raises :class:`ScriptError` rather than give a file that would not run.
     """
-    text = "\n".join(_lines(script, header, before, join, about)) + "\n"
+    text = "\n".join(_script_lines(script, header, before, join, about)) + "\n"
     for of_torch, made in join.storage:
         text = text.replace(of_torch, made)
-    _check(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
+    _check_file(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
     return text
 
 
-def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join: Join, about: About) -> list[str]:
+def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script], join: ScriptTarget, about: FaultInfo) -> list[str]:
     if any(len(earlier.stages) != 1 for earlier in before) or (before and len(script.stages) != 1):
         raise ScriptError("a history over several worlds has no reproducer")
 
@@ -257,14 +259,14 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
     imports = {"import torch", "import torch.distributed as dist", *(line for part in parts for line in part.imports)}
     imports |= {f"import {join.module}"} if join.setup else set()
     imports |= {f"import {module}" for module in join.storages}
-    cases = _cases(script)
+    cases = _agrees_branches(script)
     if "DTensor" in cases:
         imports.add("from torch.distributed.tensor import DTensor")
     lines = [
-        *_docstring(header),
+        *_docstring_lines(header),
         "import contextlib, multiprocessing.connection, os, signal, sys, tempfile",
         BEGIN,
-        *_imports(imports),
+        *_merge_imports(imports),
     ]
     definitions = list(dict.fromkeys(text for part in parts for text in part.definitions))
     for text in definitions:
@@ -299,24 +301,24 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
     return [*lines, *template.rstrip().split("\n")]
 
 
-def _cases(script: Script) -> str:
+def _agrees_branches(script: Script) -> str:
     """The parts of ``agrees`` that a script needs."""
     used = script.compares if script.compares is not None else ("tensor", "list", "number")
     found = "".join(text for name, text in AGREES.items() if name in used)
     return found.replace("TOLERANCE", f"{script.tolerance:g}")
 
 
-def _docstring(header: Sequence[str]) -> list[str]:
+def _docstring_lines(header: Sequence[str]) -> list[str]:
     text = [line for paragraph in header for line in textwrap.wrap(paragraph, COLUMNS - 8, break_on_hyphens=False)]
     safe = [line.replace("\\", "\\\\").replace('"""', "'''") for line in text]
     return [f'"""{safe[0]}', *safe[1:-1], f'{safe[-1]}"""'] if len(safe) > 1 else [f'"""{safe[0]}"""']
 
 
-def _imports(statements: Iterable[str]) -> list[str]:
+def _merge_imports(statements: Iterable[str]) -> list[str]:
     """Import statements in order, those from one module as one. Raises :class:`ScriptError`."""
     plain, names = set(), dict[str, set[str]]()
     for statement in statements:
-        for module, name in _imported(statement):
+        for module, name in _imported_names(statement):
             if module:
                 names.setdefault(module, set()).add(name)
             else:
@@ -325,10 +327,10 @@ def _imports(statements: Iterable[str]) -> list[str]:
 
 
 @lru_cache(1024)
-def _imported(statement: str) -> tuple[tuple[str, str], ...]:
+def _imported_names(statement: str) -> tuple[tuple[str, str], ...]:
     """What an import statement brings in: the module and a name of it, or the statement alone where it imports modules."""
     found = list[tuple[str, str]]()
-    for node in _parsed(statement).body:
+    for node in _parse_python(statement).body:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found += [(node.module, ast.unparse(alias)) for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -338,20 +340,20 @@ def _imported(statement: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _parsed(text: str) -> ast.Module:
+def _parse_python(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
         raise ScriptError(f"not Python: {error}") from None
 
 
-def _check(text: str, packages: Collection[str] = ()) -> None:
+def _check_file(text: str, packages: Collection[str] = ()) -> None:
     """Hold a finished file against what a reproducer promises; ``packages`` may be imported beside torch and the standard library."""
-    tree = _parsed(text)
+    tree = _parse_python(text)
     allowed = {"torch", *packages, *sys.stdlib_module_names}
     # most of a script is literals: who looks for statements alone need not look at each number
     spelled = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
-    for node in ast.walk(tree) if spelled else _statements(tree):
+    for node in ast.walk(tree) if spelled else _walk_statements(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in modules:
@@ -359,13 +361,13 @@ def _check(text: str, packages: Collection[str] = ()) -> None:
                 raise ScriptError(f"imports {module}: only torch and the standard library may be imported")
         if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
             raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")
-    defined = [name for node in tree.body for name in _defines(node)]
+    defined = [name for node in tree.body for name in _defined_names(node)]
     twice = sorted({name for name in defined if defined.count(name) > 1})
     if twice:
         raise ScriptError(f"{', '.join(twice)} is defined twice: it may be a name of the template")
 
 
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
     """Every statement, with the handlers and cases that hold some: a statement never stands in an expression."""
     left: list[ast.AST] = [tree]
     while left:
@@ -376,7 +378,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
             left += inner if isinstance(inner, list) else []
 
 
-def _defines(node: ast.stmt) -> list[str]:
+def _defined_names(node: ast.stmt) -> list[str]:
     """The names that a statement of the module binds."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]

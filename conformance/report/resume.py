@@ -9,15 +9,15 @@ import msgspec
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.selection import select_ids
-from shardlaw.conformance.report.combine import expectations_of, totals, warnings
+from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
 from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_report
 from shardlaw.conformance.run.request import RunRequest
 
-BROKEN = ("the run was ended before it", "the run broke here", "an error of the harness")
+UNFINISHED_REASONS = ("the run was ended before it", "the run broke here", "an error of the harness")
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierRun:
     """A run that was not finished: its report, the laws that it had done, and of these the lines of their cases and the files of their
     findings."""
 
@@ -49,7 +49,7 @@ class Earlier:
         groups: dict[tuple[str, str, str], list[ExpectationLine]] = {}
         for line in [*old.expectations, *after.expectations]:
             groups.setdefault((line.where, line.law, line.kind), []).append(line)
-        _, expectations, too_wide = expectations_of(list(groups.values()), laws, after.chosen)
+        _, expectations, too_wide = sum_expectations(list(groups.values()), laws, after.chosen)
         return msgspec.structs.replace(
             after,
             started=old.started,
@@ -59,27 +59,27 @@ class Earlier:
             unconfirmed=unconfirmed,
             errors=[*(error for error in old.errors if error.law in self.done), *after.errors],
             expectations=expectations,
-            warnings=[*too_wide, *warnings([old, after])],
+            warnings=[*too_wide, *other_warnings([old, after])],
             features=dict(sorted(features.items())),
             features_missing=[name for name in old.features_missing if name in after.features_missing],
-            totals=totals(laws, findings, unconfirmed, distinct, drawn),
+            totals=sum_totals(laws, findings, unconfirmed, distinct, drawn),
         )
 
 
-def last_failed(request: RunRequest) -> RunRequest:
+def select_last_failed(request: RunRequest) -> RunRequest:
     """The same request for the laws that deviate, or broke, in the report of its folder; what was found there is tried first. Raises
     :class:`UsageError`."""
-    report = _read("--last-failed", request)
-    failed = [law.id for law in report.laws if law.outcome == "deviates" or (law.reason or "").startswith(BROKEN[1:])]
+    report = _read_earlier("--last-failed", request)
+    failed = [law.id for law in report.laws if law.outcome == "deviates" or (law.reason or "").startswith(UNFINISHED_REASONS[1:])]
     if not failed:
         raise UsageError(f"--last-failed: no law deviates in {request.report}: there is nothing to try again")
     return replace(request, laws=tuple(select_ids(failed, request.laws)), ops=(), known=request.known or request.report)
 
 
-def earlier(request: RunRequest) -> tuple[RunRequest, Earlier]:
+def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
     """The request for what the run of its folder has left, and that run. Raises :class:`UsageError` where that was finished, or was
     asked something else."""
-    report = _read("--resume", request)
+    report = _read_earlier("--resume", request)
     target = report.target
     asked = {
         "--target": (request.target, target.name),
@@ -105,10 +105,10 @@ def earlier(request: RunRequest) -> tuple[RunRequest, Earlier]:
     names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
     files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
     kept = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
-    return replace(request, laws=tuple(left), goes_on_chosen=report.chosen), Earlier(report, done, kept, files)
+    return replace(request, laws=tuple(left), goes_on_chosen=report.chosen), EarlierRun(report, done, kept, files)
 
 
-def _read(option: str, request: RunRequest) -> RunReport:
+def _read_earlier(option: str, request: RunRequest) -> RunReport:
     try:
         return read_report(request.report)
     except UsageError as error:
@@ -117,4 +117,4 @@ def _read(option: str, request: RunRequest) -> RunReport:
 
 def _is_done(law: LawLine) -> bool:
     """Whether a law had its whole turn."""
-    return law.outcome != "untested" or (law.reason is not None and not law.reason.startswith(BROKEN))
+    return law.outcome != "untested" or (law.reason is not None and not law.reason.startswith(UNFINISHED_REASONS))

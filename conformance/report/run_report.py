@@ -18,11 +18,11 @@ from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import spots
-from shardlaw.conformance.report.causes import by_cause
+from shardlaw.conformance.report.causes import group_by_cause
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
-MEANING = {
+EXIT_MEANINGS = {
     0: "nothing new",
     1: "a new finding",
     2: "no case was judged",
@@ -264,8 +264,8 @@ class RunReport(msgspec.Struct, kw_only=True):
         return [found for found in self.findings if found.status == "new"]
 
     def causes(self) -> list[list[FindingLine]]:
-        """The new findings by cause: :func:`shardlaw.conformance.report.causes.by_cause`."""
-        return by_cause(self.new(), self.totals.cases, self.features)
+        """The new findings by cause: :func:`shardlaw.conformance.report.causes.group_by_cause`."""
+        return group_by_cause(self.new(), self.totals.cases, self.features)
 
     def chapters(self) -> dict[str, Counter[str]]:
         """For each chapter how many laws came to which outcome, and under ``laws`` and ``cases`` how many there were."""

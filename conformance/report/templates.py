@@ -19,6 +19,6 @@ def _environment() -> Environment:
     return Environment(autoescape=True, loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def rendered(name: str, **values: object) -> str:
+def render_template(name: str, **values: object) -> str:
     """The template of this name, filled in."""
     return _environment().get_template(name).render(**values)

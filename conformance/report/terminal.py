@@ -52,7 +52,7 @@ def standard_output() -> TextIO:
     return sys.stdout
 
 
-def console(file: TextIO | None = None) -> Console:
+def make_console(file: TextIO | None = None) -> Console:
     """A console that takes texts as they are and leaves long lines to the terminal."""
     return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -61,7 +61,7 @@ class Terminal:
     """Shows one run, whose report goes into ``folder``."""
 
     def __init__(self, folder: str = "", file: TextIO | None = None) -> None:
-        self.console = console(file or standard_output())
+        self.console = make_console(file or standard_output())
         self._folder = folder
         self._ahead: dict[str, float] = {}
         self._laws = self._done = self._cases = self._new = self._expected = 0
@@ -130,15 +130,15 @@ class Terminal:
 
     def summary(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
         """The end of a run, of which this report was ``written``."""
-        from shardlaw.conformance.report.build import report_of
-        from shardlaw.conformance.report.github import tell
+        from shardlaw.conformance.report.build import build_report
+        from shardlaw.conformance.report.github import annotate
 
         self._stop()
-        report = written or report_of(run, exit_code)
+        report = written or build_report(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
-        tell(report, run.request.report, self.console.file)
+        annotate(report, run.request.report, self.console.file)
         if run.failure is None:  # else that has been told
-            complain(report)
+            print_not_judged(report)
 
     def _line(self) -> Text:
         spent = time.monotonic() - self._began
@@ -146,7 +146,7 @@ class Terminal:
         counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
         left = ""
         if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._share < 1:
-            left = f", {_about(spent * (1 - self._share) / self._share)} left"
+            left = f", {_approximate_time(spent * (1 - self._share) / self._share)} left"
         worst = f"; worst: {self._worst}" if self._worst else ""
         return Text(f"[{spent:4.0f} s{left}] {min(self._done + 1, self._laws)}/{self._laws} {self._doing}: {counts}{worst}")
 
@@ -174,7 +174,7 @@ class Terminal:
             self._live = None
 
 
-def _about(seconds: float) -> str:
+def _approximate_time(seconds: float) -> str:
     """A time as people say it who do not know it exactly."""
     return f"about {max(1, round(seconds / 10)) * 10} s" if seconds < 100 else f"about {round(seconds / 60)} min"
 
@@ -183,13 +183,13 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
     """A finding as a paragraph that makes sense alone."""
     out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
     out.print(f"  {found.text}")
-    _prose(out, short(found.message))
+    _prose(out, shorten(found.message))
     if clause:
-        _prose(out, f"law: {short(clause)}")
+        _prose(out, f"law: {shorten(clause)}")
     for line in found.waits[:SHOWN_LINES]:
         _prose(out, line)
     if found.where:
-        _prose(out, f"where to look: {short(found.where)}")
+        _prose(out, f"where to look: {shorten(found.where)}")
     if found.features:
         _prose(out, f"features: {', '.join(found.features)}")
     if found.reproducer:
@@ -198,14 +198,14 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
     else:
         out.print(f"  shardlaw replay {folder}/findings/{found.id}.json")
     if found.note:
-        _prose(out, f"({short(found.note)})")
+        _prose(out, f"({shorten(found.note)})")
 
 
 def print_summary(out: Console, report: RunReport, folder: str) -> None:
     """What a report says, for people, in one screen: what is new, cause by cause, then the counts and what was not reached, and last the
     exit code."""
-    from shardlaw.conformance.report.markdown import MANY_FEATURES, declared, headline, missed, some
-    from shardlaw.conformance.report.run_report import MEANING
+    from shardlaw.conformance.report.markdown import MANY_FEATURES, count_and_list, declared_lines, headline, missing_features
+    from shardlaw.conformance.report.run_report import EXIT_MEANINGS
 
     target, totals = report.target, report.totals
     out.print()
@@ -216,26 +216,28 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
     )
     _print_counts(out, report)
-    _print_known(out, report)
-    _print_list(out, [f"not reached: {some(laws, SHOWN_OTHERS, 'laws')} ({reason})" for reason, laws in report.untested().items()])
+    _print_expected(out, report)
+    _print_list(
+        out, [f"not reached: {count_and_list(laws, SHOWN_OTHERS, 'laws')} ({reason})" for reason, laws in report.untested().items()]
+    )
     if 0 < len(report.features_missing) <= MANY_FEATURES:  # a run of some laws misses most, and a list of them says nothing
-        _prose(out, f"not reached: {missed(report, 16)}", "")
+        _prose(out, f"not reached: {missing_features(report, 16)}", "")
     if totals.skipped_expected:
         out.print(f"not reached: {totals.skipped_expected} cases that would be an expected hang or crash")
     if target.cannot:
         out.print("declared:")
-        for line in declared(report):
+        for line in declared_lines(report):
             out.print(f"  {line}")
     _print_list(out, [f"stale: {line}" for line in report.stale()])
     if unseen := report.used_unseen():
-        out.print(f"expected on a release of torch that nobody tried yet: {some(unseen, SHOWN_UNSEEN, 'causes')}")
+        out.print(f"expected on a release of torch that nobody tried yet: {count_and_list(unseen, SHOWN_UNSEEN, 'causes')}")
     _print_list(out, [f"warning: {warning}" for warning in report.warnings])
     for error in report.errors[:SHOWN_LINES]:
-        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {short(error.message)}"))
+        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {shorten(error.message)}"))
     if report.certificate is not None:
         out.print(Text(report.certificate.line(), style="green" if report.certificate.passed else "bold red"))
     code = report.exit if report.exit is not None else 3
-    why = MEANING.get(code, "")
+    why = EXIT_MEANINGS.get(code, "")
     if code == 1 and not totals.new:
         why = "a stale expectation, under --strict"
     summed = headline(report)
@@ -274,7 +276,7 @@ def _print_counts(out: Console, report: RunReport) -> None:
     out.print(line + Text(f"; those that deviate are of {', '.join(bad)}" if bad else ""))
 
 
-def complain(report: RunReport) -> None:
+def print_not_judged(report: RunReport) -> None:
     """Say on standard error, in one line, why a run ended with 2: no case was judged."""
     if report.exit == 2:
         reasons = [f"{laws[0]}{f' and {len(laws) - 1} more' * (len(laws) > 1)}: {reason}" for reason, laws in report.untested().items()]
@@ -282,7 +284,7 @@ def complain(report: RunReport) -> None:
 
 
 def _print_new(out: Console, report: RunReport, folder: str) -> None:
-    from shardlaw.conformance.report.markdown import in_common
+    from shardlaw.conformance.report.markdown import common_lines
 
     clauses = {law.id: law.clause for law in report.laws}
     causes = report.causes()
@@ -309,32 +311,32 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
         out.print(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}{more}"))
     if len(further) > SHOWN_FURTHER:
         out.print(f"and {len(further) - SHOWN_FURTHER} further causes in the report")
-    shared = in_common(report)
+    shared = common_lines(report)
     for line in shared:
         _prose(out, line, "")
     if shared or further:
         out.print()
 
 
-def _print_known(out: Console, report: RunReport) -> None:
+def _print_expected(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
         reasons = list(dict.fromkeys(found.note for found in expected))
         out.print(f"expected: {len(expected)} finding{'s' * (len(expected) != 1)} of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
         for reason in reasons[:SHOWN_EXPECTED]:
-            _prose(out, short(reason))
+            _prose(out, shorten(reason))
         if len(reasons) > SHOWN_EXPECTED:
             out.print(f"  and {len(reasons) - SHOWN_EXPECTED} more, each with its reason in the report")
     _print_list(
         out,
         [
-            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {short(seen.message)}"
+            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {shorten(seen.message)}"
             for seen in report.unconfirmed
         ],
     )
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """A text on one line, cut where it is long."""
     line = " ".join(text.split())
     return line if len(line) <= 240 else f"{line[:237]}..."

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.build import finding_line, report_of
+from shardlaw.conformance.report.build import build_report, finding_line
 from shardlaw.conformance.report.certificate import FILE as VERDICTS
-from shardlaw.conformance.report.certificate import certificate_of
+from shardlaw.conformance.report.certificate import certify_run
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.report.resume import Earlier
+    from shardlaw.conformance.report.resume import EarlierRun
     from shardlaw.conformance.run.state import Finding, RunState
 
-NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
+REPORT_FILES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
 
 
 class ReportWriter:
@@ -32,7 +32,7 @@ class ReportWriter:
     stays.
     """
 
-    def __init__(self, folder: Path, before: Earlier | None = None) -> None:
+    def __init__(self, folder: Path, before: EarlierRun | None = None) -> None:
         self.folder = folder
         self._before = before
         self._scripts: dict[str, tuple[str | None, str, str]] = {}
@@ -52,14 +52,14 @@ class ReportWriter:
         its line of the report."""
         from shardlaw.conformance.law.script import ScriptError
         from shardlaw.conformance.laws import find
-        from shardlaw.conformance.report.reproducer import LONG, About, Join, reproducer
+        from shardlaw.conformance.report.reproducer import LONG_SCRIPT_LINES, FaultInfo, ScriptTarget, render_reproducer
         from shardlaw.conformance.run import proof
 
         self._begin()
         path, script, notes = None, "", [found.note]
         if found.status == "new":
             try:
-                text = reproducer(find(found.law), found.case, About.of(found.verdict), join=Join.of(run.target))
+                text = render_reproducer(find(found.law), found.case, FaultInfo.of(found.verdict), join=ScriptTarget.of(run.target))
             except ScriptError as error:
                 script = str(error)
             else:
@@ -68,7 +68,7 @@ class ReportWriter:
                     path = f"findings/{found.id}.py"
                     write_text(self.folder / path, text)
                     lines = text.count("\n")
-                    notes += [f"its script has {lines} lines"] * (lines > LONG)
+                    notes += [f"its script has {lines} lines"] * (lines > LONG_SCRIPT_LINES)
             notes += [f"no reproducer: {script}"] * (path is None)
         note = "; ".join(filter(None, notes))
         self._scripts[found.id] = (path, note, script)
@@ -78,9 +78,9 @@ class ReportWriter:
     def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
-        report = report_of(run, exit_code, self._scripts)
+        report = build_report(run, exit_code, self._scripts)
         report = self.last = self._before.joined(report) if self._before is not None else report
-        if (certified := certificate_of(run, exit_code)) is not None:
+        if (certified := certify_run(run, exit_code)) is not None:
             write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
         return report
@@ -94,7 +94,7 @@ class ReportWriter:
     def _begin(self) -> TextIO:
         """Make room for this run, once; returns the open file of cases."""
         if self._cases is None:
-            clear(self.folder)
+            clear_report(self.folder)
             (self.folder / "findings").mkdir(parents=True, exist_ok=True)
             self._cases = open(self.folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
             if self._before is not None:
@@ -106,16 +106,16 @@ class ReportWriter:
 
 def write_report(folder: Path, report: RunReport) -> None:
     """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
-    from shardlaw.conformance.report.junit import junit
+    from shardlaw.conformance.report.junit import render_junit
 
     write_text(folder / "report.json", to_json(report))
-    write_text(folder / "junit.xml", junit(report))
+    write_text(folder / "junit.xml", render_junit(report))
     if report.exit is not None:
-        from shardlaw.conformance.report.html import html
-        from shardlaw.conformance.report.markdown import markdown
+        from shardlaw.conformance.report.html import render_html
+        from shardlaw.conformance.report.markdown import render_markdown
 
-        write_text(folder / "report.md", markdown(report, folder))
-        write_text(folder / "report.html", html(report, folder))
+        write_text(folder / "report.md", render_markdown(report, folder))
+        write_text(folder / "report.html", render_html(report, folder))
 
 
 def check_folder(option: str, folder: Path) -> None:
@@ -134,9 +134,9 @@ def check_folder(option: str, folder: Path) -> None:
             raise UsageError(f"{option} {folder}: {error}; want a folder of its own") from None
 
 
-def clear(folder: Path) -> None:
+def clear_report(folder: Path) -> None:
     """Remove what an earlier run left, and nothing else."""
-    for name in NAMES:
+    for name in REPORT_FILES:
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "findings").glob("*"):
         if re.fullmatch(r"[0-9a-f]{8}\.(json|py)", path.name):

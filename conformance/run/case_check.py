@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.act import Act
     from shardlaw.conformance.law.law import Law
 
-LARGEST_WORLD = 64
-LARGEST_TENSOR = 2**26  # elements; every rank makes the whole of it
-MEANINGLESS = frozenset({"NotationError", "LayoutError", "MeshError"})
+MAX_RANKS = 64
+MAX_ELEMENTS = 2**26  # elements; every rank makes the whole of it
+INVALID_CASE_ERRORS = frozenset({"NotationError", "LayoutError", "MeshError"})
 
 
-def law_of(law_id: str, where: str = "") -> Law:
+def resolve_law(law_id: str, where: str = "") -> Law:
     """The law of this id or alias. Raises :class:`UsageError`, which names the nearest."""
     from shardlaw.conformance.laws import catalogue, find
 
@@ -49,14 +49,14 @@ def check_case(law: Law, case: Case) -> None:
                     raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
             elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
                 count = math.prod(TensorSpec.parse(text).shape)
-                if count > LARGEST_TENSOR:
-                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {LARGEST_TENSOR:,}")
-        if not 1 <= case.world <= LARGEST_WORLD:
-            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {LARGEST_WORLD}")
+                if count > MAX_ELEMENTS:
+                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {MAX_ELEMENTS:,}")
+        if not 1 <= case.world <= MAX_RANKS:
+            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {MAX_RANKS}")
         _ = case.seed
         validate(law, case)
         for act in law.acts:
-            _ask_due(act, case)
+            _compute_due(act, case)
     except Meaningless as error:
         raise UsageError(f"case {case.text!r} asks for nothing: {error}") from None
     except (LayoutError, MeshError) as error:
@@ -65,7 +65,7 @@ def check_case(law: Law, case: Case) -> None:
         raise UsageError(str(error)) from None
 
 
-def _ask_due(act: Act, case: Case) -> None:
+def _compute_due(act: Act, case: Case) -> None:
     """Compute what is due, as every rank will. Raises :class:`UsageError`, with the line, for an error in the due function itself."""
     from shardlaw.conformance.law.due import Meaningless
 

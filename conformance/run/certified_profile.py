@@ -26,7 +26,7 @@ MISSING, ABSENT, UNSAID, EXPECTED = "missing", "rejected", "unsaid", "expected"
 
 
 @dataclass(frozen=True)
-class FrozenList:
+class CertifiedProfile:
     """The cases of a certified profile, in order, and the sha256 of its file."""
 
     name: str
@@ -43,29 +43,29 @@ class FrozenList:
         return found
 
 
-def known() -> list[str]:
+def profile_names() -> list[str]:
     """The names of all certified profiles that this version has."""
     return sorted(f"{file.stem}-{file.parent.name}" for file in PROFILES.glob("*/*.txt"))
 
 
-def check_name(profile: str) -> None:
+def check_profile_name(profile: str) -> None:
     """Raises :class:`UsageError`, which names the nearest, where no certified profile is called so."""
-    if profile not in known():
-        raise UsageError(f"--certify {profile}: no such certified profile ({one_of(profile, known())})")
+    if profile not in profile_names():
+        raise UsageError(f"--certify {profile}: no such certified profile ({one_of(profile, profile_names())})")
 
 
-def frozen(profile: str) -> FrozenList:
+def read_profile(profile: str) -> CertifiedProfile:
     """The certified profile of this name, such as ``collectives-2026.1``. Raises :class:`UsageError`."""
     from shardlaw.conformance.law.case import Case
 
-    check_name(profile)
+    check_profile_name(profile)
     name, _, release = profile.rpartition("-")
     data = (PROFILES / release / f"{name}.txt").read_bytes()
     lines = [line for line in data.decode().splitlines() if line and not line.startswith("#")]
-    return FrozenList(name, release, hashlib.sha256(data).hexdigest(), tuple(map(Case.parse, lines)))
+    return CertifiedProfile(name, release, hashlib.sha256(data).hexdigest(), tuple(map(Case.parse, lines)))
 
 
-def loaded(pool: Pool, target: Target) -> dict[str, Any]:
+def query_loaded(pool: Pool, target: Target) -> dict[str, Any]:
     """What a rank of the target has loaded (:func:`shardlaw.conformance.rank.loaded.loaded`); nothing where it cannot say. Raises
     ``WorldError``."""
     from shardlaw.conformance.law.case import Case

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import Verdict, spots
-from shardlaw.conformance.run.place import calls_in, decided, departing, in_storage, places_of
+from shardlaw.conformance.run.place import add_decision, collectives_called, find_places, find_storage_frame, first_deviating_answer
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 HISTORY_SECONDS = 10.0
-TRACES = 3  # tries to trace a case
+MAX_TRACES = 3  # tries to trace a case
 NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
-LISTED = "a case of the law's own list, not shrunk"
-FROZEN = "a case of the certified list, not shrunk"
+NOT_SHRUNK = "a case of the law's own list, not shrunk"
+CERTIFIED_CASE = "a case of the certified list, not shrunk"
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Confirmer:
             last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
         seen = 2 if last is not again else 1
         found = Finding.of(law, last, first.case)
-        listed = LISTED if not drawn and law.narrow is None else NOT_MINIMAL
-        note = "" if shrunk.minimal else FROZEN if self.plan.listed is not None else listed
+        listed = NOT_SHRUNK if not drawn and law.narrow is None else NOT_MINIMAL
+        note = "" if shrunk.minimal else CERTIFIED_CASE if self.plan.listed is not None else listed
         found = self._traced(found, last, seconds)
         note = "; ".join(filter(None, (note, found.note)))
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
@@ -70,22 +70,22 @@ class Confirmer:
     def _traced(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
         nothing of one that the tracer ends, or hides."""
-        from shardlaw.conformance.run.nearby import SECONDS, traced_near
+        from shardlaw.conformance.run.nearby import SECONDS, trace_nearby
 
         if found.kind in ("hang", "crash"):
-            return replace(found, where=next(iter(read_places(shown, [])[0]), ""), calls=calls_in(shown))
-        verdict = _traced(self.pool, self.plan.law, found.case, found.signature)
-        first = departing(verdict) if verdict is not None else None
+            return replace(found, where=next(iter(try_find_places(shown, [])[0]), ""), calls=collectives_called(shown))
+        verdict = _trace_case(self.pool, self.plan.law, found.case, found.signature)
+        first = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or first is None:
             return found
-        found = replace(found, calls=calls_in(verdict))
+        found = replace(found, calls=collectives_called(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # what torch adds is the same on each back end
             return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
-        if place := in_storage(verdict, self.pool.target):
+        if place := find_storage_frame(verdict, self.pool.target):
             return replace(found, where=place, places=(place,), trace=first.trace)
-        near = traced_near(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
-        places, note = read_places(verdict, near)
-        where = decided(places[0], first.trace) if places else ""
+        near = trace_nearby(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
+        places, note = try_find_places(verdict, near)
+        where = add_decision(places[0], first.trace) if places else ""
         return replace(found, where=where, places=tuple(places), trace=first.trace, note=note)
 
     def _with_history(self, first: Verdict, seconds: float) -> Finding | None:
@@ -119,28 +119,28 @@ class Confirmer:
         return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)
 
 
-def spots_of(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
+def trace_spots(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     """The function of torch to look at first for a deviation, and the collectives that it calls, by a trace of its case as it is;
     nothing where the tracer hides it."""
-    again = verdict if verdict.kind in ("hang", "crash") else _traced(pool, law, verdict.case, verdict.signature)
+    again = verdict if verdict.kind in ("hang", "crash") else _trace_case(pool, law, verdict.case, verdict.signature)
     if again is None:
         return frozenset()
-    places, _ = read_places(again, [])
-    return spots(in_storage(again, pool.target) or next(iter(places), ""), calls_in(again))
+    places, _ = try_find_places(again, [])
+    return spots(find_storage_frame(again, pool.target) or next(iter(places), ""), collectives_called(again))
 
 
-def read_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], str]:
+def try_find_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], str]:
     """The places in torch that a traced verdict points to, and why it points to none: in a torch that is at fault a step may give anything,
     and a finding stands without its place too."""
     try:
-        return places_of(verdict, near), ""
+        return find_places(verdict, near), ""
     except Exception as error:
         return [], f"where it happens is not known, its trace cannot be read: {type(error).__name__}: {error}"
 
 
-def _traced(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:
+def _trace_case(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:
     """A traced verdict with this signature. What a case shows at times, such as memory that nobody wrote to, is tried again."""
-    for _ in range(TRACES):
+    for _ in range(MAX_TRACES):
         verdict = pool.fresh(law, case, traced=True)
         if verdict.status != "held":
             return verdict if verdict.signature == signature else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.verdict import finding_id
 from shardlaw.conformance.run.request import PROFILES, RunRequest
-from shardlaw.conformance.run.shares import chosen, share_of
+from shardlaw.conformance.run.shares import law_share, smoke_shares
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world.manager import Launch
 
 LAWS_AHEAD = 4  # for each world of one size
-MOST_SIDE_BY_SIDE = 3  # worlds of one size: beyond, the process that draws cases is what the others wait for
+MAX_WORLDS_PER_SIZE = 3  # worlds of one size: beyond, the process that draws cases is what the others wait for
 SHRINK_TOTAL_SECONDS = {"smoke": 90.0, "ci": 240.0, "nightly": 1800.0}
 
 
@@ -44,7 +44,7 @@ class Run(RunState):
         from shardlaw.conformance.world.launch import ForkserverLauncher
 
         try:
-            pool = Pool(target, worlds=side_by_side(request, target, launch), launch=launch or ForkserverLauncher)
+            pool = Pool(target, worlds=worlds_per_size(request, target, launch), launch=launch or ForkserverLauncher)
         except WorldError as error:
             raise UsageError(str(error)) from None
         try:
@@ -66,28 +66,28 @@ class Run(RunState):
         from shardlaw.conformance.law.target import TOLERANCE
         from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
-        from shardlaw.conformance.run.certified_profile import frozen
-        from shardlaw.conformance.run.supported import as_listed, supported
+        from shardlaw.conformance.run.certified_profile import read_profile
+        from shardlaw.conformance.run.supported import for_installed_torch, supported_laws
 
-        listed = frozen(request.certify) if request.certify else None
+        listed = read_profile(request.certify) if request.certify else None
         if listed is None:
             laws = select(list(catalogue().values()), request.laws, request.ops)
-            files = [] if request.no_expect else expectations.layers(target, request.expect)
+            files = [] if request.no_expect else expectations.expectation_files(target, request.expect)
         else:
             if target.tolerance != TOLERANCE:
                 raise UsageError(f"--certify {request.certify}: target {target.name} has a tolerance of its own: want none")
             laws = [find(law_id) for law_id in listed.laws]
-            files = expectations.shipped()
+            files = expectations.shipped_files()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
-        expected.chosen = frozenset(chosen() if request.of_chosen else ())
+        expected.chosen = frozenset(smoke_shares() if request.of_chosen else ())
         unexcused = None
         if listed is not None:  # what one backend is known to do wrong excuses nobody
             unexcused = expectations.Expectations(entry for entry in expected.entries if entry.target)
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
-        known = _known(request.known, {law.id for law in laws})
+        known = _read_stored_cases(request.known, {law.id for law in laws})
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
-        super().__init__(request, target, [*map(as_listed, laws)], expected, known, shrinking)
-        self.supported = supported(torch.__version__, request.profile)
+        super().__init__(request, target, [*map(for_installed_torch, laws)], expected, known, shrinking)
+        self.supported = supported_laws(torch.__version__, request.profile)
         self.frozen, self.unexcused = listed, unexcused
         self.pool = pool
         self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
@@ -101,7 +101,7 @@ class Run(RunState):
 
     def scout(self) -> None:
         """Where the first finding ends the run, begin with a law whose control deviates, and with that case."""
-        from shardlaw.conformance.run.scout import first_wrong
+        from shardlaw.conformance.run.scout import find_deviating_control
         from shardlaw.conformance.world import WorldError
 
         request = self.request
@@ -109,7 +109,7 @@ class Run(RunState):
             return
         laws = [law for law in self.laws if self._why_untested(law) is None]
         try:
-            wrong = first_wrong(self, laws, self.pool, self.limits.most)
+            wrong = find_deviating_control(self, laws, self.pool, self.limits.most)
         except WorldError:  # the first law's turn says so
             return
         if wrong is not None:
@@ -167,7 +167,7 @@ class Run(RunState):
         law, result.reason = result.law, self._why_untested(law)  # the law as this torch has to support it
         if result.reason is not None:
             return None
-        share = share_of(law, self.request, alone=self._one_chapter)
+        share = law_share(law, self.request, alone=self._one_chapter)
         plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
         plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
         seconds = self._share(law) if self.request.budget else float("inf")
@@ -214,12 +214,12 @@ class Run(RunState):
 
     def probe(self) -> None:
         """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
-        from shardlaw.conformance.run.certified_profile import loaded
+        from shardlaw.conformance.run.certified_profile import query_loaded
         from shardlaw.conformance.target.probe import stale
 
         if self.judged and self.failure is None and not self.request.exitfirst:
             self.stale = stale(self.pool, self.target)
-            self.loaded = loaded(self.pool, self.target) if self.frozen is not None else {}
+            self.loaded = query_loaded(self.pool, self.target) if self.frozen is not None else {}
 
     def exit_code(self) -> int:
         """1 for a new finding (or, with ``--strict``, a stale expectation), 3 for an error of the harness, 2 when no case was judged, else
@@ -261,20 +261,20 @@ class Run(RunState):
         self.pool.close()
 
 
-def side_by_side(request: RunRequest, target: Target, launch: Launch | None) -> int:
+def worlds_per_size(request: RunRequest, target: Target, launch: Launch | None) -> int:
     """How many worlds of one size work side by side: what was asked for, or as many as keep the cores of this machine busy."""
     if request.worlds is not None:
         return request.worlds
     alone = target.device != "cpu" or launch is not None
-    return 1 if alone else min(MOST_SIDE_BY_SIDE, 1 + len(os.sched_getaffinity(0)) // 2)
+    return 1 if alone else min(MAX_WORLDS_PER_SIZE, 1 + len(os.sched_getaffinity(0)) // 2)
 
 
-def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
+def _read_stored_cases(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
     """The cases of stored findings, by law: they are tried before anything is drawn."""
-    from shardlaw.conformance.run.finding_file import read_folder
+    from shardlaw.conformance.run.finding_file import read_cases
 
     found: dict[str, list[Case]] = {}
-    for case in read_folder(folder) if folder is not None else ():
+    for case in read_cases(folder) if folder is not None else ():
         if case.law in laws:
             found.setdefault(case.law, []).append(case)
     return found

@@ -24,8 +24,8 @@ REFUSED = "refused"  # a kind of entries alone: what every rank refuses, and did
 SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash", REFUSED})
 LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence", REFUSED})
 ENTRY_KINDS = (*KINDS, REFUSED)
-REACHED_TO_JUDGE = 20
-UNFILLED = "..."
+MIN_CASES = 20
+EMPTY_REASON = "..."
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Cause:
 
     def unseen(self, version: Version) -> bool:
         """Whether nobody has tried this release."""
-        return bool(self.seen) and _release(version) not in self.tried
+        return bool(self.seen) and _format_release(version) not in self.tried
 
     def _nearest(self, version: Version) -> set[str]:
         from packaging.version import Version
 
-        if _release(version) in self.tried:
-            return {_release(version)}
-        at = bisect([Version(one) for one in self.tried], Version(_release(version)))
+        if _format_release(version) in self.tried:
+            return {_format_release(version)}
+        at = bisect([Version(one) for one in self.tried], Version(_format_release(version)))
         return set(self.tried[max(0, at - 1) : at + 1])
 
 
@@ -115,11 +115,11 @@ class Entry:
         return not self.happened[law_id] and (self.mended or self._not_met(self.cases[law_id]))
 
     def _not_met(self, reached: int) -> bool:
-        return not (self.case or self.rare) and reached >= REACHED_TO_JUDGE
+        return not (self.case or self.rare) and reached >= MIN_CASES
 
     @cached_property
     def _error(self) -> re.Pattern[str]:
-        return re.compile(glob(error_of(self.signature)).pattern)
+        return re.compile(glob(error_part(self.signature)).pattern)
 
     @property
     def needs(self) -> list[str]:
@@ -163,11 +163,11 @@ class Entry:
         return self.cause is not None and not self.torch and self.cause.unseen(Version(Version(torch_version).base_version))
 
 
-def _release(version: Version) -> str:
+def _format_release(version: Version) -> str:
     return f"{version.major}.{version.minor}"
 
 
-def error_of(signature: str) -> str:
+def error_part(signature: str) -> str:
     """The error that a signature names."""
     # a whole signature ("law | kind | check | error"), as a finding has it, means its error
     return signature.split(" | ", 3)[3] if signature.count(" | ") >= 3 else signature

@@ -46,41 +46,41 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import select_ids
 from shardlaw.conformance.law.verdict import struck
-from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_of
+from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_part
 
 if TYPE_CHECKING:
     pass
 
 
-def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
+def read_entries(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
     """The entries of one file, those of its causes first; with ``drafts`` also those whose reason is not filled in. Raises
     :class:`UsageError`, with file and line."""
-    return _File(file, ids, dict(aliases or {})).entries(drafts)
+    return _ExpectationFile(file, ids, dict(aliases or {})).entries(drafts)
 
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Keys = Mapping[str, tuple[Any, str]]
-TEXT = (Text, "a text that is not empty")
+TEXT_TYPE = (Text, "a text that is not empty")
 ENTRY_TEXTS = ("law", "kind", "at", "signature", "torch", "target", "finding", "case", "issue")
-MARKS = ("wide", "rare")
-NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
+ENTRY_FLAGS = ("wide", "rare")
+CAUSE_ID = r"[a-z0-9]+(-[a-z0-9]+)*"
 ENTRY_KEYS: Keys = {
-    **dict.fromkeys(ENTRY_TEXTS, TEXT),
+    **dict.fromkeys(ENTRY_TEXTS, TEXT_TYPE),
     "features": (list[str], "a list of texts"),
     "where": (dict[str, Any], "a table of fields and what they hold"),
-    **dict.fromkeys(MARKS, (bool, "true or false")),
+    **dict.fromkeys(ENTRY_FLAGS, (bool, "true or false")),
 }
 CAUSE_KEYS: Keys = {
-    "id": (Annotated[str, msgspec.Meta(pattern=f"^{NAME}$")], "small letters and digits, with dashes between words"),
-    **dict.fromkeys(("title", "where", "issue"), TEXT),
+    "id": (Annotated[str, msgspec.Meta(pattern=f"^{CAUSE_ID}$")], "small letters and digits, with dashes between words"),
+    **dict.fromkeys(("title", "where", "issue"), TEXT_TYPE),
     "seen": (list[Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")]], "a list of releases such as '2.13'"),
     "expect": (list[dict[str, Any]], "[[cause.expect]] tables"),
 }
-LONE_KEYS: Keys = {**ENTRY_KEYS, "reason": TEXT}
+LONE_KEYS: Keys = {**ENTRY_KEYS, "reason": TEXT_TYPE}
 Refuse = Callable[[str, str], UsageError]
 
 
-class _File:
+class _ExpectationFile:
     """One file: its tables, and where their keys stand, which TOML itself does not tell."""
 
     def __init__(self, file: Path, ids: Sequence[str], aliases: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ class _File:
                 raise refuse("id", f"id = {block['id']!r}: the cause in line {known[block['id']]} has it")
             known[block["id"]] = line
             told = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
-            cause = Cause(**told, seen=_in_order(block.get("seen", ())), tried=_in_order(tried))
+            cause = Cause(**told, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
             for table, at, refuse_entry in self._tables("cause.expect", block["expect"], done):
                 _check_keys(table, ENTRY_KEYS, refuse_entry)
                 yield self._entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
@@ -179,8 +179,8 @@ class _File:
         _check_signature(block, refuse)
         laws = self._laws(block["law"], refuse)
         _check_case(block.get("case", ""), laws, refuse)
-        conditions = _conditions(block, refuse)
-        told = {key: block[key] for key in (*ENTRY_TEXTS, *MARKS, "reason") if key in block}
+        conditions = _parse_conditions(block, refuse)
+        told = {key: block[key] for key in (*ENTRY_TEXTS, *ENTRY_FLAGS, "reason") if key in block}
         features = frozenset(block.get("features", ()))
         return Entry(**told, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
 
@@ -193,7 +193,7 @@ class _File:
             raise refuse("law", str(error)) from None
 
 
-def _in_order(releases: Iterator[str] | AbstractSet[str] | Sequence[str]) -> tuple[str, ...]:
+def _sort_releases(releases: Iterator[str] | AbstractSet[str] | Sequence[str]) -> tuple[str, ...]:
     from packaging.version import Version
 
     return tuple(sorted(set(releases), key=Version))
@@ -223,7 +223,7 @@ def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
         raise refuse("case", f"case = {text!r}: want a case of a law that the entry is about")
 
 
-def _conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ...]:
+def _parse_conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ...]:
     found = []
     for field_name, value in block.get("where", {}).items():
         said = f"where.{field_name} = {value!r}"
@@ -244,7 +244,7 @@ def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
     signature = block.get("signature", "")
     if block["kind"] in SIGNED_KINDS and not signature:
         raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
-    error = error_of(signature)
+    error = error_part(signature)
     if error and struck(error) != error.strip():
         raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
     if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):

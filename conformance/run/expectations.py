@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.run.entry import REACHED_TO_JUDGE, REFUSED, Entry
-from shardlaw.conformance.run.expectation_file import read
+from shardlaw.conformance.run.entry import MIN_CASES, REFUSED, Entry
+from shardlaw.conformance.run.expectation_file import read_entries
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
 
 SHIPPED = Path(__file__).parents[1] / "expectations"
-WIDEST_SHARE = 0.2
-AVOIDED_KINDS = frozenset({"hang", "crash"})
-HITS_BEFORE_AVOIDED = 3
+MAX_HOLDING_SHARE = 0.2
+COSTLY_KINDS = frozenset({"hang", "crash"})
+HITS_BEFORE_SKIPPED = 3
 
 
 @dataclass(frozen=True)
-class TooWide:
+class TooWideEntry:
     """An entry that matches so many of a law's cases which hold that it is refused."""
 
     entry: Entry
@@ -45,7 +45,7 @@ class TooWide:
 
     def __str__(self) -> str:
         return (
-            f"{self.entry.where}: matches cases of {self.law} that hold, {self.share:.0%} of all, more than {WIDEST_SHARE:.0%}: "
+            f"{self.entry.where}: matches cases of {self.law} that hold, {self.share:.0%} of all, more than {MAX_HOLDING_SHARE:.0%}: "
             "refused, name more features or say wide = true"
         )
 
@@ -61,7 +61,7 @@ class Expectations:
         self._of_case: dict[Case, list[Entry]] = {}
         self._cases: dict[str, list[Case]] = {}
         self._judged: Counter[str] = Counter(judged)
-        tried = [entry for entry in self.entries if entry.case and entry.cause and entry.kind not in AVOIDED_KINDS]
+        tried = [entry for entry in self.entries if entry.case and entry.cause and entry.kind not in COSTLY_KINDS]
         self._first = {entry.cause.id: entry for entry in reversed(tried) if entry.cause}
         for entry in reversed(self.entries):
             for law_id in entry.laws:
@@ -75,7 +75,7 @@ class Expectations:
     def known(self, law_id: str, *, one_each: bool = False) -> list[Case]:
         """The cases of a law that entries name, but for those that may hang or crash: trying them costs a world. With ``one_each`` those
         alone that stand first for their cause."""
-        cases = [case for case in self._cases.get(law_id, ()) if AVOIDED_KINDS.isdisjoint(entry.kind for entry in self._of_case[case])]
+        cases = [case for case in self._cases.get(law_id, ()) if COSTLY_KINDS.isdisjoint(entry.kind for entry in self._of_case[case])]
         return [case for case in cases if not one_each or any(self._stands_first(entry) for entry in self._of_case[case])]
 
     def _stands_first(self, entry: Entry) -> bool:
@@ -94,18 +94,18 @@ class Expectations:
 
     def match_verdict(self, law: Law, verdict: Verdict, at: AbstractSet[str] = frozenset()) -> Entry | None:
         """The entry that accounts for a deviating or refused verdict, ``at`` these places if it was traced; not counted as a hit."""
-        case, features = _of(law, verdict)
+        case, features = _case_and_features(law, verdict)
         return self.match(case, verdict.word, features, verdict.error, at, count=False)
 
     def asks_where(self, law: Law, verdict: Verdict) -> bool:
         """Whether a trace of a deviation may show that an entry accounts for it."""
-        case, features = _of(law, verdict)
+        case, features = _case_and_features(law, verdict)
         return any(entry.at and entry.may_match(case, verdict.word, features, verdict.error) for entry in self._of_law.get(law.id, ()))
 
     def avoid(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
         for entry in self._of_law.get(case.law, ()):
-            if entry.kind in AVOIDED_KINDS and not entry.at and entry.hits >= HITS_BEFORE_AVOIDED and entry.reaches(case, features):
+            if entry.kind in COSTLY_KINDS and not entry.at and entry.hits >= HITS_BEFORE_SKIPPED and entry.reaches(case, features):
                 self.judged(case, features)
                 entry.happened[case.law] += 1
                 return entry
@@ -132,18 +132,18 @@ class Expectations:
         """The largest share, from 0 to 1, of the cases of one of its laws that an entry would match."""
         return max((count / self._judged[law_id] for law_id, count in entry.cases.items()), default=0.0)
 
-    def too_wide(self) -> list[TooWide]:
+    def too_wide(self) -> list[TooWideEntry]:
         """The entries to refuse, each with the law of which it matches most that holds. Laws with fewer than 20 cases say nothing."""
         found = []
         for entry in self.entries:
             shares = {
                 law_id: (count - entry.happened[law_id]) / self._judged[law_id]
                 for law_id, count in entry.cases.items()
-                if self._judged[law_id] >= REACHED_TO_JUDGE and law_id not in self.chosen
+                if self._judged[law_id] >= MIN_CASES and law_id not in self.chosen
             }
             law_id = max(shares, key=shares.__getitem__, default="")
-            if law_id and not entry.wide and shares[law_id] > WIDEST_SHARE:
-                found.append(TooWide(entry, law_id, shares[law_id]))
+            if law_id and not entry.wide and shares[law_id] > MAX_HOLDING_SHARE:
+                found.append(TooWideEntry(entry, law_id, shares[law_id]))
         return found
 
     def stale(self, law_id: str) -> bool:
@@ -152,23 +152,23 @@ class Expectations:
         return any(entry.stale_in(law_id) for entry in self._of_law.get(law_id, ()) if len(entry.laws) == 1)
 
 
-def _of(law: Law, verdict: Verdict) -> tuple[Case, AbstractSet[str]]:
+def _case_and_features(law: Law, verdict: Verdict) -> tuple[Case, AbstractSet[str]]:
     """The case of a verdict, as one of this law, and the features of both."""
     from shardlaw.conformance.law.features.features import features_of
 
     return replace(verdict.case, law=law.id), features_of(verdict.case, law) | set(verdict.features)
 
 
-def shipped() -> list[Path]:
+def shipped_files() -> list[Path]:
     """The files that come with this package."""
     return sorted(SHIPPED.glob("*.toml"))
 
 
-def layers(target: Target, extra: Sequence[Path] = ()) -> list[Path]:
+def expectation_files(target: Target, extra: Sequence[Path] = ()) -> list[Path]:
     """All files of a run, the first layer first: shipped, those that come with the laws of others, the target's, the user's."""
     from shardlaw.conformance.laws import expectations as theirs
 
-    return [*shipped(), *theirs(), *map(Path, target.expect), *extra]
+    return [*shipped_files(), *theirs(), *map(Path, target.expect), *extra]
 
 
 def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo") -> Expectations:
@@ -178,5 +178,5 @@ def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target:
     """
     ids = [law.id for law in laws]
     aliases = {alias: law.id for law in laws for alias in law.aliases}
-    entries = [entry for file in files for entry in read(file, ids, aliases)]
+    entries = [entry for file in files for entry in read_entries(file, ids, aliases)]
     return Expectations(entry for entry in entries if entry.holds(torch_version, target))

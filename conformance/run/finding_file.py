@@ -37,7 +37,7 @@ def to_json(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n"
 
 
-def told(answer: Answer) -> dict[str, Any]:
+def answer_fields(answer: Answer) -> dict[str, Any]:
     """What one rank said, as the file holds it."""
     first = answer.deviations[0] if answer.deviations else None
     raised = answer.raised
@@ -52,7 +52,7 @@ def told(answer: Answer) -> dict[str, Any]:
     }
 
 
-def described(target: Target, torch_version: str) -> dict[str, Any]:
+def target_fields(target: Target, torch_version: str) -> dict[str, Any]:
     """A target as the files of a report name it."""
     return {
         "name": target.name,
@@ -88,8 +88,8 @@ def write_finding(
         "features": sorted(finding.features),
         "case": finding.case.to_json(),
         "raw_case": finding.raw_case.to_json(),
-        "ranks": [told(answer) for answer in finding.verdict.ranks],
-        "target": described(target, torch.__version__),
+        "ranks": [answer_fields(answer) for answer in finding.verdict.ranks],
+        "target": target_fields(target, torch.__version__),
         "seed": seed,
         "shrink_steps": finding.shrink_calls,
         "minimal": finding.minimal,
@@ -139,7 +139,7 @@ def finding_files(folder: Path) -> list[Path]:
     return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if re.fullmatch(r"[0-9a-f]{8}", path.stem))
 
 
-def read_folder(folder: Path) -> Iterator[Case]:
+def read_cases(folder: Path) -> Iterator[Case]:
     """The cases of all findings in a folder, which may have none yet. Raises :class:`UsageError` for files that are none."""
     files = finding_files(folder)
     if not files and next(folder.glob("*.json"), None) and not (folder / "findings").is_dir():

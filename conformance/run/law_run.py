@@ -15,8 +15,8 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import finding_id, struck
-from shardlaw.conformance.run.confirm import Confirmer, spots_of
-from shardlaw.conformance.run.search import SHRINK_SECONDS, Enough
+from shardlaw.conformance.run.confirm import Confirmer, trace_spots
+from shardlaw.conformance.run.search import SHRINK_SECONDS, StopDrawing
 from shardlaw.conformance.run.state import Finding, HarnessFault
 from shardlaw.conformance.run.supported import ENOUGH_REFUSED
 from shardlaw.conformance.world import WorldError, signals
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.state import LawResult, Listener, RunState
     from shardlaw.conformance.world import Pool
 
-FINDINGS_A_LAW = 6
+MAX_FINDINGS = 6
 # a certified run says whether a law holds, not all that is wrong
-FINDINGS_A_CERTIFIED_LAW = 1
-LOST_A_CERTIFIED_LAW = 1  # world, after which the further cases of its list are left unsaid
-CERTIFIED_AHEAD = 8  # cases
-SHARED_BY = 10  # each finding may take this part of the time that is left: of many the later ones are shrunk less, and all are confirmed
+MAX_CERTIFIED_FINDINGS = 1
+MAX_CERTIFIED_LOST_WORLDS = 1  # world, after which the further cases of its list are left unsaid
+MAX_CERTIFIED_PENDING = 8  # cases
+SHRINK_PARTS = 10  # each finding may take this part of the time that is left: of many the later ones are shrunk less, and all are confirmed
 SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op, each time
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _JudgedCase:
     """A verdict, and how its case came about: its features, whether it was drawn, and where it stands in the plan."""
 
     verdict: Verdict
@@ -51,7 +51,7 @@ class _Seen:
     number: int
 
 
-def reuses(law: Law, profile: str) -> bool:
+def reuses_plans(law: Law, profile: str) -> bool:
     """Whether ranks reuse in a law's first pass what they have worked out: not in laws that try what torch remembers or look on how it
     works."""
     fields = [parameter.type for act in law.acts for parameter in act.all_parameters().values()]
@@ -73,19 +73,19 @@ class LawRun:
         self._plan = plan
         plan.covered = lambda case: run.expectations.covers(case, features_of(case, plan.law))
         self._seconds = seconds
-        self._reuse = reuses(plan.law, run.request.profile)
+        self._reuse = reuses_plans(plan.law, run.request.profile)
         self._fed = False
         self._owed = self._lost = self._lacking = 0
-        self._early: list[_Seen] | None = []
+        self._early: list[_JudgedCase] | None = []
         self._error: Exception | None = None
         self._stop = False
-        self._refused: _Seen | None = None
+        self._refused: _JudgedCase | None = None
         self._memory: dict[Case, Verdict] = {}
         # what deviated, by signature or by the entry that accounts for it: of each the case that comes first in the plan, whichever
         # was judged first: no timing changes that
-        self._new: dict[str, _Seen] = {}
+        self._new: dict[str, _JudgedCase] = {}
         self._many: Counter[str] = Counter()
-        self._expected: dict[Entry, _Seen] = {}
+        self._expected: dict[Entry, _JudgedCase] = {}
 
     # The cases
 
@@ -102,12 +102,12 @@ class LawRun:
             signals.check()
             starting = run.request.budget is not None and run.ready is None
             if self._stop or (not starting and time.monotonic() > deadline):
-                raise Enough
+                raise StopDrawing
             self._hand_over(case, drawn, self._plan.number)
             if run.frozen is not None:
-                self._pool.wait(lambda: self._owed < CERTIFIED_AHEAD)
-                if self._lost >= LOST_A_CERTIFIED_LAW:
-                    raise Enough
+                self._pool.wait(lambda: self._owed < MAX_CERTIFIED_PENDING)
+                if self._lost >= MAX_CERTIFIED_LOST_WORLDS:
+                    raise StopDrawing
             if starting:  # a budget is for cases: it begins when ranks have answered the first
                 self._pool.wait(lambda: not self._owed)
                 run.ready = time.monotonic()
@@ -121,7 +121,7 @@ class LawRun:
                 if case.world <= self._plan.limits.most:
                     self._hand_over(case, False, 0)
             self._plan.feed(take)
-        except Enough:
+        except StopDrawing:
             if not self._stop:
                 run.stopped_by = run.stopped_by or ("budget" if run.request.budget else None)
         except (TorchMovedError, NoFunctionError) as error:  # an enumerator that asks torch, a control of what another torch has
@@ -139,7 +139,7 @@ class LawRun:
         def done(verdict: Verdict) -> None:
             self._owed -= 1
             self._lost += verdict.kind in ("crash", "hang", "divergence")
-            self._take_in(_Seen(verdict, features, drawn, number))
+            self._take_in(_JudgedCase(verdict, features, drawn, number))
 
         self._owed += 1
         self._pool.feed(self.law, case, done, reuse=self._reuse)
@@ -152,7 +152,7 @@ class LawRun:
         for seen in early:
             self._take_in(seen)
 
-    def _take_in(self, seen: _Seen) -> None:
+    def _take_in(self, seen: _JudgedCase) -> None:
         if self._early is not None:
             self._early.append(seen)
             return
@@ -196,7 +196,7 @@ class LawRun:
             if run.request.exitfirst and not run.expectations.asks_where(self.law, verdict):
                 self._stop = True
 
-    def _expects(self, seen: _Seen, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
+    def _expects(self, seen: _JudgedCase, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
         """Whether an expectation accounts for a deviation or a refusal, which is then counted; of one that was traced also by where it is
         ``at``, as so ``many``."""
         run, result, verdict = self._run, self.result, seen.verdict
@@ -235,7 +235,7 @@ class LawRun:
         """Of a law of which every case was refused: its control must hold, and where it is refused too, support was lost."""
         control = Case.parse(self.law.control)
         (verdict,) = self._pool.judge(self.law, [control])
-        self._take_in(_Seen(verdict, features_of(control, self.law), False, self._plan.number + 1))
+        self._take_in(_JudgedCase(verdict, features_of(control, self.law), False, self._plan.number + 1))
 
     def _try_what_is_lost(self) -> None:
         """Of a law that earlier releases support wholly, the first refused case: from here on its refusals are deviations."""
@@ -264,13 +264,13 @@ class LawRun:
 
     def _confirm(self) -> None:
         run = self._run
-        most = FINDINGS_A_LAW if run.frozen is None else FINDINGS_A_CERTIFIED_LAW
+        most = MAX_FINDINGS if run.frozen is None else MAX_CERTIFIED_FINDINGS
         confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuse)
         left = [seen for seen in sorted(self._new.values(), key=lambda new: new.number) if not self._is_expected_there(seen)]
         for seen in left[:most]:
             began = time.monotonic()
             self._listener.shrinking(self.law.id, seen.verdict)
-            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrinking / SHARED_BY))
+            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrinking / SHRINK_PARTS))
             run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
             if found is None:
                 run.unconfirmed.append(seen.verdict)
@@ -288,13 +288,13 @@ class LawRun:
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 
-    def _is_expected_there(self, seen: _Seen) -> bool:
+    def _is_expected_there(self, seen: _JudgedCase) -> bool:
         """Whether an entry that says where accounts for all that deviates so, as a trace of the first shows."""
         if not self._run.expectations.asks_where(self.law, seen.verdict):
             return False
-        return self._is_expected_at(seen, spots_of(self._pool, self.law, seen.verdict))
+        return self._is_expected_at(seen, trace_spots(self._pool, self.law, seen.verdict))
 
-    def _is_expected_at(self, seen: _Seen, at: AbstractSet[str]) -> bool:
+    def _is_expected_at(self, seen: _JudgedCase, at: AbstractSet[str]) -> bool:
         """Whether an entry that says where accounts for all that deviates so, which is ``at`` these places."""
         reached = seen.features | set(seen.verdict.features)
         return self._expects(seen, reached, at, self._many[seen.verdict.signature])

@@ -25,40 +25,42 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
-NAMED = 3
+MAX_PLACES = 3
 
 
-class _Unknown(Exception):
+class _CannotTell(Exception):
     """The reference cannot say."""
 
 
-class _Departs(Exception):
+class _StepDeviates(Exception):
     """A rank holds what it must not."""
 
 
-def places_of(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
+def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
     """The places in torch to look at, the likeliest first, at most three; none where nothing was heard. ``verdict`` and ``near`` are of
     traced ranks; those near that do not hold tell nothing."""
     if verdict.kind == "hang":
-        return [*_waiting(verdict)][:NAMED]
-    first = departing(verdict)
+        return [*_hang_places(verdict)][:MAX_PLACES]
+    first = first_deviating_answer(verdict)
     if first is None or first.evidence is None:
         return []
     held = [other for other in near if other.status == "held"]
-    lines = Lines.of(verdict, held)
-    found = [each for place in _likely(verdict, first, first.evidence, lines) for each in _who_found_out(place, first.evidence, lines)]
-    return list(dict.fromkeys(filter(None, found)))[:NAMED]
+    lines = LineCoverage.of(verdict, held)
+    found = [
+        each for place in _candidate_places(verdict, first, first.evidence, lines) for each in _with_finder(place, first.evidence, lines)
+    ]
+    return list(dict.fromkeys(filter(None, found)))[:MAX_PLACES]
 
 
-def calls_in(verdict: Verdict) -> tuple[str, ...]:
+def collectives_called(verdict: Verdict) -> tuple[str, ...]:
     """The collectives that the first rank which deviated has called, or in which the ranks of a hang wait, as far as Python tells."""
     stacks = [heard.in_stack(line) for answer in verdict.ranks for line in answer.stack.splitlines()]
-    first = departing(verdict)
+    first = first_deviating_answer(verdict)
     visited = first.evidence.visited if first and first.evidence else ()
     return tuple(sorted({*map(heard.called_in, stacks if verdict.kind == "hang" else visited)} - {""}))
 
 
-def in_storage(verdict: Verdict, target: Target) -> str:
+def find_storage_frame(verdict: Verdict, target: Target) -> str:
     """The innermost function of a storage of somebody's own through which the first rank's error came; nothing where torch's raised it."""
     packages = {place.partition(":")[0].partition(".")[0] for place in (target.writer, target.reader)} - {"", "torch", "shardlaw"}
     raised = next((answer.raised for answer in verdict.ranks if answer.raised is not None), None)
@@ -72,7 +74,7 @@ def in_storage(verdict: Verdict, target: Target) -> str:
     return ""
 
 
-def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:
+def _with_finder(place: str, noted: Evidence, lines: LineCoverage) -> Iterator[str]:
     """A place; of one that carries out what others of its class found out, first the one of these whose lines tell most."""
     if heard.carries_out(place):
         owner = place.partition(".")[0]
@@ -80,18 +82,18 @@ def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:
     yield place
 
 
-def departing(verdict: Verdict) -> Answer | None:
+def first_deviating_answer(verdict: Verdict) -> Answer | None:
     """The answer of the first rank that deviated or raised."""
     return next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), None)
 
 
-def decided(place: str, trace: Sequence[str]) -> str:
+def add_decision(place: str, trace: Sequence[str]) -> str:
     """A place with what it asked for and claimed, where the lines of a trace say so, the last time."""
     told = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
     return next((line for line in reversed(told) if line.startswith(place)), place)
 
 
-def _waiting(verdict: Verdict) -> Iterator[str]:
+def _hang_places(verdict: Verdict) -> Iterator[str]:
     """The functions in which the first rank hung, the innermost first."""
     for line in next((answer.stack for answer in verdict.ranks if answer.stack), "").splitlines():
         place = heard.in_stack(line)
@@ -99,18 +101,18 @@ def _waiting(verdict: Verdict) -> Iterator[str]:
             yield place
 
 
-def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> Iterator[str]:
+def _candidate_places(verdict: Verdict, first: Answer, noted: Evidence, lines: LineCoverage) -> Iterator[str]:
     """The places to look at, the likeliest first."""
     steps = {answer.rank: answer.evidence.steps for answer in verdict.ranks if answer.evidence is not None}
-    step = (first_departing(steps, "_backward") if "backward" in verdict.case.law else None) or first_departing(steps)
+    step = (first_deviating_step(steps, "_backward") if "backward" in verdict.case.law else None) or first_deviating_step(steps)
     home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
     unfit = any(map(heard.asks_whole, noted.raised[-1:])) and bool(home)  # operands that do not fit as whole tensors: who made them?
     if step is not None:
-        yield from _of_step(step, noted, lines)
+        yield from _places_of_step(step, noted, lines)
     elif first.outcome == "raised" and not unfit:
         if not noted.raised and not any(each.asked for each in noted.steps if not each.ended):  # C++ refused to ask a rule
             return
-        yield from _of_error(noted, lines)
+        yield from _places_of_error(noted, lines)
     asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
     judging = list(filter(heard.judges, asked))
     yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
@@ -124,22 +126,22 @@ def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> I
     for kind in ("op", "move"):
         for each in reversed(noted.steps):
             if each.kind == kind:
-                yield from _of_step(each, noted, lines)
+                yield from _places_of_step(each, noted, lines)
     yield from reversed(home)
     yield from lines.telling(noted.visited)
 
 
-def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
+def _places_of_error(noted: Evidence, lines: LineCoverage) -> Iterator[str]:
     """Who is to blame for an error: the function that refused, or of an error from below the rule by which the op ran, or the last function
     that does more than to hand on."""
     last = noted.raised[-1] if noted.raised else ""
     refused = last.removeprefix(heard.REFUSED_BY)
     unfinished = [step for step in noted.steps if not step.ended]
-    rule = (each for step in reversed(unfinished) for each in _of_step(step, noted, lines))
+    rule = (each for step in reversed(unfinished) for each in _places_of_step(step, noted, lines))
     frames = [frame.removeprefix(heard.REFUSED_BY) for frame in reversed(noted.raised)]
     if not any(map(heard.plans_an_op, frames)):  # a handler of its own runs outside of the planning
         yield from (step.rule for step in unfinished if step.rule in frames)
-    moves = [step for step in unfinished if step.kind == "move" and len(_methods(step)) > 1]
+    moves = [step for step in unfinished if step.kind == "move" and len(_placement_calls(step)) > 1]
     if any(map(heard.moves, frames)):  # of several steps the last one failed: they are in a wrong order
         yield from (step.rule for step in moves)
     kin = {step.name.rpartition(".")[0]: step.rule for step in noted.steps if step.ended and step.kind == "op"}
@@ -154,7 +156,7 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
         yield from (place for place in noted.visited if refused in noted.callers[place] and heard.judges(place))
         yield refused
     elif not refused or heard.carries(refused) or heard.moves(refused):
-        yield from _of_transformed(noted, unfinished)
+        yield from _places_of_transform(noted, unfinished)
         yield from (place for place, step in zip(forth, unfinished, strict=True) if heard.decomposes(step.rule))
         yield from rule
     yield from (frame for frame in frames if not heard.carries(frame) and not heard.is_generic(frame))
@@ -162,30 +164,30 @@ def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
     yield from frames
 
 
-def _of_transformed(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str]:
+def _places_of_transform(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str]:
     """Of an op that fails on what a redistribution with a transform of its own made of its arguments: who planned the steps in this order,
     or, of one step, what the transform is done by."""
     for step in unfinished:
         for inner in (move for move in noted.steps if move.within is not None and noted.steps[move.within] is step):
-            methods = _methods(inner)
+            methods = _placement_calls(inner)
             for method in filter(heard.transforms, methods):
                 yield from [inner.rule] if len(methods) > 1 else []
-                yield from (place for place in noted.visited if heard.transforms(place) and method in _called_by(noted, place))
+                yield from (place for place in noted.visited if heard.transforms(place) and method in _callers(noted, place))
                 yield method
 
 
-def _called_by(noted: Evidence, place: str) -> set[str]:
+def _callers(noted: Evidence, place: str) -> set[str]:
     """The functions that call one, those behind what only hands on."""
     found = noted.callers.get(place, frozenset())
     return {outer for by in found for outer in (noted.callers.get(by, ()) if heard.carries(by) else (by,))} - {place}
 
 
-def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
+def _places_of_step(step: Step, noted: Evidence, lines: LineCoverage) -> Iterator[str]:
     """Who decided a step, and who is told by lines that ran in it alone."""
     if step.kind == "move":
-        methods = _methods(step)
+        methods = _placement_calls(step)
         merged = [call for call in step.calls if heard.MERGES_MOVES.match(call)]
-        changes = _changes(step)
+        changes = _count_changed_dims(step)
         yield from merged if len(methods) < changes else [step.rule] if changes > 1 else []
         yield from methods
         yield step.rule
@@ -194,19 +196,19 @@ def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
     if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in noted.visited}:  # nobody asked the rule
         yield from (place for place in noted.visited if heard.plans_an_op(place) and step.asked)
         return
-    under = [place for place in noted_below(noted, step.rule) if not shared(place)]
+    under = [place for place in functions_below(noted, step.rule) if not is_shared_helper(place)]
     yield from (place for place in lines.telling(under) if lines.alone(place))
     yield from (place for place in under if place in noted.answered and heard.does(place))
     yield from [] if step.ended else lines.finder(under)
     yield step.rule
 
 
-def _methods(step: Step) -> list[str]:
+def _placement_calls(step: Step) -> list[str]:
     """What a redistribution called of placements, one for each of its steps."""
     return [call for call in step.calls if "/placement_types.py" in call]
 
 
-def _changes(step: Step) -> int:
+def _count_changed_dims(step: Step) -> int:
     """Along how many mesh dims a redistribution that came to its end changed placements."""
     if not (isinstance(step.given, Piece) and isinstance(step.gave, Piece)):
         return 0
@@ -214,7 +216,7 @@ def _changes(step: Step) -> int:
     return sum(one != other for one, other in zip(before, after, strict=False))
 
 
-def noted_below(noted: Evidence, rule: str) -> list[str]:
+def functions_below(noted: Evidence, rule: str) -> list[str]:
     """The functions of rules that a rule called, itself among them, as far as they were heard."""
     spot = rule.partition(", ")[2]
     found = [place for place in noted.visited if place.partition(", ")[2] == spot]
@@ -224,7 +226,7 @@ def noted_below(noted: Evidence, rule: str) -> list[str]:
 
 
 @cache
-def shared(place: str) -> bool:
+def is_shared_helper(place: str) -> bool:
     """Whether several places of its file call a function: it is a helper of theirs."""
     name, _, spot = place.partition(", ")
     called = name.rpartition(".")[2] + "("
@@ -235,16 +237,16 @@ def shared(place: str) -> bool:
         return False
 
 
-class Lines:
+class LineCoverage:
     """Which lines ran where: in how many of the cases that hold, of those that ran where one deviates."""
 
     def __init__(self, visited: Mapping[str, frozenset[int]], held: Sequence[Mapping[str, frozenset[int]]]) -> None:
         self._visited, self._held = visited, held
 
     @classmethod
-    def of(cls, verdict: Verdict, held: Sequence[Verdict]) -> Lines:
+    def of(cls, verdict: Verdict, held: Sequence[Verdict]) -> LineCoverage:
         deviating = [answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")]
-        return cls(_all(deviating), [_all(other.ranks) for other in held])
+        return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in held])
 
     def fewest(self, place: str) -> int:
         """In how many cases that hold the rarest line of a function ran."""
@@ -269,7 +271,7 @@ class Lines:
         return sorted((place for place in places if heard.does(place)), key=self.fewest)
 
 
-def _all(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
+def _merge_visited(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
     found: dict[str, frozenset[int]] = {}
     for answer in answers:
         for place, lines in answer.evidence.visited.items() if answer.evidence is not None else ():
@@ -280,7 +282,7 @@ def _all(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
 # Against the reference
 
 
-def first_departing(steps: Mapping[int, Sequence[Step]], named: str = "") -> Step | None:
+def first_deviating_step(steps: Mapping[int, Sequence[Step]], named: str = "") -> Step | None:
     """The first step that the ranks took together whose result departs from the reference, of ops so ``named``: of an op with a
     redistribution that departs that one."""
     lowest = min(steps, default=None)
@@ -292,108 +294,108 @@ def first_departing(steps: Mapping[int, Sequence[Step]], named: str = "") -> Ste
             continue
         if step.kind == "op":
             inner = [k for k, other in enumerate(longest) if other.within == at]
-            if departs(_column(steps, at)) or any(departs(_column(steps, k)) for k in inner):
-                return next((longest[k] for k in inner if departs(_column(steps, k))), step)
-        elif step.within is None and departs(_column(steps, at)):
+            if step_deviates(_step_by_rank(steps, at)) or any(step_deviates(_step_by_rank(steps, k)) for k in inner):
+                return next((longest[k] for k in inner if step_deviates(_step_by_rank(steps, k))), step)
+        elif step.within is None and step_deviates(_step_by_rank(steps, at)):
             return step
     return None
 
 
-def _column(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Step]:
+def _step_by_rank(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Step]:
     column = {rank: its[at] for rank, its in steps.items() if at < len(its)}
     names = {(step.kind, step.name) for step in column.values()}
     return column if len(names) == 1 else {}
 
 
-def departs(column: Mapping[int, Step]) -> bool:
+def step_deviates(column: Mapping[int, Step]) -> bool:
     """Whether one step, as each rank took it, gives something else than the reference says; not where the reference cannot say."""
     if not column or not all(step.ended for step in column.values()):
         return False
     step = next(iter(column.values()))
     try:
-        given = _whole({rank: its.given for rank, its in column.items()})
-    except (_Unknown, _Departs):
+        given = _assemble_values({rank: its.given for rank, its in column.items()})
+    except (_CannotTell, _StepDeviates):
         return False
     try:
         with torch.no_grad():
-            _check({rank: its.gave for rank, its in column.items()}, given if step.kind == "move" else _dense(step.name, given))
-    except _Unknown:
+            _compare({rank: its.gave for rank, its in column.items()}, given if step.kind == "move" else _run_dense(step.name, given))
+    except _CannotTell:
         return False
-    except _Departs:
+    except _StepDeviates:
         return True
     return step.severed
 
 
-def _dense(name: str, given: Any) -> Any:
+def _run_dense(name: str, given: Any) -> Any:
     """What an op gives on whole tensors, and what it writes to then."""
     args, kwargs = given
     packet: Any = torch.ops
     for part in name.split("."):
         packet = getattr(packet, part)
     if torch.Tag.nondeterministic_seeded in packet.tags:
-        raise _Unknown
+        raise _CannotTell
     written = heard.written(packet, args, kwargs)
     try:
         return packet(*args, **kwargs), written
     except Exception as error:
-        raise _Unknown from error
+        raise _CannotTell from error
 
 
-def _whole(values: Mapping[int, Any]) -> Any:
+def _assemble_values(values: Mapping[int, Any]) -> Any:
     """Values that each rank has a part of, put together."""
     first = next(iter(values.values()))
     if isinstance(first, Piece):
-        return next(iter(_assembled(values).values())).clone()
+        return next(iter(_assemble_pieces(values).values())).clone()
     if isinstance(first, (list, tuple)):
-        return type(first)(_whole({rank: value[at] for rank, value in values.items()}) for at in range(len(first)))
+        return type(first)(_assemble_values({rank: value[at] for rank, value in values.items()}) for at in range(len(first)))
     if isinstance(first, dict):
-        return {key: _whole({rank: value[key] for rank, value in values.items()}) for key in first}
+        return {key: _assemble_values({rank: value[key] for rank, value in values.items()}) for key in first}
     return first.clone() if isinstance(first, torch.Tensor) else first
 
 
-def _assembled(pieces: Mapping[int, Piece]) -> Mapping[Any, torch.Tensor]:
+def _assemble_pieces(pieces: Mapping[int, Piece]) -> Mapping[Any, torch.Tensor]:
     first = next(iter(pieces.values()))
     try:
         if not first.placements:
-            raise _Unknown
+            raise _CannotTell
         layout = Layout(first.shape, Mesh.parse(first.mesh), parse_placements(first.placements))
         return assemble_replicas({coord: pieces[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}, layout)
     except (NotationError, LayoutError, KeyError, RuntimeError) as error:
-        raise _Unknown from error
+        raise _CannotTell from error
     except ValueError as error:
-        raise _Departs from error
+        raise _StepDeviates from error
 
 
-def _check(values: Mapping[int, Any], want: Any) -> None:
+def _compare(values: Mapping[int, Any], want: Any) -> None:
     """Raises ``_Departs`` where what the ranks hold is not ``want``."""
     first = next(iter(values.values()))
     if isinstance(first, Piece) and isinstance(want, torch.Tensor):
         inside = {rank: piece for rank, piece in values.items() if rank in Mesh.parse(first.mesh).ranks}
         if first.shape != tuple(want.shape):
-            raise _Departs
-        for got in _assembled(inside).values():
-            _alike(got, want)
+            raise _StepDeviates
+        for got in _assemble_pieces(inside).values():
+            _compare_tensors(got, want)
     elif isinstance(first, (list, tuple)) and isinstance(want, (list, tuple)):
         unknown = False
         for at, part in enumerate(want[: len(first)]):
             try:
-                _check({rank: value[at] for rank, value in values.items()}, part)
-            except _Unknown:
+                _compare({rank: value[at] for rank, value in values.items()}, part)
+            except _CannotTell:
                 unknown = True
         if unknown:
-            raise _Unknown
+            raise _CannotTell
     elif isinstance(first, torch.Tensor) and isinstance(want, torch.Tensor):
         for got in values.values():
-            _alike(got, want)
+            _compare_tensors(got, want)
     elif isinstance(want, (bool, int, float)) and any(got != want for got in values.values()):
-        raise _Departs
+        raise _StepDeviates
 
 
-def _alike(got: torch.Tensor, want: torch.Tensor) -> None:
+def _compare_tensors(got: torch.Tensor, want: torch.Tensor) -> None:
     if got.shape != want.shape or got.dtype != want.dtype:
-        raise _Departs
+        raise _StepDeviates
     if got.device != want.device:  # such as what stayed on the meta device, where a step gives elements
-        raise _Unknown
+        raise _CannotTell
     exact = not (want.is_floating_point() or want.is_complex())
     if not (torch.equal(got, want) if exact else torch.allclose(got, want, rtol=1e-3, atol=1e-3, equal_nan=True)):
-        raise _Departs
+        raise _StepDeviates

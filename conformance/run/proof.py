@@ -24,7 +24,7 @@ PORT_TAKEN = "EADDRINUSE"
 
 
 @dataclass(frozen=True)
-class Ran:
+class ScriptResult:
     """How a script ended: its exit code (negative: the signal that ended it; ``None``: it was still running at the limit), and what it
     printed."""
 
@@ -45,36 +45,36 @@ class Ran:
         return f"not proven: the script ended with {self.code}: {last:.200}"
 
 
-def run(text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS) -> Ran:
+def run_script(text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS) -> ScriptResult:
     """Run a script, once more where somebody took a port that torch had found free. ``setup``: ``module:function`` to call first in its
     process, with ``argument``."""
-    ran = _run_once(text, setup, argument, limit)
-    return _run_once(text, setup, argument, limit) if ran.code == 2 and PORT_TAKEN in ran.output else ran
+    ran = _run_script_once(text, setup, argument, limit)
+    return _run_script_once(text, setup, argument, limit) if ran.code == 2 and PORT_TAKEN in ran.output else ran
 
 
-def _run_once(text: str, setup: str, argument: str, limit: float) -> Ran:
+def _run_script_once(text: str, setup: str, argument: str, limit: float) -> ScriptResult:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory(prefix="shardlaw-script-") as folder:
         path, output = Path(folder) / "script.py", Path(folder) / "output"
         path.write_text(text, "utf-8")
-        process = context.Process(target=_run, args=(str(path), str(output), setup, argument))
+        process = context.Process(target=_child_main, args=(str(path), str(output), setup, argument))
         process.start()
         process.join(limit)
         code = process.exitcode
         if code is None:
-            _end(process.pid)
+            _kill_tree(process.pid)
             process.join()
         process.close()
-        return Ran(code, output.read_text("utf-8", "replace") if output.exists() else "")
+        return ScriptResult(code, output.read_text("utf-8", "replace") if output.exists() else "")
 
 
 def prove(text: str, limit: float = LIMIT_SECONDS) -> str:
     """``proven``, or why a script shows nothing."""
-    return run(text, limit=limit).proof
+    return run_script(text, limit=limit).proof
 
 
-def _run(path: str, output: str, setup: str, argument: str) -> None:
+def _child_main(path: str, output: str, setup: str, argument: str) -> None:
     """In the process of the script: what it prints goes to a file, an error of its own is no fault."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
@@ -97,7 +97,7 @@ def _run(path: str, output: str, setup: str, argument: str) -> None:
     os._exit(0)
 
 
-def _end(pid: int | None) -> None:
+def _kill_tree(pid: int | None) -> None:
     """End a process and all that it started."""
     import psutil
 

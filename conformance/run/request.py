@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError, one_of
-from shardlaw.conformance.run.certified_profile import check_name
+from shardlaw.conformance.run.certified_profile import check_profile_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
 DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of some where nobody asks for another number
-MOST_RANKS = 4096
-MOST_WORLDS = 64
-LONGEST_CASE = 86_400.0  # seconds
+MAX_RANKS = 4096
+MAX_WORLDS = 64
+MAX_CASE_SECONDS = 86_400.0  # seconds
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -56,14 +56,14 @@ class RunRequest:
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
             raise UsageError(f"--profile {self.profile}: no such profile ({one_of(self.profile, PROFILES)})")
-        if not 1 <= self.world_size <= MOST_RANKS:
-            raise UsageError(f"--world-size {self.world_size}: want 1 to {MOST_RANKS} ranks")
-        if self.worlds is not None and not 1 <= self.worlds <= MOST_WORLDS:
-            raise UsageError(f"-n {self.worlds}: want 1 to {MOST_WORLDS} worlds")
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise UsageError(f"--world-size {self.world_size}: want 1 to {MAX_RANKS} ranks")
+        if self.worlds is not None and not 1 <= self.worlds <= MAX_WORLDS:
+            raise UsageError(f"-n {self.worlds}: want 1 to {MAX_WORLDS} worlds")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: want a whole number, 0 or more")
-        if self.timeout is not None and not 0 < self.timeout <= LONGEST_CASE:
-            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {LONGEST_CASE:.0f}")
+        if self.timeout is not None and not 0 < self.timeout <= MAX_CASE_SECONDS:
+            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {MAX_CASE_SECONDS:.0f}")
         if not 1 <= self.shard[0] <= self.shard[1]:
             raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
         if self.certify:
@@ -87,7 +87,7 @@ class RunRequest:
 
     def _check_certified(self) -> None:
         """A certified run is the whole list, on the terms of every other one."""
-        check_name(self.certify)
+        check_profile_name(self.certify)
         plain = RunRequest()
         foreign = {
             "LAW": "laws",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.program.names import NoFunctionError
-from shardlaw.conformance.run.law_run import reuses
+from shardlaw.conformance.run.law_run import reuses_plans
 from shardlaw.conformance.world import signals
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.state import RunState
     from shardlaw.conformance.world import Pool
 
-AHEAD = 64  # cases: enough for all worlds, few to wait for once something is wrong
+MAX_PENDING = 64  # cases: enough for all worlds, few to wait for once something is wrong
 
 
-def in_turns(laws: Sequence[Law]) -> list[Law]:
+def interleave_families(laws: Sequence[Law]) -> list[Law]:
     """The laws, of each family ``name[...]`` the first, then of each the second, and so on: what is wrong in one of few laws need not wait
     for the hundreds that are alike."""
     seen: Counter[str] = Counter()
@@ -36,7 +36,7 @@ def in_turns(laws: Sequence[Law]) -> list[Law]:
     return [law for _, law in sorted(zip(turns, laws, strict=True), key=itemgetter(0))]
 
 
-def first_wrong(run: RunState, laws: Sequence[Law], pool: Pool, most: int) -> Case | None:
+def find_deviating_control(run: RunState, laws: Sequence[Law], pool: Pool, most: int) -> Case | None:
     """The control of one of these ``laws`` that deviates as nothing that is known does: of the first such one, if ranks, ``most`` of
     them, find any. It is no finding yet."""
     wrong: dict[int, Case] = {}
@@ -47,7 +47,7 @@ def first_wrong(run: RunState, laws: Sequence[Law], pool: Pool, most: int) -> Ca
         if verdict.status == "deviates" and run.expectations.match_verdict(law, verdict) is None:
             wrong[at] = verdict.case
 
-    for at, law in enumerate(in_turns(laws)):
+    for at, law in enumerate(interleave_families(laws)):
         signals.check()
         try:
             control = Case.parse(law.control)
@@ -55,8 +55,8 @@ def first_wrong(run: RunState, laws: Sequence[Law], pool: Pool, most: int) -> Ca
             continue
         if control.world <= most:
             owed.add(at)
-            pool.feed(law, control, partial(tell, at, law), reuse=reuses(law, run.request.profile))
-            pool.wait(lambda: len(owed) < AHEAD)
+            pool.feed(law, control, partial(tell, at, law), reuse=reuses_plans(law, run.request.profile))
+            pool.wait(lambda: len(owed) < MAX_PENDING)
         if wrong:
             break
     pool.wait(lambda: not owed)

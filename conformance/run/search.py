@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.shares import Share, whole_of
+from shardlaw.conformance.run.shares import Share, full_share
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 SHRINK_SECONDS = 10.0
 NARROW_DRAWS = 80
 NARROW_BATCH = 10
-COVERED_KEPT = 4  # one in so many
-ROUNDS = 4
+COVERED_STRIDE = 4  # one in so many
+MAX_ROUNDS = 4
 
 
-def none_is(case: Case) -> bool:
+def never(case: Case) -> bool:
     """Of no case."""
     return False
 
 
-class Enough(BaseException):
+class StopDrawing(BaseException):
     """Ends a drawing early. No ``Exception``: Hypothesis would take one for a failing example."""
 
 
-def seed_of(seed: int, law_id: str) -> int:
+def law_seed(seed: int, law_id: str) -> int:
     """The seed of one law's draws: a function of the run's seed and the law alone."""
     return int.from_bytes(hashlib.sha256(f"{seed} {law_id}".encode()).digest()[:6], "big")
 
@@ -81,11 +81,11 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
             if shrink:
                 raise
             raised.append(error)  # Hypothesis would try the case again, and call what does not repeat flaky
-            raise Enough from None
+            raise StopDrawing from None
 
     try:
         drawn()
-    except Enough:
+    except StopDrawing:
         if raised:
             raise raised[0] from None
         raise
@@ -106,7 +106,7 @@ class Plan:
     seed: int
     share: Share
     shard: tuple[int, int] = (1, 1)
-    covered: Callable[[Case], bool] = none_is
+    covered: Callable[[Case], bool] = never
     listed: Sequence[Case] | None = None
     rounds: list[tuple[int, int]] = field(default_factory=list, init=False)
     swept: int = field(default=0, init=False)
@@ -116,11 +116,11 @@ class Plan:
     @classmethod
     def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), share: Share | None = None) -> Plan:
         """The plan of a run's ``seed``; without a ``share`` all that the profile tries."""
-        return cls(law, limits, seed_of(seed, law.id), share or whole_of(law, profile), shard)
+        return cls(law, limits, law_seed(seed, law.id), share or full_share(law, profile), shard)
 
     def passed_over(self, case: Case) -> bool:
         """Whether a drawn case is left out for the sake of others: by its text, so that it is in every run with these known findings."""
-        return zlib.crc32(case.text.encode()) % COVERED_KEPT != 0 and self.covered(case)
+        return zlib.crc32(case.text.encode()) % COVERED_STRIDE != 0 and self.covered(case)
 
     def feed(self, take: Callable[[Case, bool], None]) -> None:
         """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
@@ -159,7 +159,7 @@ class Plan:
             offer(case, False)
         if self.law.draw is not None and left:
             strategy = self.law.drawn(self.limits)
-            while left and len(self.rounds) < ROUNDS:
+            while left and len(self.rounds) < MAX_ROUNDS:
                 self.rounds.append((self.seed + len(self.rounds), left))
                 left = 0
                 draw(strategy, *self.rounds[-1], offer_drawn)
@@ -172,7 +172,7 @@ class Plan:
 
 
 @dataclass
-class Shrunk:
+class ShrinkResult:
     """The smallest case found that shows a signature. ``minimal`` says whether the search for a smaller one was finished."""
 
     case: Case
@@ -181,7 +181,7 @@ class Shrunk:
     calls: int
 
 
-class _Shown(Exception):
+class _SignatureReproduced(Exception):
     """The case at hand shows the signature that is being shrunk."""
 
 
@@ -199,10 +199,10 @@ class Shrinker:
     known: Callable[[Verdict], bool] = lambda verdict: False
     calls: int = field(default=0, init=False)
 
-    def shrink(self, first: Verdict, drawn: bool) -> Shrunk:
+    def shrink(self, first: Verdict, drawn: bool) -> ShrinkResult:
         """The smallest case with the signature of ``first``, which the drawing (or else the enumerator) came upon."""
         law = self.plan.law
-        start = Shrunk(first.case, first, False, 0)
+        start = ShrinkResult(first.case, first, False, 0)
         self._deadline = time.monotonic() + self.seconds
         if drawn and law.draw is not None:
             strategy = law.drawn(self.plan.limits)
@@ -221,11 +221,11 @@ class Shrinker:
             return self._smallest(near, first) or start
         return self._replay(strategy, self.plan.seed, NARROW_DRAWS, first.signature) or start
 
-    def _smallest(self, near: Sequence[Case], first: Verdict) -> Shrunk | None:
+    def _smallest(self, near: Sequence[Case], first: Verdict) -> ShrinkResult | None:
         """The shortest of the cases judged near the first one that shows its signature, where there is one."""
         shown = [case for case in near if case in self.memory and self._shows(self.memory[case], first.signature)]
         best = min(shown, key=lambda case: (case.world, len(case.text), case.text), default=None)
-        return None if best is None else Shrunk(best, self.memory[best], False, self.calls)
+        return None if best is None else ShrinkResult(best, self.memory[best], False, self.calls)
 
     def _shows(self, verdict: Verdict, signature: str) -> bool:
         return verdict.signature == signature and not self.known(verdict)
@@ -241,8 +241,8 @@ class Shrinker:
         seed: int,
         count: int,
         signature: str,
-        skip: Callable[[Case], bool] = none_is,
-    ) -> Shrunk | None:
+        skip: Callable[[Case], bool] = never,
+    ) -> ShrinkResult | None:
         """The smallest case that this drawing leads to. ``skip``: those that it was not asked for, until the signature has shown."""
         best: Verdict | None = None
 
@@ -250,27 +250,27 @@ class Shrinker:
             nonlocal best
             if case not in self.memory:
                 if time.monotonic() > self._deadline:
-                    raise Enough
+                    raise StopDrawing
                 if case.world > self.plan.limits.most or (best is None and skip(case)):
                     return
                 self._judge([case])
             verdict = self.memory[case]
             if self._shows(verdict, signature):
                 best = verdict
-                raise _Shown
+                raise _SignatureReproduced
 
         from hypothesis.errors import Flaky
 
         minimal = True
         try:
             draw(strategy, seed, count, show, shrink=True)
-        except _Shown:
+        except _SignatureReproduced:
             pass
-        except Enough:
+        except StopDrawing:
             minimal = False
         except Flaky:  # a verdict that did not repeat
             minimal = False
-        return None if best is None else Shrunk(best.case, best, minimal, self.calls)
+        return None if best is None else ShrinkResult(best.case, best, minimal, self.calls)
 
 
 def reduce_history(history: Sequence[Case], shows: Callable[[tuple[Case, ...]], bool], deadline: float) -> tuple[Case, ...]:
@@ -279,7 +279,7 @@ def reduce_history(history: Sequence[Case], shows: Callable[[tuple[Case, ...]], 
     while len(kept) >= 1 and time.monotonic() < deadline:
         size = max(1, -(-len(kept) // parts))
         pieces = [kept[at : at + size] for at in range(0, len(kept), size)]
-        smaller = _first(pieces, kept, shows, deadline)
+        smaller = _first_reproducing(pieces, kept, shows, deadline)
         if smaller is not None:
             kept, parts = smaller, max(2, min(parts, len(smaller)))
         elif size == 1:
@@ -289,7 +289,7 @@ def reduce_history(history: Sequence[Case], shows: Callable[[tuple[Case, ...]], 
     return kept
 
 
-def _first(
+def _first_reproducing(
     pieces: list[tuple[Case, ...]], kept: tuple[Case, ...], shows: Callable[[tuple[Case, ...]], bool], deadline: float
 ) -> tuple[Case, ...] | None:
     candidates: list[tuple[Case, ...]] = list(reversed(pieces))

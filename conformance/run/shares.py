@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.request import RunRequest
 
 SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
-CHOSEN = Path(__file__).parents[1] / "profiles" / "smoke.txt"
+SMOKE_FILE = Path(__file__).parents[1] / "profiles" / "smoke.txt"
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,26 @@ class Share:
                 yield Case.parse(text)
 
 
-def whole_of(law: Law, profile: str, *, alone: bool = False) -> Share:
+def full_share(law: Law, profile: str, *, alone: bool = False) -> Share:
     """All that a profile tries of a law; ``alone``: in a run that tries no law of another chapter."""
     scale = SCALE[profile]
     return Share(max(law.sweeps * scale, law.alone if alone else 0), law.draws * scale)
 
 
-def share_of(law: Law, request: RunRequest, *, alone: bool = False) -> Share:
+def law_share(law: Law, request: RunRequest, *, alone: bool = False) -> Share:
     """What a run tries of a law."""
-    whole = whole_of(law, request.profile, alone=alone)
-    return chosen().get(law.id, whole) if request.of_chosen else whole
+    whole = full_share(law, request.profile, alone=alone)
+    return smoke_shares().get(law.id, whole) if request.of_chosen else whole
 
 
 @cache
-def chosen() -> dict[str, Share]:
+def smoke_shares() -> dict[str, Share]:
     """The shares of the laws in a smoke run of everything, by their ids."""
-    blocks = re.split(r"\n(?! |$)", CHOSEN.read_text("utf-8"))
-    return dict(map(read, (block for block in blocks if not block.startswith("#"))))
+    blocks = re.split(r"\n(?! |$)", SMOKE_FILE.read_text("utf-8"))
+    return dict(map(parse_share, (block for block in blocks if not block.startswith("#"))))
 
 
-def read(block: str) -> tuple[str, Share]:
+def parse_share(block: str) -> tuple[str, Share]:
     """A law's id and its share, as :func:`written`."""
     first, *cases = block.splitlines()
     law, places, draws = first.split()
@@ -80,7 +80,7 @@ def read(block: str) -> tuple[str, Share]:
     return law, Share(max(found, default=-1) + 1, float(draws), frozenset(found), tuple(f"{law} {case.strip()}" for case in cases))
 
 
-def written(law: str, places: Collection[int], draws: float, cases: Sequence[str] = ()) -> str:
+def format_share(law: str, places: Collection[int], draws: float, cases: Sequence[str] = ()) -> str:
     """The share of a law as :func:`chosen` reads it; ``cases`` are texts."""
     runs: list[list[int]] = []
     for place in sorted(places):

@@ -14,11 +14,11 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import BACK_END, Target
 from shardlaw.conformance.law.verdict import Verdict, finding_id, spots, struck
 from shardlaw.conformance.run.request import RunRequest
-from shardlaw.conformance.run.shares import share_of
+from shardlaw.conformance.run.shares import law_share
 
 if TYPE_CHECKING:
-    from shardlaw.conformance.run.certified_profile import FrozenList
-    from shardlaw.conformance.run.expectations import Expectations, TooWide
+    from shardlaw.conformance.run.certified_profile import CertifiedProfile
+    from shardlaw.conformance.run.expectations import Expectations, TooWideEntry
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class RunState:
     ready: float | None = None
     stopped_by: str | None = None
     failure: Exception | None = None
-    frozen: FrozenList | None = None
+    frozen: CertifiedProfile | None = None
     said: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
     unexcused: Expectations | None = None
@@ -181,9 +181,9 @@ class RunState:
         """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
         if self.frozen is not None:
             return len(self.frozen.cases)
-        return max(1, sum(share_of(law, self.request).count for law in self.laws) // self.request.shard[1])
+        return max(1, sum(law_share(law, self.request).count for law in self.laws) // self.request.shard[1])
 
-    def too_wide(self) -> list[TooWide]:
+    def too_wide(self) -> list[TooWideEntry]:
         """The expectations to refuse. One shard of a run does not say: the share of its few cases is not that of the whole, which a
         merge works out."""
         return self.expectations.too_wide() if self.request.shard == (1, 1) else []

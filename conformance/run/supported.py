@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 FILES = "supported-*.txt"
-TRIED = ("smoke", "ci")  # the profiles of the runs that lists are made from
+LISTED_PROFILES = ("smoke", "ci")  # the profiles of the runs that lists are made from
 # one refused case of many may be a corner that no earlier run drew
 ENOUGH_REFUSED = 2
 
 
-def _earlier(torch_version: str) -> list[tuple[Version, Path]]:
+def _lists_up_to(torch_version: str) -> list[tuple[Version, Path]]:
     """The lists that say something of a release: its own, and those of earlier ones."""
     release = Version(Version(torch_version).base_version)
     lists = ((Version(file.stem.removeprefix("supported-")), file) for file in SHIPPED.glob(FILES))
@@ -34,26 +34,26 @@ def _earlier(torch_version: str) -> list[tuple[Version, Path]]:
 
 
 @cache
-def is_listed(torch_version: str) -> bool:
+def has_list_for(torch_version: str) -> bool:
     """Whether any list says something of a release: of one that is older than all nobody knows what it has to support."""
-    return bool(_earlier(torch_version))
+    return bool(_lists_up_to(torch_version))
 
 
-def as_listed(law: Law) -> Law:
+def for_installed_torch(law: Law) -> Law:
     """A law as the torch at hand has to support it."""
     import torch
 
-    return law if is_listed(torch.__version__) else law.early()
+    return law if has_list_for(torch.__version__) else law.early()
 
 
-def supported(torch_version: str, profile: str = "smoke") -> frozenset[str]:
+def supported_laws(torch_version: str, profile: str = "smoke") -> frozenset[str]:
     """The laws of which neither the newest listed release nor an earlier one refuses a case of a profile; none on a torch that is older
     than all."""
-    earlier = _earlier(torch_version)
-    return frozenset(read(max(earlier)[1].read_text("utf-8").splitlines(), profile)) if earlier else frozenset()
+    earlier = _lists_up_to(torch_version)
+    return frozenset(parse_list(max(earlier)[1].read_text("utf-8").splitlines(), profile)) if earlier else frozenset()
 
 
-def read(lines: Iterable[str], profile: str = "smoke") -> list[str]:
+def parse_list(lines: Iterable[str], profile: str = "smoke") -> list[str]:
     """The ids of a list that speak of a profile; what follows ``#`` is a comment."""
     named = [text.partition("#")[0].split() for text in lines]
-    return [law for law, *only in filter(None, named) if profile in (only or TRIED)]
+    return [law for law, *only in filter(None, named) if profile in (only or LISTED_PROFILES)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shardlaw.conformance.report.templates import rendered
+from shardlaw.conformance.report.templates import render_template
 from shardlaw.conformance.twin.align import Judged
 from shardlaw.conformance.twin.judge import Compared, Departure
 from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, LOSS, Key
@@ -202,7 +202,7 @@ sys.exit(found.departs)
 
 def page(result: Result) -> str:
     """One file of HTML that fetches nothing."""
-    return rendered(
+    return render_template(
         "twin.html.j2",
         title=f"shardlaw twin: {headline(result)}",
         result=result,

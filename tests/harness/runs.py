@@ -15,7 +15,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deviation, Raised, Verdict
 from shardlaw.conformance.report.run_report import RunReport
 from shardlaw.conformance.report.writer import ReportWriter
-from shardlaw.conformance.run.expectations import Expectations, TooWide
+from shardlaw.conformance.run.expectations import Expectations, TooWideEntry
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.state import Finding, HarnessFault, LawResult
 
@@ -71,7 +71,7 @@ class FakeRun:
     failure: Exception | None = None
     frozen: None = None
 
-    def too_wide(self) -> list[TooWide]:
+    def too_wide(self) -> list[TooWideEntry]:
         return self.expectations.too_wide()
 
     def take(self, found: Finding) -> None:

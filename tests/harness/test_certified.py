@@ -16,6 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.report.run_report import read_report
 from shardlaw.conformance.report.writer import write_report
+from shardlaw.conformance.run import certified_profile
 
 LIST = """# tiny-2026.1: what this test is about
 collective.all-reduce mesh=2 x=2

@@ -14,8 +14,8 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deviation, Verdict
 from shardlaw.conformance.run.engine import Run
-from shardlaw.conformance.run.expectation_file import read
-from shardlaw.conformance.run.expectations import Expectations, layers, load, shipped
+from shardlaw.conformance.run.expectation_file import read_entries
+from shardlaw.conformance.run.expectations import Expectations, expectation_files, load, shipped_files
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.world.judge import judge
 
@@ -352,7 +352,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\x00\xff\xfe")
     for name, message in (("binary.toml", "not UTF-8"), ("missing.toml", "No such file"), (".", "Is a directory")):
         with pytest.raises(UsageError, match=message):
-            read(tmp_path / name, ["mesh.groups"])
+            read_entries(tmp_path / name, ["mesh.groups"])
 
 
 def test_the_entries_of_a_cause_have_its_title_as_their_reason(tmp_path: Path) -> None:
@@ -403,5 +403,5 @@ def test_headers_within_texts_do_not_count_as_lines(tmp_path: Path) -> None:
 
 
 def test_the_files_of_all_layers_come_in_order() -> None:
-    given = [*shipped(), Path("their.toml"), Path("mine.toml")]
-    assert layers(Target(expect=("their.toml",)), [Path("mine.toml")]) == given
+    given = [*shipped_files(), Path("their.toml"), Path("mine.toml")]
+    assert expectation_files(Target(expect=("their.toml",)), [Path("mine.toml")]) == given

@@ -32,9 +32,9 @@ def test_a_profile_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]
     assert "nearest: collectives-2026.1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", certified_profile.known())
+@pytest.mark.parametrize("name", certified_profile.profile_names())
 def test_a_released_list_says_what_every_version_understands(name: str) -> None:
-    listed = certified_profile.frozen(name)
+    listed = certified_profile.read_profile(name)
     assert len(set(listed.cases)) == len(listed.cases) > 500
     for law_id, cases in listed.laws.items():
         law = find(law_id)
@@ -52,4 +52,4 @@ def test_a_released_list_says_what_every_version_understands(name: str) -> None:
     ],
 )
 def test_a_released_list_is_never_changed(name: str, sha256: str) -> None:
-    assert certified_profile.frozen(name).sha256 == sha256
+    assert certified_profile.read_profile(name).sha256 == sha256

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer, read_places
+from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer, try_find_places
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.search import Enough, Plan, draw, reduce_history, seed_of
+from shardlaw.conformance.run.search import Plan, StopDrawing, draw, law_seed, reduce_history
 
 
 def cases(limits: Limits) -> st.SearchStrategy[Case]:
@@ -171,8 +171,8 @@ def test_a_trace_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> list[str]:
         raise RuntimeError("no elements")
 
-    monkeypatch.setattr("shardlaw.conformance.run.confirm.places_of", fails)
-    places, note = read_places(Verdict(Case.parse(LAW.control), "deviates"), [])
+    monkeypatch.setattr("shardlaw.conformance.run.confirm.find_places", fails)
+    places, note = try_find_places(Verdict(Case.parse(LAW.control), "deviates"), [])
     assert (places, note) == ([], "where it happens is not known, its trace cannot be read: RuntimeError: no elements")
 
 
@@ -214,10 +214,10 @@ def test_a_drawing_that_is_cut_short_is_a_prefix() -> None:
 
     def take(case: Case) -> None:
         if len(cut) == 20:
-            raise Enough
+            raise StopDrawing
         cut.append(case)
 
-    with pytest.raises(Enough):
+    with pytest.raises(StopDrawing):
         draw(cases(Limits()), 5, 200, take)
     assert cut == whole[:20]
 
@@ -253,8 +253,8 @@ def test_a_history_is_cut_down_to_what_matters() -> None:
 
 
 def test_the_seed_of_a_law_depends_on_its_id_and_the_run_alone() -> None:
-    assert seed_of(1, "a") == seed_of(1, "a")
-    assert len({seed_of(1, "a"), seed_of(1, "b"), seed_of(2, "a")}) == 3
+    assert law_seed(1, "a") == law_seed(1, "a")
+    assert len({law_seed(1, "a"), law_seed(1, "b"), law_seed(2, "a")}) == 3
 
 
 def test_a_case_that_needs_more_ranks_than_allowed_is_left_out() -> None:

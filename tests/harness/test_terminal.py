@@ -13,10 +13,10 @@ import pytest
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer
 from shardlaw.conformance.report.build import finding_line
-from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.markdown import render_markdown
 from shardlaw.conformance.report.run_report import FindingLine
-from shardlaw.conformance.report.terminal import Terminal, complain, print_summary
-from shardlaw.conformance.report.terminal import console as plain_console
+from shardlaw.conformance.report.terminal import Terminal, print_not_judged, print_summary
+from shardlaw.conformance.report.terminal import make_console as plain_console
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.state import Finding
 from tests.harness.runs import CASE, FakeRun, finding, verdict
@@ -59,7 +59,7 @@ def test_what_is_new_stands_first_with_its_law_its_features_and_what_all_of_it_h
     assert text.index("0badcafe") < text.index("weighs ranks") < text.index("not reached") < text.index("exit 1")
     assert "all 2 new findings have in common: group\n" in text
     assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws build on what earlier ones check\n" in text
-    assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
+    assert "all 2 new findings have in common: group\n" in render_markdown(run.update(1), Path("r"))
 
 
 def test_a_summary_fits_a_screen(run: FakeRun) -> None:
@@ -105,16 +105,16 @@ def test_no_word_is_broken_on_a_terminal_and_no_case_is_cut(run: FakeRun, monkey
 
 def test_features_that_were_missed_are_named_where_they_are_few(run: FakeRun) -> None:
     report = run.update(0)
-    assert re.search(r"- \d+ features, listed in report.json\n", markdown(report, Path("r")))
+    assert re.search(r"- \d+ features, listed in report.json\n", render_markdown(report, Path("r")))
     report.features_missing = ["late-rank", "0-d"]
-    assert "- 2 features: late-rank, 0-d\n" in markdown(report, Path("r"))
+    assert "- 2 features: late-rank, 0-d\n" in render_markdown(report, Path("r"))
 
 
 def test_a_run_without_cases_says_why_on_standard_error(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run.results = {"mesh.copies": run.results["mesh.copies"]}
-    complain(run.update(2))
+    print_not_judged(run.update(2))
     assert capsys.readouterr().err == "shardlaw: no case was judged; mesh.copies: needs 8 ranks, the largest world has 4\n"
-    complain(run.update(1))
+    print_not_judged(run.update(1))
     assert capsys.readouterr().err == ""
 
 

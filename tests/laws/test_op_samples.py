@@ -20,7 +20,7 @@ from shardlaw.conformance.laws.op import opinfo
 from shardlaw.conformance.laws.op.backward import flat
 from shardlaw.conformance.laws.op.results import plain_of
 from shardlaw.conformance.laws.op.samples import LAWS, smaller
-from shardlaw.conformance.report.reproducer import reproducer
+from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.search import Plan, draw
 from shardlaw.conformance.run.state import LawResult
 from shardlaw.strategies.op_catalogue import OPS
@@ -51,7 +51,7 @@ def test_cases_of_samples_read_back_and_run_plain(law: Law) -> None:
     small = [case for case in cases if sum(x.numel() for x in plain_of(operands_of(case)).values()) <= 12]
     for case in small[:2]:
         with contextlib.suppress(ScriptError):  # a pool of few elements may be large when it is undone
-            text = reproducer(law, case)
+            text = render_reproducer(law, case)
             ast.parse(text)
             assert "shardlaw" not in text
 
