@@ -65,12 +65,12 @@ def known(files: Iterable[Path]) -> dict[str, Known]:
 
 def silent(entries: Sequence[Entry]) -> bool:
     """Whether one of them goes on with something wrong, and says nothing."""
-    return any(not entry.loud for entry in entries)
+    return any(not entry.is_loud for entry in entries)
 
 
 def example(entries: Sequence[Entry]) -> Entry:
     """The entry to show: a silent one, if there is one, with the shortest case."""
-    return min(entries, key=lambda entry: (not entry.case, entry.loud, len(entry.case), entry.case))
+    return min(entries, key=lambda entry: (not entry.case, entry.is_loud, len(entry.case), entry.case))
 
 
 # The pages
@@ -159,7 +159,7 @@ def issue(cause: Cause, entries: Sequence[Entry]) -> str:
             "The script exits with 1 while the fault is there:",
             "",
             "```python",
-            render_reproducer(law, case, FaultInfo.of(verdict)).rstrip(),
+            render_reproducer(law, case, FaultInfo.from_verdict(verdict)).rstrip(),
             "```",
         ]
     )
@@ -206,8 +206,8 @@ def places(chapters: dict[str, Known]) -> None:
     unheard: list[str] = []
     with Pool(Target()) as pool:
         for cause, entries in (item for causes in chapters.values() for item in causes.items()):
-            entry = example([entry for entry in entries if entry.holds(torch.__version__, "gloo")] or entries)
-            if not (cause.where and entry.case and entry.holds(torch.__version__, "gloo")):
+            entry = example([entry for entry in entries if entry.applies_to(torch.__version__, "gloo")] or entries)
+            if not (cause.where and entry.case and entry.applies_to(torch.__version__, "gloo")):
                 continue
             if not cause.where.partition(", ")[2].startswith(HEARD):
                 unheard.append(cause.id)

@@ -137,7 +137,7 @@ def planned(globs: Iterable[str]) -> Iterator[Case]:
     for law in named(globs):
         if law.profile == "smoke":
             found: list[Case] = []
-            Plan.of(law, limits, 0, "smoke", share=law_share(law, request)).feed(lambda case, drawn, found=found: found.append(case))  # type: ignore[misc]
+            Plan.for_law(law, limits, 0, "smoke", share=law_share(law, request)).feed(lambda case, drawn, found=found: found.append(case))  # type: ignore[misc]
             yield from found
 
 

@@ -24,7 +24,7 @@ LONGEST = 25 * 60
 def counted(law: Law, profile: str) -> int:
     """How many cases a law has; 0 where its samples cannot be read."""
     limits = Limits()
-    plan = Plan.of(law, limits, 0, profile)
+    plan = Plan.for_law(law, limits, 0, profile)
     try:
         swept = min(plan.share.sweeps, len(law.sweep(limits))) if law.sweep is not None else 0
     except TorchMovedError:

@@ -52,7 +52,7 @@ def tried(pool: Pool, laws: list[Law], seconds: float, count: Callable[[Case], i
                 raise StopDrawing
 
         with suppress(StopDrawing):
-            Plan.of(law, Limits(), SEED, "nightly").feed(take)
+            Plan.for_law(law, Limits(), SEED, "nightly").feed(take)
     pool.flush()
     return len(verdicts), sum(count(verdict.case) for verdict in verdicts), time.monotonic() - began
 

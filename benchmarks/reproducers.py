@@ -42,7 +42,7 @@ def main(patterns: list[str]) -> int:
                 print(f"{verdict.status}: {told}", flush=True)
                 continue
             try:
-                text = render_reproducer(law, case, FaultInfo.of(verdict))
+                text = render_reproducer(law, case, FaultInfo.from_verdict(verdict))
             except ScriptError as error:
                 without += 1
                 print(f"no script: {told}: {error}", flush=True)

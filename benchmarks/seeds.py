@@ -56,8 +56,8 @@ def main(first: int, last: int, patterns: list[str]) -> int:
                     pool.feed(law, case, lambda verdict: done(law, verdict), reuse=reuses_plans(law, "smoke"))
 
             for seed in range(first, last + 1):
-                plan = Plan.of(law, Limits(DEFAULT_WORLD, larger=LARGER_WORLD), seed, "smoke", share=share)
-                plan.covered = lambda case, law=law: known.covers(case, features_of(case, law))  # type: ignore[misc]
+                plan = Plan.for_law(law, Limits(DEFAULT_WORLD, larger=LARGER_WORLD), seed, "smoke", share=share)
+                plan.is_covered = lambda case, law=law: known.covers(case, features_of(case, law))  # type: ignore[misc]
                 plan.feed(take)
         pool.flush()
     print(f"{len(judged)} cases of seeds {first} to {last}, torch {torch.__version__}: {len(found)} kinds of deviation that are not known")

@@ -110,9 +110,9 @@ class Worlds:
             raise UsageError(f"timeout={timeout!r}: want seconds, more than 0")
         self.target: Target = found if timeout is None else replace(found, timeout=float(timeout))
         self.ranks = _check_size(ranks)
-        self._live: Pool | None = None
-        self._numbers = itertools.count(1)
-        self._checked = 0
+        self._pool: Pool | None = None
+        self._call_numbers = itertools.count(1)
+        self._checked_size = 0
 
     def __repr__(self) -> str:
         return f"<live ranks of {self.target.name}>"
@@ -151,7 +151,7 @@ class Worlds:
         if reason := self.lacks(law.needs):
             raise UsageError(f"{law.id} cannot be tried: {reason}")
         if catalogue().get(law.id) is law:
-            return _check_readable(self._judge(law, case, fresh), case)
+            return _check_readable(self._check_listed_law(law, case, fresh), case)
         sizes = law.stages(case) if law.stages else None
         stages = (lambda _: sizes) if sizes else None
         stand_in = replace(_function_law(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
@@ -190,7 +190,7 @@ class Worlds:
 
     def close(self) -> None:
         """End every rank. Asking again starts new ones."""
-        live, self._live = self._live, None
+        live, self._pool = self._pool, None
         if live is not None:
             live.close()
 
@@ -200,47 +200,47 @@ class Worlds:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _pool(self, size: int) -> Pool:
+    def _get_pool(self, size: int) -> Pool:
         from shardlaw.conformance.target.config import check_target
         from shardlaw.conformance.world import Pool
 
-        if size > self._checked:
+        if size > self._checked_size:
             check_target(self.target, size)
-            self._checked = size
-        if self._live is None:
-            self._live = Pool(self.target)
-        return self._live
+            self._checked_size = size
+        if self._pool is None:
+            self._pool = Pool(self.target)
+        return self._pool
 
     def _call(self, law: Law, function: Function, given: object, case: Case, *, fresh: bool = False) -> Outcome:
         """Have every rank of a world call ``function``. ``case`` stands for the call in the verdict."""
         __tracebackhide__ = True
-        outcome = self._once(law, function, given, case, fresh)
-        return self._once(law, function, given, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
+        outcome = self._call_once(law, function, given, case, fresh)
+        return self._call_once(law, function, given, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
 
-    def _once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> Outcome:
-        number, size = next(self._numbers), max(case.world, law.smallest)
-        pool = self._pool(size)
+    def _call_once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> Outcome:
+        number, size = next(self._call_numbers), max(case.world, law.smallest)
+        pool = self._get_pool(size)
         try:
             with posted(Path(pool.folder), number, function, given) as room:
-                verdict = self._ask(law, Case.of(CALL, world=case.world, call=number), fresh)
+                verdict = self._run_case(law, Case.of(CALL, world=case.world, call=number), fresh)
                 return Outcome(replace(verdict, case=case, history=()), returned(room, size))
         except TypeError as error:
             raise UsageError(f"{function}: {error}") from None
 
-    def _judge(self, law: Law, case: Case, fresh: bool) -> Verdict:
-        self._pool(max(case.world, law.smallest))
-        verdict = self._ask(law, case, fresh or bool(case.after))
+    def _check_listed_law(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        self._get_pool(max(case.world, law.smallest))
+        verdict = self._run_case(law, case, fresh or bool(case.after))
         # many worlds are in a hurry; what is said of time is asked again under the full limits
-        return self._ask(law, case, True) if not fresh and _is_timeout(verdict) else verdict
+        return self._run_case(law, case, True) if not fresh and _is_timeout(verdict) else verdict
 
-    def _ask(self, law: Law, case: Case, fresh: bool) -> Verdict:
+    def _run_case(self, law: Law, case: Case, fresh: bool) -> Verdict:
         from shardlaw.conformance.run.supported import for_installed_torch
         from shardlaw.conformance.world import WorldError
 
-        assert self._live is not None
+        assert self._pool is not None
         law = for_installed_torch(law)
         try:
-            return self._live.fresh(law, case) if fresh else self._live.judge(law, [case])[0]
+            return self._pool.fresh(law, case) if fresh else self._pool.judge(law, [case])[0]
         except WorldError as error:
             self.close()
             raise UsageError(f"target {self.target.name} cannot start: {error}") from None

@@ -230,7 +230,7 @@ class LawItem(pytest.Item):
         self.law = law
 
     def runtest(self) -> None:
-        result = get_run(self.session).law(self.law, self.following())
+        result = get_run(self.session).try_law(self.law, self.next_laws())
         if result.outcome == "expected":
             pytest.xfail("; ".join(result.reasons))
         if result.outcome == "untested":
@@ -238,7 +238,7 @@ class LawItem(pytest.Item):
         if result.outcome == "deviates":
             raise LawDeviates("\n".join(result.lines))
 
-    def following(self) -> Iterator[Law]:
+    def next_laws(self) -> Iterator[Law]:
         """The laws whose turns are next, in order."""
         items = self.session.items
         return (item.law for item in items[items.index(self) + 1 :] if isinstance(item, LawItem))

@@ -95,7 +95,7 @@ def run(
         target=target,
         storage=storage,
         world_size=world_size if world_size is not None else launched.size if launched else DEFAULT_WORLD,
-        larger=LARGER_WORLD if world_size is None and not launched else 0,
+        larger_world_size=LARGER_WORLD if world_size is None and not launched else 0,
         profile=profile,
         budget=None if budget is None else parse_duration(budget),
         ops=tuple(op or ()),

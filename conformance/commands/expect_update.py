@@ -86,7 +86,7 @@ class Draft:
     share: float = 0.0
     found: list[FindingLine] = field(default_factory=list, compare=False)
 
-    def takes(self, found: FindingLine) -> bool:
+    def accounts_for(self, found: FindingLine) -> bool:
         """Whether it accounts for a finding."""
         if self.at:
             return self.at in found.spots
@@ -100,7 +100,7 @@ def _choose_drafts(left: Sequence[FindingLine], cases: Mapping[str, CaseTable]) 
     drafts = list(dict.fromkeys(draft for found in left for draft in _candidate_drafts(found, cases)))
     drafts += [Draft("*", ANY_KIND, at=spot) for spot in _shared_spots(left)]
     drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*") + bool(draft.at))
-    taken = {draft: {at for at, found in enumerate(left) if draft.takes(found)} for draft in drafts}
+    taken = {draft: {at for at, found in enumerate(left) if draft.accounts_for(found)} for draft in drafts}
     open_, chosen = {*range(len(left))}, list[Draft]()
     while open_:
         best = max(drafts, key=lambda draft: len(taken[draft] & open_))
@@ -189,7 +189,7 @@ def _find_entry(found: FindingLine, law: Law, there: Sequence[Entry], report: Ru
 
 
 def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
-    here = law.id in entry.laws and entry.holds(report.target.torch, report.target.name)
+    here = law.id in entry.laws and entry.applies_to(report.target.torch, report.target.name)
     return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error_text(found), found.spots)
 
 
@@ -241,9 +241,9 @@ def _fallback_features(found: FindingLine, cases: CaseTable) -> tuple[list[str],
 
 def _holding_share(features: Sequence[str], kind: str, cases: CaseTable) -> float:
     """The share of cases with these features which do not deviate so, as far as a case's text tells; 0 where too few are there to say."""
-    if cases.count < MIN_CASES:
+    if cases.total < MIN_CASES:
         return 0.0
-    return cases.counted([name for name in features if not name.startswith(RANK_FEATURES)], kind)[1] / cases.count
+    return cases.count_cases([name for name in features if not name.startswith(RANK_FEATURES)], kind)[1] / cases.total
 
 
 def _signature(found: FindingLine) -> str:
@@ -310,7 +310,7 @@ def _doubtful_entries(report: RunReport) -> Iterator[str]:
 
 
 def _conclusion(output: Path, written: int, there: Sequence[Entry]) -> str:
-    drafts = written + sum(not entry.filled_in for entry in there)
+    drafts = written + sum(not entry.has_reason for entry in there)
     count = f"{written} {'entry' if written == 1 else 'entries'} written to {output}" if written else "nothing to write"
     if not drafts:
         return count

@@ -204,7 +204,7 @@ def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations,
         return "expected"
     if law.refused == law.cases:
         return "untested"
-    return "stale" if known.stale(law.id) else "held"
+    return "stale" if known.has_stale(law.id) else "held"
 
 
 def _untested_reason(law: LawLine, reports: Sequence[RunReport]) -> str:
@@ -283,7 +283,7 @@ def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectatio
     if not whole.totals.cases:
         return 2
     advisory = {law.id for law in whole.laws if law.tier == "advisory"}
-    stale = bool(known.too_wide()) or any(known.stale(law.id) for law in whole.laws)
+    stale = bool(known.too_wide()) or any(known.has_stale(law.id) for law in whole.laws)
     if any(found.law not in advisory for found in whole.new()) or (whole.strict and stale):
         return 1
     return 3 if missing or any(map(_was_not_finished, reports)) else 0

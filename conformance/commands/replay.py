@@ -102,7 +102,7 @@ def reproducer_of(what: str) -> str:
         law, case, seen = resolve_law(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
         about = FaultInfo(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
         with suppress(UsageError):  # a target that is not described here
-            join = ScriptTarget.of(named_target(str(data["target"].get("name", "gloo")), read_config()))
+            join = ScriptTarget.from_target(named_target(str(data["target"].get("name", "gloo")), read_config()))
     else:
         (one,) = _find_cases(what)
         law, case, about, seen = one.law, one.case, FaultInfo(), ""
@@ -215,7 +215,7 @@ def _answer_lines(verdict: Verdict, trace: bool) -> list[str]:
 def _find_entry(one: ReplayCase, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
     """The entry that accounts for a deviation, if need be by a trace of its case."""
     entry = expected.match_verdict(one.law, verdict)
-    if entry is None and expected.asks_where(one.law, verdict):
+    if entry is None and expected.needs_trace(one.law, verdict):
         entry = expected.match_verdict(one.law, verdict, trace_spots(pool, for_installed_torch(one.law), verdict))
     return entry
 

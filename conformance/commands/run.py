@@ -36,7 +36,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
     request, before = _continue_earlier(request)
     listener = Reporter(request.report, before)
-    listener.start(request, target)  # what follows loads torch, which takes seconds
+    listener.show_request(request, target)  # what follows loads torch, which takes seconds
     import pytest
 
     from shardlaw.conformance.plugin import RUN, law_files
@@ -78,7 +78,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     finally:
         live.close()
         live.write(code)
-        live.listener.summary(live, code)
+        live.listener.on_run_end(live, code)
     return code
 
 

@@ -93,31 +93,31 @@ class _Drawing:
         self.layout = layout
         self.colours = {rank: COLOURS[at] if at < len(COLOURS) else _hue(at) for at, rank in enumerate(sorted(layout.mesh.ranks))}
         coords = layout.mesh.coords()
-        self._owned = sorted((layout.mesh.rank_at(coord), tuple(map(frozenset, layout.owned(coord)))) for coord in coords)
+        self._owned_by_rank = sorted((layout.mesh.rank_at(coord), tuple(map(frozenset, layout.owned(coord)))) for coord in coords)
         self.frames: list[Frame] = []
         self.stripes: list[Stripe] = []
         self.labels: list[Label] = []
         self.width = float(MIN_WIDTH)
         self.height = LINE
         for at, line in enumerate(describe_layout(layout)):
-            self._say(line.strip(), 12 if at else 0, quiet=bool(at))
+            self._add_line(line.strip(), 12 if at else 0, quiet=bool(at))
         self.height += LINE // 2
         for rank, line in zip(sorted(layout.mesh.ranks), _legend(layout), strict=True):
             self.stripes.append(Stripe(0, self.height - 12, 14, self.colours[rank]))
             self.frames.append(Frame(0, self.height - 12, 14))
-            self._say(line, 22)
+            self._add_line(line, 22)
         self.swatches = len(self.frames)
         self.height += LINE // 2
-        self._grids()
+        self._add_grids()
         for line in filter(None, remarks(layout)):
-            self._say(line, 0, quiet=True)
+            self._add_line(line, 0, quiet=True)
 
-    def _say(self, text: str, x: int, *, quiet: bool = False) -> None:
+    def _add_line(self, text: str, x: int, *, quiet: bool = False) -> None:
         self.labels.append(Label(x, self.height, text, quiet=quiet))
         self.width = max(self.width, x + LETTER * len(text))
         self.height += LINE
 
-    def _grids(self) -> None:
+    def _add_grids(self) -> None:
         layout = self.layout
         if 0 in layout.shape:
             return
@@ -139,19 +139,19 @@ class _Drawing:
         top = self.height - LINE // 2
         for number, at in enumerate(slices[:MAX_SLICES]):
             down, along = divmod(number, in_line)
-            self._grid(along * slice_width, top + down * slice_height, at, rows, columns, cell, margin)
+            self._add_grid(along * slice_width, top + down * slice_height, at, rows, columns, cell, margin)
         drawn = min(len(slices), MAX_SLICES)
         self.width = max(self.width, min(drawn, in_line) * slice_width)
         self.height = top + -(-drawn // in_line) * slice_height + LINE
         for line in cut:
-            self._say(line, 0, quiet=True)
+            self._add_line(line, 0, quiet=True)
 
     def _holders(self, at: Sequence[Block]) -> list[int]:
         """The ranks that hold the elements of a cell; the cell may have more dims than the tensor, in front."""
         own = at[len(at) - len(self.layout.shape) :]
-        return [rank for rank, owned in self._owned if all(block.first in some for block, some in zip(own, owned, strict=True))]
+        return [rank for rank, owned in self._owned_by_rank if all(block.first in some for block, some in zip(own, owned, strict=True))]
 
-    def _grid(
+    def _add_grid(
         self, x: float, y: int, at: Sequence[Block], rows: Sequence[Block], columns: Sequence[Block], cell: float, margin: float
     ) -> None:
         if at:

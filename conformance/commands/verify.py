@@ -197,7 +197,7 @@ def _check_findings(folder: Path, report: RunReport, said: dict[str, str]) -> It
 def _check_expected(report: RunReport, listed: CertifiedProfile, said: dict[str, str]) -> Iterator[str]:
     """Whether what is called expected is what this version expects of that torch."""
     ours = _load_shipped(report.target.torch, report.target.name)
-    keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.needs), entry.reason) for entry in ours.entries}
+    keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.requirements), entry.reason) for entry in ours.entries}
     for line in report.expectations:
         file = line.where.rpartition(":")[0]
         if (Path(file).name, line.law, line.kind, tuple(line.features), line.reason) not in keys:
@@ -208,7 +208,7 @@ def _check_expected(report: RunReport, listed: CertifiedProfile, said: dict[str,
             features = features_of(case, find(case.law))
             if not any(
                 entry.cause and entry.cause.id == cause and entry.kind == kind and case.law in entry.laws
-                and entry.reaches(case, features | {name for name in entry.features if name.startswith("op:")})
+                and entry.covers(case, features | {name for name in entry.features if name.startswith("op:")})
                 for entry in ours.entries
             ):  # fmt: skip
                 yield f"{case.text}: no cause {cause} accounts for its {kind}"

@@ -29,10 +29,10 @@ def format_verdicts(listed: CertifiedProfile, said: Mapping[str, str]) -> str:
 
 def collect_words(run: RunState) -> dict[str, str]:
     """What is to be said of each listed case of a run."""
-    found = dict(run.said)
+    found = dict(run.verdict_words)
     for result in run.results.values():
         word = MISSING if set(result.law.needs) & set(run.target.cannot) else UNSAID
-        for case in run.frozen.laws.get(result.law.id, ()) if run.frozen else ():
+        for case in run.certified.laws.get(result.law.id, ()) if run.certified else ():
             found.setdefault(case.text, word)
     return found
 
@@ -63,11 +63,11 @@ def make_certificate(listed: CertifiedProfile, words: Iterable[str], loaded: Loa
 
 def certify_run(run: RunState, exit_code: int | None) -> tuple[Certificate, str] | None:
     """The certificate of a certified run as it stands, and the text of its verdicts."""
-    if run.frozen is None:
+    if run.certified is None:
         return None
     said = collect_words(run)
-    text = format_verdicts(run.frozen, said)
-    words = [said.get(case.text, UNSAID) for case in run.frozen.cases]
+    text = format_verdicts(run.certified, said)
+    words = [said.get(case.text, UNSAID) for case in run.certified.cases]
     nothing = {"torch": "", "torch_git": "", "python": "", "platform": ""}
     loaded = Loaded(harness=__version__, **(run.loaded or nothing))
-    return make_certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text
+    return make_certificate(run.certified, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text

@@ -47,8 +47,8 @@ def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
         line=int(number) if where and number.isdecimal() else 0,
         laws=tuple(matched),
         hits=sum(line.hits for line in lines),
-        happened=sum((Counter(line.deviated) for line in lines), Counter()),
-        cases=matched,
+        deviated=sum((Counter(line.deviated) for line in lines), Counter()),
+        matched=matched,
     )
 
 
@@ -56,13 +56,13 @@ def _expectation_line(entry: Entry, line: ExpectationLine, known: Expectations, 
     return msgspec.structs.replace(
         line,
         hits=entry.hits,
-        masked=round(known.masked(entry), 4),
-        stale=entry.stale,
+        masked=round(known.masked_share(entry), 4),
+        stale=entry.is_stale,
         refused=refused,
-        happened=bool(entry.happened),
+        happened=bool(entry.deviated),
         mended=entry.mended,
-        matched=dict(entry.cases),
-        deviated=dict(entry.happened),
+        matched=dict(entry.matched),
+        deviated=dict(entry.deviated),
     )
 
 

@@ -25,30 +25,30 @@ class Reporter:
         self._writer = ReportWriter(folder, before)
         self.terminal = Terminal(str(folder), open(os.devnull, "w") if quiet else None)  # noqa: SIM115
 
-    def start(self, request: RunRequest, target: Target) -> None:
-        self.terminal.start(request, target)
+    def show_request(self, request: RunRequest, target: Target) -> None:
+        self.terminal.show_request(request, target)
 
-    def begin(self, run: RunState) -> None:
-        self.terminal.begin(run.laws, run.planned())
+    def on_run_begin(self, run: RunState) -> None:
+        self.terminal.on_run_begin(run.laws, run.planned())
 
-    def law(self, law_id: str) -> None:
-        self.terminal.law(law_id)
+    def on_law_begin(self, law_id: str) -> None:
+        self.terminal.on_law_begin(law_id)
 
-    def case(self, verdict: Verdict, drawn: bool) -> None:
-        self._writer.case(verdict, drawn)
-        self.terminal.case()
+    def on_case(self, verdict: Verdict, drawn: bool) -> None:
+        self._writer.add_case(verdict, drawn)
+        self.terminal.on_case()
 
-    def shrinking(self, law_id: str, verdict: Verdict) -> None:
-        self.terminal.shrinking(law_id, verdict)
+    def on_shrink(self, law_id: str, verdict: Verdict) -> None:
+        self.terminal.on_shrink(law_id, verdict)
 
-    def finding(self, found: Finding, run: RunState) -> None:
-        self.terminal.finding(self._writer.finding(found, run), run.results[found.law].law.clause)
+    def on_finding(self, found: Finding, run: RunState) -> None:
+        self.terminal.on_finding(self._writer.add_finding(found, run), run.results[found.law].law.clause)
 
-    def done(self, result: LawResult) -> None:
-        self.terminal.done(result)
+    def on_law_end(self, result: LawResult) -> None:
+        self.terminal.on_law_end(result)
 
-    def update(self, run: RunState, exit_code: int | None = None) -> None:
-        self._writer.update(run, exit_code)
+    def write_report(self, run: RunState, exit_code: int | None = None) -> None:
+        self._writer.write(run, exit_code)
 
-    def summary(self, run: RunState, exit_code: int) -> None:
-        self.terminal.summary(run, exit_code, self._writer.last)
+    def on_run_end(self, run: RunState, exit_code: int) -> None:
+        self.terminal.on_run_end(run, exit_code, self._writer.last_report)

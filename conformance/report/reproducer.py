@@ -153,7 +153,7 @@ class FaultInfo:
     key: str = ""
 
     @classmethod
-    def of(cls, verdict: Verdict) -> FaultInfo:
+    def from_verdict(cls, verdict: Verdict) -> FaultInfo:
         raised = next((answer.raised.error for answer in verdict.ranks if answer.raised), "")
         return cls(verdict.kind or "", raised, verdict.check)
 
@@ -173,7 +173,7 @@ class ScriptTarget:
     storages: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Target) -> ScriptTarget:
+    def from_target(cls, target: Target) -> ScriptTarget:
         """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
         from shardlaw.conformance.rank.storage import in_script
 

@@ -34,7 +34,7 @@ class EarlierRun:
             return 1
         return 0 if code == 2 and self.cases else code
 
-    def joined(self, after: RunReport) -> RunReport:
+    def join(self, after: RunReport) -> RunReport:
         """One report of both runs, with the laws in the order of the first request."""
         old, lines = self.report, {law.id: law for law in after.laws}
         laws = [lines.get(law.id, law) for law in old.laws]
@@ -105,7 +105,7 @@ def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
     names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
     files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
     kept = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
-    return replace(request, laws=tuple(left), goes_on_chosen=report.chosen), EarlierRun(report, done, kept, files)
+    return replace(request, laws=tuple(left), resumed_smoke_shares=report.chosen), EarlierRun(report, done, kept, files)
 
 
 def _read_earlier(option: str, request: RunRequest) -> RunReport:

@@ -34,23 +34,23 @@ class CaseTable:
     """The cases of one law, as sets of bits: which have a feature, and which deviate how."""
 
     def __init__(self, cases: Sequence[JudgedCase]) -> None:
-        self.count = len(cases)
-        self._having, self._saying = defaultdict[str, int](int), defaultdict[str, int](int)
+        self.total = len(cases)
+        self._with_feature, self._with_verdict = defaultdict[str, int](int), defaultdict[str, int](int)
         for at, case in enumerate(cases):
-            self._saying[case.verdict] |= 1 << at
+            self._with_verdict[case.verdict] |= 1 << at
             for name in case.features:
-                self._having[name] |= 1 << at
+                self._with_feature[name] |= 1 << at
 
-    def counted(self, names: Iterable[str], kind: str) -> tuple[int, int, int]:
+    def count_cases(self, names: Iterable[str], kind: str) -> tuple[int, int, int]:
         """Of the cases with all these features and words how many deviate so and how many do not, and how many of all deviate so."""
-        reached, wrong = (1 << self.count) - 1, self._saying.get(kind, 0)
+        reached, wrong = (1 << self.total) - 1, self._with_verdict.get(kind, 0)
         for name in names:
-            reached &= self._having.get(name, 0)
+            reached &= self._with_feature.get(name, 0)
         return (reached & wrong).bit_count(), (reached & ~wrong).bit_count(), wrong.bit_count()
 
     def allows(self, names: Iterable[str], kind: str) -> bool:
         """Whether few of the cases with all these features and words do not deviate so."""
-        return self.counted(names, kind)[1] <= self.count // MAX_HOLDING_PART
+        return self.count_cases(names, kind)[1] <= self.total // MAX_HOLDING_PART
 
 
 def read_tables(path: Path) -> dict[str, CaseTable]:
@@ -80,8 +80,8 @@ def separating_features(features: Sequence[str], kind: str, table: CaseTable) ->
     names = [name for name in features if not name.startswith(RANK_FEATURES)]
     scored = []
     for chosen in (chosen for size in range(MAX_NAMES + 1) for chosen in combinations(names, size)):
-        wrong, others, every = table.counted(chosen, kind)
-        if 0 < wrong < table.count and others <= min(wrong, table.count // MAX_HOLDING_PART):
+        wrong, others, every = table.count_cases(chosen, kind)
+        if 0 < wrong < table.total and others <= min(wrong, table.total // MAX_HOLDING_PART):
             cost = NAME_COST * len(chosen) + sum(WORD_COST * ("=" in name) + LAST_COST * name.startswith(LAST_FEATURES) for name in chosen)
             scored.append((2 * wrong / (wrong + others + every) - cost, chosen))
     best = max((score for score, _ in scored), default=0.0)

@@ -63,72 +63,72 @@ class Terminal:
     def __init__(self, folder: str = "", file: TextIO | None = None) -> None:
         self.console = make_console(file or standard_output())
         self._folder = folder
-        self._ahead: dict[str, float] = {}
-        self._laws = self._done = self._cases = self._new = self._expected = 0
-        self._share = 0.0
-        self._worst = self._doing = ""
-        self._rank = len(SEVERITY)
-        self._began = self._shown = time.monotonic()
+        self._shares: dict[str, float] = {}
+        self._laws = self._laws_done = self._cases = self._new = self._expected = 0
+        self._done_share = 0.0
+        self._worst = self._activity = ""
+        self._worst_rank = len(SEVERITY)
+        self._start = self._last_refresh = time.monotonic()
         self._live: Live | None = None
 
-    def start(self, request: RunRequest, target: Target) -> None:
+    def show_request(self, request: RunRequest, target: Target) -> None:
         """What was asked for, before torch is loaded."""
         where = "" if target.name == target.backend else f" ({target.device}, {target.backend})"
         asked = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
-        if request.goes_on_chosen is not None:
+        if request.resumed_smoke_shares is not None:
             asked = f"the {len(request.laws)} laws that were left"
         asked = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {asked}"
-        self._say(Text(f"shardlaw {__version__} on {target.name}{where}: {asked}, seed {request.seed}; loading torch and starting ranks"))
+        self._print(Text(f"shardlaw {__version__} on {target.name}{where}: {asked}, seed {request.seed}; loading torch and starting ranks"))
 
-    def begin(self, laws: Sequence[Law], planned: int) -> None:
+    def on_run_begin(self, laws: Sequence[Law], planned: int) -> None:
         """The laws are chosen."""
         self._laws = len(laws)
         weights, counts = sum(law.weight for law in laws) or 1.0, sum(law.sweeps + law.draws for law in laws)
         # neither what a law weighs nor how many cases it has tells its time: both together come near
         by_weight = {law.id: law.weight / weights for law in laws}
         by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
-        self._ahead = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
-        self._say(Text(f"{self._laws} law{'s' * (self._laws != 1)}, up to {planned:,} cases"))
-        self._began = time.monotonic()
+        self._shares = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
+        self._print(Text(f"{self._laws} law{'s' * (self._laws != 1)}, up to {planned:,} cases"))
+        self._start = time.monotonic()
 
-    def law(self, law_id: str) -> None:
+    def on_law_begin(self, law_id: str) -> None:
         """A law's turn has come."""
-        self._doing = law_id
-        self._show(now=self.console.is_terminal)
+        self._activity = law_id
+        self._refresh(now=self.console.is_terminal)
 
-    def case(self) -> None:
+    def on_case(self) -> None:
         """One more case was judged."""
         self._cases += 1
-        self._show()
+        self._refresh()
 
-    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+    def on_shrink(self, law_id: str, verdict: Verdict) -> None:
         """A deviation is being shrunk and confirmed."""
-        self._doing = f"{law_id}, shrinking a {verdict.kind}"
-        self._show(now=self.console.is_terminal)
+        self._activity = f"{law_id}, shrinking a {verdict.kind}"
+        self._refresh(now=self.console.is_terminal)
 
-    def finding(self, found: FindingLine, clause: str) -> None:
+    def on_finding(self, found: FindingLine, clause: str) -> None:
         """Something was found: the first is told as a whole, each further one in a line."""
         if found.status == "expected":
             self._expected += 1
             return
         self._new += 1
         rank = SEVERITY.index(found.kind) if found.kind in SEVERITY else len(SEVERITY)
-        if rank < self._rank:
-            self._rank, self._worst = rank, f"{found.kind} of {found.law}"
+        if rank < self._worst_rank:
+            self._worst_rank, self._worst = rank, f"{found.kind} of {found.law}"
         if self._new > 1:
-            self._say(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}"))
+            self._print(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}"))
             return
-        self._say(Text(f"\nfirst finding, {time.monotonic() - self._began:.0f} s after the start:"))
+        self._print(Text(f"\nfirst finding, {time.monotonic() - self._start:.0f} s after the start:"))
         print_finding(self.console, found, clause, self._folder)
-        self._say(Text(""))
+        self._print(Text(""))
 
-    def done(self, result: LawResult) -> None:
+    def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
-        self._done += 1
-        self._share += self._ahead.get(result.law.id, 0.0)
-        self._show()
+        self._laws_done += 1
+        self._done_share += self._shares.get(result.law.id, 0.0)
+        self._refresh()
 
-    def summary(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
+    def on_run_end(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
         """The end of a run, of which this report was ``written``."""
         from shardlaw.conformance.report.build import build_report
         from shardlaw.conformance.report.github import annotate
@@ -141,22 +141,22 @@ class Terminal:
             print_not_judged(report)
 
     def _line(self) -> Text:
-        spent = time.monotonic() - self._began
+        spent = time.monotonic() - self._start
         rate = self._cases / spent if spent > 1 else 0.0
         counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
         left = ""
-        if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._share < 1:
-            left = f", {_approximate_time(spent * (1 - self._share) / self._share)} left"
+        if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._done_share < 1:
+            left = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
         worst = f"; worst: {self._worst}" if self._worst else ""
-        return Text(f"[{spent:4.0f} s{left}] {min(self._done + 1, self._laws)}/{self._laws} {self._doing}: {counts}{worst}")
+        return Text(f"[{spent:4.0f} s{left}] {min(self._laws_done + 1, self._laws)}/{self._laws} {self._activity}: {counts}{worst}")
 
-    def _show(self, now: bool = False) -> None:
+    def _refresh(self, now: bool = False) -> None:
         moment = time.monotonic()
-        if not now and moment - self._shown < (LIVE_SECONDS if self.console.is_terminal else PLAIN_SECONDS):
+        if not now and moment - self._last_refresh < (LIVE_SECONDS if self.console.is_terminal else PLAIN_SECONDS):
             return
-        self._shown = moment
+        self._last_refresh = moment
         if not self.console.is_terminal:
-            self._say(self._line())
+            self._print(self._line())
             return
         line = self._line()
         line.truncate(self.console.width, overflow="ellipsis")
@@ -165,7 +165,7 @@ class Terminal:
             self._live.start()
         self._live.update(line, refresh=True)
 
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         self.console.print(text)
 
     def _stop(self) -> None:

@@ -37,17 +37,17 @@ class ReportWriter:
         self._before = before
         self._scripts: dict[str, tuple[str | None, str, str]] = {}
         self._unwritten: list[str] = []
-        self.last: RunReport | None = None
+        self.last_report: RunReport | None = None
         self._cases: TextIO | None = None
         check_folder("--report", folder)
 
-    def case(self, verdict: Verdict, drawn: bool) -> None:
+    def add_case(self, verdict: Verdict, drawn: bool) -> None:
         """Note one judged case."""
         self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if drawn else 'swept'} {verdict.case.text}\n")
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
-    def finding(self, found: Finding, run: RunState) -> FindingLine:
+    def add_finding(self, found: Finding, run: RunState) -> FindingLine:
         """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out. Returns
         its line of the report."""
         from shardlaw.conformance.law.script import ScriptError
@@ -55,11 +55,13 @@ class ReportWriter:
         from shardlaw.conformance.report.reproducer import LONG_SCRIPT_LINES, FaultInfo, ScriptTarget, render_reproducer
         from shardlaw.conformance.run import proof
 
-        self._begin()
+        self._open_cases_file()
         path, script, notes = None, "", [found.note]
         if found.status == "new":
             try:
-                text = render_reproducer(find(found.law), found.case, FaultInfo.of(found.verdict), join=ScriptTarget.of(run.target))
+                text = render_reproducer(
+                    find(found.law), found.case, FaultInfo.from_verdict(found.verdict), join=ScriptTarget.from_target(run.target)
+                )
             except ScriptError as error:
                 script = str(error)
             else:
@@ -75,23 +77,23 @@ class ReportWriter:
         write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=script)
         return finding_line(found, path, note, script)
 
-    def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
+    def write(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
         self._write_cases()
         report = build_report(run, exit_code, self._scripts)
-        report = self.last = self._before.joined(report) if self._before is not None else report
+        report = self.last_report = self._before.join(report) if self._before is not None else report
         if (certified := certify_run(run, exit_code)) is not None:
             write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
         return report
 
     def _write_cases(self) -> None:
-        file = self._begin()
+        file = self._open_cases_file()
         file.write("".join(self._unwritten))
         file.flush()
         self._unwritten.clear()
 
-    def _begin(self) -> TextIO:
+    def _open_cases_file(self) -> TextIO:
         """Make room for this run, once; returns the open file of cases."""
         if self._cases is None:
             clear_report(self.folder)

@@ -39,19 +39,21 @@ class Confirmer:
     plan: Plan
     pool: Pool
     memory: dict[Case, Verdict]
-    known: Callable[[Verdict], bool]
-    shared: bool = False
+    is_known: Callable[[Verdict], bool]
+    shares_plans: bool = False
 
     def confirm(self, first: Verdict, drawn: bool, seconds: float) -> Finding | None:
         """The finding behind ``first``, or ``None`` when no fresh world shows it again, with or without its history. ``seconds``: how long
         its case may be shrunk, or its history; cases near it are traced for at most as long."""
         law = self.plan.law
         again = self.pool.fresh(law, first.case)
-        if self.shared and again.status == "deviates" and not self.known(again):  # it counts how ranks depart that plan for themselves
+        if (
+            self.shares_plans and again.status == "deviates" and not self.is_known(again)
+        ):  # it counts how ranks depart that plan for themselves
             first = self.memory[first.case] = replace(again, history=first.history)
         if again.signature != first.signature:
-            return self._with_history(first, seconds)
-        shrinker = Shrinker(self.plan, self.pool, self.memory, seconds, self.known)
+            return self._confirm_with_history(first, seconds)
+        shrinker = Shrinker(self.plan, self.pool, self.memory, seconds, self.is_known)
         shrunk = shrinker.shrink(first, drawn)
         plainer = law.plainer(shrunk.verdict) if law.plainer is not None else None
         if plainer is not None and self.pool.fresh(law, plainer).signature == first.signature:
@@ -60,14 +62,14 @@ class Confirmer:
         if last.signature != first.signature:
             last, shrunk = again, replace(shrunk, case=first.case, minimal=False)
         seen = 2 if last is not again else 1
-        found = Finding.of(law, last, first.case)
+        found = Finding.from_verdict(law, last, first.case)
         listed = NOT_SHRUNK if not drawn and law.narrow is None else NOT_MINIMAL
-        note = "" if shrunk.minimal else CERTIFIED_CASE if self.plan.listed is not None else listed
-        found = self._traced(found, last, seconds)
+        note = "" if shrunk.minimal else CERTIFIED_CASE if self.plan.certified_cases is not None else listed
+        found = self._locate(found, last, seconds)
         note = "; ".join(filter(None, (note, found.note)))
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
-    def _traced(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
+    def _locate(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
         """The finding with where in torch it happens, by a trace of its case in a fresh world, or by the stacks of the ranks that hung;
         nothing of one that the tracer ends, or hides."""
         from shardlaw.conformance.run.nearby import SECONDS, trace_nearby
@@ -88,7 +90,7 @@ class Confirmer:
         where = add_decision(places[0], first.trace) if places else ""
         return replace(found, where=where, places=tuple(places), trace=first.trace, note=note)
 
-    def _with_history(self, first: Verdict, seconds: float) -> Finding | None:
+    def _confirm_with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0
 
         def verdict_after(history: tuple[Case, ...]) -> Verdict:
@@ -112,9 +114,9 @@ class Confirmer:
 
         deadline = time.monotonic() + min(HISTORY_SECONDS, max(seconds, 1.0))
         reduce_history(first.history, shows, deadline)
-        found = Finding.of(law, shown, first.case)
+        found = Finding.from_verdict(law, shown, first.case)
         note = f"needs a history of {len(shown.case.after)} cases in one world; a fresh world does not show it"
-        found = self._traced(found, shown, seconds)
+        found = self._locate(found, shown, seconds)
         note = "; ".join(filter(None, (note, found.note)))
         return replace(found, shrink_calls=tries, confirmed=(1, 1), note=note)
 

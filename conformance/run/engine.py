@@ -79,7 +79,7 @@ class Run(RunState):
             laws = [find(law_id) for law_id in listed.laws]
             files = expectations.shipped_files()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
-        expected.chosen = frozenset(smoke_shares() if request.of_chosen else ())
+        expected.chosen = frozenset(smoke_shares() if request.uses_smoke_shares else ())
         unexcused = None
         if listed is not None:  # what one backend is known to do wrong excuses nobody
             unexcused = expectations.Expectations(entry for entry in expected.entries if entry.target)
@@ -88,15 +88,17 @@ class Run(RunState):
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
         super().__init__(request, target, [*map(for_installed_torch, laws)], expected, known, shrinking)
         self.supported = supported_laws(torch.__version__, request.profile)
-        self.frozen, self.unexcused = listed, unexcused
+        self.certified, self.backend_expectations = listed, unexcused
         self.pool = pool
-        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
+        self.limits = Limits(
+            request.world_size, target.dtypes, frozenset(target.cannot), request.larger_world_size if target.device == "cpu" else 0
+        )
         self.listener = listener
-        listener.begin(self)
-        self._one_chapter = len({law.chapter for law in laws}) == 1
-        self._ahead: dict[str, LawRun] = {}
-        self._first = ""  # the law whose control was found to deviate
-        self._turned = self.clock
+        listener.on_run_begin(self)
+        self._is_one_chapter = len({law.chapter for law in laws}) == 1
+        self._law_runs_ahead: dict[str, LawRun] = {}
+        self._first_law = ""  # the law whose control was found to deviate
+        self._last_turn_end = self.clock
         self._last_write = self._write_seconds = 0.0
 
     def scout(self) -> None:
@@ -105,7 +107,7 @@ class Run(RunState):
         from shardlaw.conformance.world import WorldError
 
         request = self.request
-        if not request.exitfirst or request.budget is not None or request.shard != (1, 1) or self.frozen is not None:
+        if not request.exitfirst or request.budget is not None or request.shard != (1, 1) or self.certified is not None:
             return
         laws = [law for law in self.laws if self._why_untested(law) is None]
         try:
@@ -113,27 +115,27 @@ class Run(RunState):
         except WorldError:  # the first law's turn says so
             return
         if wrong is not None:
-            self._first = wrong.law
+            self._first_law = wrong.law
             self.laws.sort(key=lambda law: law.id != wrong.law)
-            self.known.setdefault(wrong.law, []).insert(0, wrong)
+            self.stored_cases.setdefault(wrong.law, []).insert(0, wrong)
 
     # One law
 
-    def law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
+    def try_law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
         """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its verdicts
         are on their way the ranks get the cases of laws ``following`` it, in whose order the next calls are: while one world waits for a
         rank that says nothing, others have work."""
         result = self.results[law.id]
-        law_run = self._ahead.pop(law.id, None)
+        law_run = self._law_runs_ahead.pop(law.id, None)
         if law_run is None or self.stopped_by:
-            law_run = self._law_run(law)
+            law_run = self._make_law_run(law)
         if law_run is not None:
-            self.listener.law(law.id)
+            self.listener.on_law_begin(law.id)
             try:
-                law_run.open()
+                law_run.begin_turn()
                 law_run.feed()
                 # nobody spends what is left of a budget before their turn, nor waits for others where something is wrong
-                if self.request.budget is None and law.id != self._first:
+                if self.request.budget is None and law.id != self._first_law:
                     self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.side_by_side))
                 law_run.finish()
             except Exception as error:
@@ -145,20 +147,20 @@ class Run(RunState):
                 if isinstance(error, LostError):
                     self.stopped_by, result.reason = "a lost host", f"the run broke here: {error}"
             finally:
-                law_run.note_expected()
-            result.seconds = time.monotonic() - self._turned
-        self._turned = time.monotonic()
-        self.listener.done(result)
-        self._write_now_and_then()
+                law_run.add_expected_findings()
+            result.seconds = time.monotonic() - self._last_turn_end
+        self._last_turn_end = time.monotonic()
+        self.listener.on_law_end(result)
+        self._write_if_due()
         return result
 
     def _feed_ahead(self, laws: Iterable[Law]) -> None:
         for law in laws:
-            if law.id not in self._ahead and (law_run := self._law_run(law)) is not None:
-                self._ahead[law.id] = law_run
+            if law.id not in self._law_runs_ahead and (law_run := self._make_law_run(law)) is not None:
+                self._law_runs_ahead[law.id] = law_run
                 law_run.feed()
 
-    def _law_run(self, law: Law) -> LawRun | None:
+    def _make_law_run(self, law: Law) -> LawRun | None:
         """The part of a law; none where it cannot be tried, and its result says why."""
         from shardlaw.conformance.run.law_run import LawRun
         from shardlaw.conformance.run.search import Plan
@@ -167,11 +169,11 @@ class Run(RunState):
         law, result.reason = result.law, self._why_untested(law)  # the law as this torch has to support it
         if result.reason is not None:
             return None
-        share = law_share(law, self.request, alone=self._one_chapter)
-        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
-        plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
-        seconds = self._share(law) if self.request.budget else float("inf")
-        return LawRun(self, self.pool, self.listener, self.add, plan, seconds)
+        share = law_share(law, self.request, alone=self._is_one_chapter)
+        plan = Plan.for_law(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
+        plan.certified_cases = self.certified.laws[law.id] if self.certified is not None else None
+        seconds = self._law_seconds(law) if self.request.budget else float("inf")
+        return LawRun(self, self.pool, self.listener, self.add_finding, plan, seconds)
 
     def _why_untested(self, law: Law) -> str | None:
         missing = sorted(set(law.needs) & self.limits.cannot)
@@ -183,32 +185,32 @@ class Run(RunState):
             return f"tried from profile {law.profile} on"
         if law.smallest > self.request.world_size:
             return f"needs {law.smallest} ranks, the largest world has {self.request.world_size}"
-        if self.stopped_by and not (self.stopped_by == "budget" and self._left() > 0):  # a law that was cut short ends no other
+        if self.stopped_by and not (self.stopped_by == "budget" and self._budget_left() > 0):  # a law that was cut short ends no other
             return f"the run was ended before it, by {self.stopped_by}"
         return None
 
-    def add(self, found: Finding) -> None:
+    def add_finding(self, found: Finding) -> None:
         """Take a finding into the report, under an id that no other has: some differ in a field of their case that is no feature."""
         if any(found.id == other.id for other in self.findings):
             found = replace(found, id=finding_id(found.signature, (*found.features, found.case.text)))
         self.findings.append(found)
-        self.listener.finding(found, self)
+        self.listener.on_finding(found, self)
         if found.status == "new":
             self.write()
         else:
-            self._write_now_and_then()
+            self._write_if_due()
 
     # Budget
 
-    def _left(self) -> float:
+    def _budget_left(self) -> float:
         """Seconds of the budget that are left."""
         assert self.request.budget is not None
-        return self.request.budget if self.ready is None else max(0.0, self.request.budget - (time.monotonic() - self.ready))
+        return self.request.budget if self.budget_start is None else max(0.0, self.request.budget - (time.monotonic() - self.budget_start))
 
-    def _share(self, law: Law) -> float:
+    def _law_seconds(self, law: Law) -> float:
         """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
         at = self.laws.index(law)
-        return self._left() * law.weight / sum(later.weight for later in self.laws[at:])
+        return self._budget_left() * law.weight / sum(later.weight for later in self.laws[at:])
 
     # The end
 
@@ -219,7 +221,7 @@ class Run(RunState):
 
         if self.judged and self.failure is None and not self.request.exitfirst:
             self.stale = stale(self.pool, self.target)
-            self.loaded = query_loaded(self.pool, self.target) if self.frozen is not None else {}
+            self.loaded = query_loaded(self.pool, self.target) if self.certified is not None else {}
 
     def exit_code(self) -> int:
         """1 for a new finding (or, with ``--strict``, a stale expectation), 3 for an error of the harness, 2 when no case was judged, else
@@ -229,16 +231,16 @@ class Run(RunState):
             return 1
         if not self.judged:
             return 3 if self.errors else 2
-        stale = any(self.expectations.stale(law.id) for law in self.laws)
+        stale = any(self.expectations.has_stale(law.id) for law in self.laws)
         if self.request.strict and (stale or self.too_wide()):
             return 1
-        return 3 if self.errors or self._unsaid() else 0
+        return 3 if self.errors or self._has_unjudged_cases() else 0
 
-    def _unsaid(self) -> bool:
+    def _has_unjudged_cases(self) -> bool:
         """Whether a certified run has no verdict on a case of its list that the target does not declare out of reach."""
         tried = (self.results[law.id] for law in self.laws if not set(law.needs) & set(self.target.cannot))
-        listed = self.frozen.laws if self.frozen is not None else {}
-        return any(case.text not in self.said for result in tried for case in listed.get(result.law.id, ()))
+        listed = self.certified.laws if self.certified is not None else {}
+        return any(case.text not in self.verdict_words for result in tried for case in listed.get(result.law.id, ()))
 
     def write(self, exit_code: int | None = None) -> None:
         """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
@@ -246,12 +248,12 @@ class Run(RunState):
         if exit_code is not None:
             for result in self.results.values():
                 if result.outcome in ("held", "stale"):
-                    result.outcome = "stale" if self.expectations.stale(result.law.id) else "held"
-        self.listener.update(self, exit_code)
+                    result.outcome = "stale" if self.expectations.has_stale(result.law.id) else "held"
+        self.listener.write_report(self, exit_code)
         self._last_write = time.monotonic()
         self._write_seconds = self._last_write - began
 
-    def _write_now_and_then(self) -> None:
+    def _write_if_due(self) -> None:
         """At most once a second, and for a twentieth of the time."""
         if time.monotonic() - self._last_write > max(1.0, 20 * self._write_seconds):
             self.write()

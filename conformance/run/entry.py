@@ -40,16 +40,16 @@ class Cause:
     seen: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
 
-    def holds(self, version: Version) -> bool:
+    def applies_to(self, version: Version) -> bool:
         """Whether it is to be expected of a release."""
-        near = self._nearest(version)
+        near = self._nearest_releases(version)
         return not self.seen or bool(near & set(self.seen))
 
-    def unseen(self, version: Version) -> bool:
+    def is_untried_on(self, version: Version) -> bool:
         """Whether nobody has tried this release."""
         return bool(self.seen) and _format_release(version) not in self.tried
 
-    def _nearest(self, version: Version) -> set[str]:
+    def _nearest_releases(self, version: Version) -> set[str]:
         from packaging.version import Version
 
         if _format_release(version) in self.tried:
@@ -87,46 +87,46 @@ class Entry:
     laws: tuple[str, ...] = ()
     hits: int = 0
     mended: bool = False
-    happened: Counter[str] = field(default_factory=Counter)
-    cases: Counter[str] = field(default_factory=Counter)
+    deviated: Counter[str] = field(default_factory=Counter)
+    matched: Counter[str] = field(default_factory=Counter)
 
     @property
     def where(self) -> str:
         return f"{self.file}:{self.line}"
 
     @property
-    def filled_in(self) -> bool:
+    def has_reason(self) -> bool:
         """Whether its reason says anything."""
         return re.search(r"\w", self.reason) is not None
 
     @property
-    def loud(self) -> bool:
+    def is_loud(self) -> bool:
         """Whether a user who meets it is told that something is wrong."""
         return self.kind in LOUD_KINDS or (self.kind == "wrong-error" and "accepted" not in self.signature)
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether it is there no longer: its case does not show it, or, of one without a case, it did not happen though its features were
         reached often enough to tell."""
-        return not self.happened and (self.mended or self._not_met(self.cases.total()))
+        return not self.deviated and (self.mended or self._never_matched(self.matched.total()))
 
-    def stale_in(self, law_id: str) -> bool:
+    def is_stale_in(self, law_id: str) -> bool:
         """Whether the cases of one law show that it happens there no longer."""
-        return not self.happened[law_id] and (self.mended or self._not_met(self.cases[law_id]))
+        return not self.deviated[law_id] and (self.mended or self._never_matched(self.matched[law_id]))
 
-    def _not_met(self, reached: int) -> bool:
+    def _never_matched(self, reached: int) -> bool:
         return not (self.case or self.rare) and reached >= MIN_CASES
 
     @cached_property
-    def _error(self) -> re.Pattern[str]:
+    def _error_pattern(self) -> re.Pattern[str]:
         return re.compile(glob(error_part(self.signature)).pattern)
 
     @property
-    def needs(self) -> list[str]:
+    def requirements(self) -> list[str]:
         """What a case must have, each in words: its features, what its fields hold, and where a trace must show it."""
         return [*sorted(self.features), *map(str, self.conditions), *([f"at {self.at}"] if self.at else [])]
 
-    def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
+    def covers(self, case: Case, features: AbstractSet[str]) -> bool:
         """Whether a case of one of its laws, which has these features, is one that it is about, as far as the case alone tells."""
         return self.features <= features and all(condition.holds(case) for condition in self.conditions)
 
@@ -136,15 +136,15 @@ class Entry:
 
     def may_match(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
         """Whether it accounts for a deviation of one of its laws, as far as can be said without a trace."""
-        return self.kind in (kind, ANY_KIND) and self._tells(struck(error)) and self.reaches(case, features)
+        return self.kind in (kind, ANY_KIND) and self._matches_error(struck(error)) and self.covers(case, features)
 
-    def _tells(self, error: str) -> bool:
-        if not self.signature or self._error.search(error) is not None:
+    def _matches_error(self, error: str) -> bool:
+        if not self.signature or self._error_pattern.search(error) is not None:
             return True
         # a kernel on a GPU tells an index that is out of range in no other words
         return "device-side assert triggered" in error and re.search("out of (range|bounds)|index_select", self.signature) is not None
 
-    def holds(self, torch_version: str, target: str) -> bool:
+    def applies_to(self, torch_version: str, target: str) -> bool:
         """Whether it is about this torch and this target."""
         from packaging.specifiers import SpecifierSet
         from packaging.version import Version
@@ -154,13 +154,13 @@ class Entry:
             return False
         if self.torch or self.cause is None:
             return version in SpecifierSet(self.torch, prereleases=True)
-        return self.cause.holds(version)
+        return self.cause.applies_to(version)
 
-    def unseen(self, torch_version: str) -> bool:
+    def is_untried_on(self, torch_version: str) -> bool:
         """Whether it is expected of a release on which nobody has tried it."""
         from packaging.version import Version
 
-        return self.cause is not None and not self.torch and self.cause.unseen(Version(Version(torch_version).base_version))
+        return self.cause is not None and not self.torch and self.cause.is_untried_on(Version(Version(torch_version).base_version))
 
 
 def _format_release(version: Version) -> str:

@@ -109,22 +109,24 @@ class _ExpectationFile:
     def entries(self, drafts: bool) -> list[Entry]:
         for key in self._data:
             if key not in ("cause", "expect"):
-                raise UsageError(f"{self._place(key)}: unknown {key!r}: a file of expectations holds [[cause]] and [[expect]] tables only")
-        return [*self._of_causes(), *self._alone(drafts)]
+                raise UsageError(
+                    f"{self._locate_key(key)}: unknown {key!r}: a file of expectations holds [[cause]] and [[expect]] tables only"
+                )
+        return [*self._cause_entries(), *self._lone_entries(drafts)]
 
     def _tables(self, name: str, tables: Any, first: int = 0) -> Iterator[tuple[dict[str, Any], int, Refuse]]:
         """Each table with its line, and what refuses one of its keys."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise UsageError(f"{self._place(name)}: want [[{name}]] tables")
+            raise UsageError(f"{self._locate_key(name)}: want [[{name}]] tables")
         for at, table in enumerate(tables, first):
             line = self._headers[name][at] if at < len(self._headers[name]) else 1
 
             def refuse(key: str, message: str, line: int = line) -> UsageError:
-                return UsageError(f"{self._place(key, line)}: {message}")
+                return UsageError(f"{self._locate_key(key, line)}: {message}")
 
             yield table, line, refuse
 
-    def _place(self, key: str, table: int = 0) -> str:
+    def _locate_key(self, key: str, table: int = 0) -> str:
         """``FILE:LINE`` of a key, of the table that begins in a line or anywhere."""
         headers = sorted(line for lines in self._headers.values() for line in lines)
         last = next((line - 1 for line in headers if line > table > 0), len(self._lines))
@@ -134,7 +136,7 @@ class _ExpectationFile:
                 return f"{self.file}:{number}"
         return f"{self.file}:{first}"
 
-    def _of_causes(self) -> Iterator[Entry]:
+    def _cause_entries(self) -> Iterator[Entry]:
         blocks = list(self._tables("cause", self._data.get("cause", [])))
         for block, _, refuse in blocks:
             _check_keys(block, CAUSE_KEYS, refuse)
@@ -152,18 +154,18 @@ class _ExpectationFile:
             cause = Cause(**told, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
             for table, at, refuse_entry in self._tables("cause.expect", block["expect"], done):
                 _check_keys(table, ENTRY_KEYS, refuse_entry)
-                yield self._entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
+                yield self._make_entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
             done += len(block["expect"])
 
-    def _alone(self, drafts: bool) -> Iterator[Entry]:
+    def _lone_entries(self, drafts: bool) -> Iterator[Entry]:
         for block, line, refuse in self._tables("expect", self._data.get("expect", [])):
             _check_keys(block, LONE_KEYS, refuse)
-            entry = self._entry(block, line, refuse, None)
-            if not (entry.filled_in or drafts):
+            entry = self._make_entry(block, line, refuse, None)
+            if not (entry.has_reason or drafts):
                 raise refuse("reason", f"reason = {entry.reason!r} is not filled in: say what causes it")
             yield entry
 
-    def _entry(self, block: Mapping[str, Any], line: int, refuse: Refuse, cause: Cause | None) -> Entry:
+    def _make_entry(self, block: Mapping[str, Any], line: int, refuse: Refuse, cause: Cause | None) -> Entry:
         from shardlaw.conformance.law.features.features import FEATURES, known
 
         for key in ("law", "kind", "reason"):
@@ -177,14 +179,14 @@ class _ExpectationFile:
         if block["kind"] not in (*ENTRY_KINDS, ANY_KIND):
             raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], ENTRY_KINDS)})")
         _check_signature(block, refuse)
-        laws = self._laws(block["law"], refuse)
+        laws = self._select_laws(block["law"], refuse)
         _check_case(block.get("case", ""), laws, refuse)
         conditions = _parse_conditions(block, refuse)
         told = {key: block[key] for key in (*ENTRY_TEXTS, *ENTRY_FLAGS, "reason") if key in block}
         features = frozenset(block.get("features", ()))
         return Entry(**told, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
 
-    def _laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
+    def _select_laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
         if pattern.startswith("!"):
             raise refuse("law", f"law = {pattern!r}: want what it is about, not what it is not")
         try:

@@ -72,13 +72,13 @@ class Expectations:
                     self._cases.setdefault(case.law, []).append(case)
                 self._of_case.setdefault(case, []).append(entry)
 
-    def known(self, law_id: str, *, one_each: bool = False) -> list[Case]:
+    def known_cases(self, law_id: str, *, one_each: bool = False) -> list[Case]:
         """The cases of a law that entries name, but for those that may hang or crash: trying them costs a world. With ``one_each`` those
         alone that stand first for their cause."""
         cases = [case for case in self._cases.get(law_id, ()) if COSTLY_KINDS.isdisjoint(entry.kind for entry in self._of_case[case])]
-        return [case for case in cases if not one_each or any(self._stands_first(entry) for entry in self._of_case[case])]
+        return [case for case in cases if not one_each or any(self._is_first_of_cause(entry) for entry in self._of_case[case])]
 
-    def _stands_first(self, entry: Entry) -> bool:
+    def _is_first_of_cause(self, entry: Entry) -> bool:
         return entry.cause is None or self._first.get(entry.cause.id) is entry
 
     def match(
@@ -89,7 +89,7 @@ class Expectations:
         if count and found:
             found[0].hits += 1
             for entry in found:
-                entry.happened[case.law] += 1
+                entry.deviated[case.law] += 1
         return found[0] if found else None
 
     def match_verdict(self, law: Law, verdict: Verdict, at: AbstractSet[str] = frozenset()) -> Entry | None:
@@ -97,48 +97,48 @@ class Expectations:
         case, features = _case_and_features(law, verdict)
         return self.match(case, verdict.word, features, verdict.error, at, count=False)
 
-    def asks_where(self, law: Law, verdict: Verdict) -> bool:
+    def needs_trace(self, law: Law, verdict: Verdict) -> bool:
         """Whether a trace of a deviation may show that an entry accounts for it."""
         case, features = _case_and_features(law, verdict)
         return any(entry.at and entry.may_match(case, verdict.word, features, verdict.error) for entry in self._of_law.get(law.id, ()))
 
-    def avoid(self, case: Case, features: AbstractSet[str]) -> Entry | None:
+    def skip_entry(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The expected hang or crash, met often enough, that a case would be; the case is then counted as one that it happened in."""
         for entry in self._of_law.get(case.law, ()):
-            if entry.kind in COSTLY_KINDS and not entry.at and entry.hits >= HITS_BEFORE_SKIPPED and entry.reaches(case, features):
-                self.judged(case, features)
-                entry.happened[case.law] += 1
+            if entry.kind in COSTLY_KINDS and not entry.at and entry.hits >= HITS_BEFORE_SKIPPED and entry.covers(case, features):
+                self.count_case(case, features)
+                entry.deviated[case.law] += 1
                 return entry
         return None
 
     def covers(self, case: Case, features: AbstractSet[str]) -> bool:
         """Whether an entry that names features or fields, and no place, matches a case, whatever comes of it."""
         telling = (entry for entry in self._of_law.get(case.law, ()) if (entry.features or entry.conditions) and not entry.at)
-        return any(entry.reaches(case, features) for entry in telling)
+        return any(entry.covers(case, features) for entry in telling)
 
-    def tried(self, verdict: Verdict) -> None:
+    def note_own_case(self, verdict: Verdict) -> None:
         """Note what became of the entries whose own case was judged."""
         for entry in self._of_case.get(verdict.case, ()):
             entry.mended = verdict.status != (REFUSED if entry.kind == REFUSED else "deviates")
 
-    def judged(self, case: Case, features: AbstractSet[str]) -> None:
+    def count_case(self, case: Case, features: AbstractSet[str]) -> None:
         """Count one case towards the share of its law's that entries would match."""
         self._judged[case.law] += 1
         for entry in self._of_law.get(case.law, ()):
-            if not entry.at and entry.reaches(case, features):
-                entry.cases[case.law] += 1
+            if not entry.at and entry.covers(case, features):
+                entry.matched[case.law] += 1
 
-    def masked(self, entry: Entry) -> float:
+    def masked_share(self, entry: Entry) -> float:
         """The largest share, from 0 to 1, of the cases of one of its laws that an entry would match."""
-        return max((count / self._judged[law_id] for law_id, count in entry.cases.items()), default=0.0)
+        return max((count / self._judged[law_id] for law_id, count in entry.matched.items()), default=0.0)
 
     def too_wide(self) -> list[TooWideEntry]:
         """The entries to refuse, each with the law of which it matches most that holds. Laws with fewer than 20 cases say nothing."""
         found = []
         for entry in self.entries:
             shares = {
-                law_id: (count - entry.happened[law_id]) / self._judged[law_id]
-                for law_id, count in entry.cases.items()
+                law_id: (count - entry.deviated[law_id]) / self._judged[law_id]
+                for law_id, count in entry.matched.items()
                 if self._judged[law_id] >= MIN_CASES and law_id not in self.chosen
             }
             law_id = max(shares, key=shares.__getitem__, default="")
@@ -146,10 +146,10 @@ class Expectations:
                 found.append(TooWideEntry(entry, law_id, shares[law_id]))
         return found
 
-    def stale(self, law_id: str) -> bool:
+    def has_stale(self, law_id: str) -> bool:
         """Whether an entry that is about this law alone is stale, by the law's own cases. An entry about several laws is stale where it
         happens in none of them, and no one of them can tell."""
-        return any(entry.stale_in(law_id) for entry in self._of_law.get(law_id, ()) if len(entry.laws) == 1)
+        return any(entry.is_stale_in(law_id) for entry in self._of_law.get(law_id, ()) if len(entry.laws) == 1)
 
 
 def _case_and_features(law: Law, verdict: Verdict) -> tuple[Case, AbstractSet[str]]:
@@ -179,4 +179,4 @@ def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target:
     ids = [law.id for law in laws]
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     entries = [entry for file in files for entry in read_entries(file, ids, aliases)]
-    return Expectations(entry for entry in entries if entry.holds(torch_version, target))
+    return Expectations(entry for entry in entries if entry.applies_to(torch_version, target))

@@ -71,21 +71,21 @@ class LawRun:
         self._listener = listener
         self._add = add
         self._plan = plan
-        plan.covered = lambda case: run.expectations.covers(case, features_of(case, plan.law))
+        plan.is_covered = lambda case: run.expectations.covers(case, features_of(case, plan.law))
         self._seconds = seconds
-        self._reuse = reuses_plans(plan.law, run.request.profile)
+        self._reuses_plans = reuses_plans(plan.law, run.request.profile)
         self._fed = False
-        self._owed = self._lost = self._lacking = 0
-        self._early: list[_JudgedCase] | None = []
+        self._pending = self._lost_worlds = self._unexpected_refusals = 0
+        self._early_verdicts: list[_JudgedCase] | None = []
         self._error: Exception | None = None
         self._stop = False
-        self._refused: _JudgedCase | None = None
+        self._first_refused: _JudgedCase | None = None
         self._memory: dict[Case, Verdict] = {}
         # what deviated, by signature or by the entry that accounts for it: of each the case that comes first in the plan, whichever
         # was judged first: no timing changes that
-        self._new: dict[str, _JudgedCase] = {}
-        self._many: Counter[str] = Counter()
-        self._expected: dict[Entry, _JudgedCase] = {}
+        self._new_by_signature: dict[str, _JudgedCase] = {}
+        self._counts: Counter[str] = Counter()
+        self._expected_by_entry: dict[Entry, _JudgedCase] = {}
 
     # The cases
 
@@ -100,26 +100,26 @@ class LawRun:
         def take(case: Case, drawn: bool) -> None:
             nonlocal deadline
             signals.check()
-            starting = run.request.budget is not None and run.ready is None
+            starting = run.request.budget is not None and run.budget_start is None
             if self._stop or (not starting and time.monotonic() > deadline):
                 raise StopDrawing
-            self._hand_over(case, drawn, self._plan.number)
-            if run.frozen is not None:
-                self._pool.wait(lambda: self._owed < MAX_CERTIFIED_PENDING)
-                if self._lost >= MAX_CERTIFIED_LOST_WORLDS:
+            self._submit(case, drawn, self._plan.number)
+            if run.certified is not None:
+                self._pool.wait(lambda: self._pending < MAX_CERTIFIED_PENDING)
+                if self._lost_worlds >= MAX_CERTIFIED_LOST_WORLDS:
                     raise StopDrawing
             if starting:  # a budget is for cases: it begins when ranks have answered the first
-                self._pool.wait(lambda: not self._owed)
-                run.ready = time.monotonic()
-                deadline = run.ready + self._seconds
+                self._pool.wait(lambda: not self._pending)
+                run.budget_start = time.monotonic()
+                deadline = run.budget_start + self._seconds
 
         try:
             self._pool.wait_ready()
-            expected = run.expectations.known(self.law.id, one_each=run.request.of_chosen) if run.frozen is None else ()
-            known = [*run.known.get(self.law.id, []), *expected]
+            expected = run.expectations.known_cases(self.law.id, one_each=run.request.uses_smoke_shares) if run.certified is None else ()
+            known = [*run.stored_cases.get(self.law.id, []), *expected]
             for case in known[run.request.shard[0] - 1 :: run.request.shard[1]]:
                 if case.world <= self._plan.limits.most:
-                    self._hand_over(case, False, 0)
+                    self._submit(case, False, 0)
             self._plan.feed(take)
         except StopDrawing:
             if not self._stop:
@@ -130,39 +130,39 @@ class LawRun:
             self._error = error
         self.result.swept, self.result.combinations = self._plan.swept, self._plan.combinations
 
-    def _hand_over(self, case: Case, drawn: bool, number: int) -> None:
+    def _submit(self, case: Case, drawn: bool, number: int) -> None:
         features = features_of(case, self.law)
-        if self._run.frozen is None and self._run.expectations.avoid(case, features) is not None:
+        if self._run.certified is None and self._run.expectations.skip_entry(case, features) is not None:
             self.result.skipped_expected += 1
             return
 
         def done(verdict: Verdict) -> None:
-            self._owed -= 1
-            self._lost += verdict.kind in ("crash", "hang", "divergence")
-            self._take_in(_JudgedCase(verdict, features, drawn, number))
+            self._pending -= 1
+            self._lost_worlds += verdict.kind in ("crash", "hang", "divergence")
+            self._record(_JudgedCase(verdict, features, drawn, number))
 
-        self._owed += 1
-        self._pool.feed(self.law, case, done, reuse=self._reuse)
+        self._pending += 1
+        self._pool.feed(self.law, case, done, reuse=self._reuses_plans)
 
     # The verdicts
 
-    def open(self) -> None:
+    def begin_turn(self) -> None:
         """The law's turn has come: take in what came before it."""
-        early, self._early = self._early or [], None
+        early, self._early_verdicts = self._early_verdicts or [], None
         for seen in early:
-            self._take_in(seen)
+            self._record(seen)
 
-    def _take_in(self, seen: _JudgedCase) -> None:
-        if self._early is not None:
-            self._early.append(seen)
+    def _record(self, seen: _JudgedCase) -> None:
+        if self._early_verdicts is not None:
+            self._early_verdicts.append(seen)
             return
         run, result, verdict = self._run, self.result, seen.verdict
         self._memory[verdict.case] = verdict
-        self._listener.case(verdict, seen.drawn)
-        if run.frozen is not None and verdict.status != "error":
-            run.said[verdict.case.text] = verdict.kind or verdict.status
+        self._listener.on_case(verdict, seen.drawn)
+        if run.certified is not None and verdict.status != "error":
+            run.verdict_words[verdict.case.text] = verdict.kind or verdict.status
         if verdict.status == "error":
-            self._broken(verdict.message, f"{verdict.case.text}\n{verdict.message}\n{verdict.error}")
+            self._note_error(verdict.message, f"{verdict.case.text}\n{verdict.message}\n{verdict.error}")
             return
         if verdict.status == "rejected":
             result.rejected += 1
@@ -176,27 +176,27 @@ class LawRun:
         reached = seen.features | set(verdict.features)
         run.features.update(reached)
         result.features.update(reached)
-        run.expectations.judged(verdict.case, reached)
-        run.expectations.tried(verdict)
+        run.expectations.count_case(verdict.case, reached)
+        run.expectations.note_own_case(verdict)
         if verdict.status == "refused":
             result.refused += 1
             result.refusals[struck(verdict.error)] += 1
-            if not self._expects(seen, reached):
-                self._lacking += 1
-                if self._refused is None or seen.number < self._refused.number:
-                    self._refused = seen
+            if not self._match_expectation(seen, reached):
+                self._unexpected_refusals += 1
+                if self._first_refused is None or seen.number < self._first_refused.number:
+                    self._first_refused = seen
         elif verdict.status == "deviates":
             result.wrong += 1
             result.deviating.update(reached)
-            if self._expects(seen, reached):
+            if self._match_expectation(seen, reached):
                 return
-            self._many[verdict.signature] += 1
-            if verdict.signature not in self._new or seen.number < self._new[verdict.signature].number:
-                self._new[verdict.signature] = seen
-            if run.request.exitfirst and not run.expectations.asks_where(self.law, verdict):
+            self._counts[verdict.signature] += 1
+            if verdict.signature not in self._new_by_signature or seen.number < self._new_by_signature[verdict.signature].number:
+                self._new_by_signature[verdict.signature] = seen
+            if run.request.exitfirst and not run.expectations.needs_trace(self.law, verdict):
                 self._stop = True
 
-    def _expects(self, seen: _JudgedCase, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
+    def _match_expectation(self, seen: _JudgedCase, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
         """Whether an expectation accounts for a deviation or a refusal, which is then counted; of one that was traced also by where it is
         ``at``, as so ``many``."""
         run, result, verdict = self._run, self.result, seen.verdict
@@ -204,12 +204,12 @@ class LawRun:
         if entry is None:
             return False
         result.expected += many
-        if run.frozen is not None and verdict.kind:
-            run.said[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
+        if run.certified is not None and verdict.kind:
+            run.verdict_words[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
         if entry.reason not in result.reasons:
             result.reasons.append(entry.reason)
-        if entry not in self._expected or seen.number < self._expected[entry].number:
-            self._expected[entry] = seen
+        if entry not in self._expected_by_entry or seen.number < self._expected_by_entry[entry].number:
+            self._expected_by_entry[entry] = seen
         return True
 
     # What they come to
@@ -220,42 +220,42 @@ class LawRun:
             raise self._error
         if self._error is not None:
             text = "".join(traceback.format_exception(self._error))
-            self._broken(f"its cases cannot be made: {type(self._error).__name__}: {self._error}", text)
-        self._pool.wait(lambda: not self._owed)
+            self._note_error(f"its cases cannot be made: {type(self._error).__name__}: {self._error}", text)
+        self._pool.wait(lambda: not self._pending)
         run = self._run
         if self.result.cases and self.result.refused == self.result.cases:
             self._try_control()
-        elif self._lacking >= ENOUGH_REFUSED and self.law.id in run.supported:
-            self._try_what_is_lost()
+        elif self._unexpected_refusals >= ENOUGH_REFUSED and self.law.id in run.supported:
+            self._try_lost_support()
         self._confirm()
-        self.note_expected()
+        self.add_expected_findings()
         self.result.conclude(any(found.law == self.law.id and found.status == "new" for found in self._run.findings))
 
     def _try_control(self) -> None:
         """Of a law of which every case was refused: its control must hold, and where it is refused too, support was lost."""
         control = Case.parse(self.law.control)
         (verdict,) = self._pool.judge(self.law, [control])
-        self._take_in(_JudgedCase(verdict, features_of(control, self.law), False, self._plan.number + 1))
+        self._record(_JudgedCase(verdict, features_of(control, self.law), False, self._plan.number + 1))
 
-    def _try_what_is_lost(self) -> None:
+    def _try_lost_support(self) -> None:
         """Of a law that earlier releases support wholly, the first refused case: from here on its refusals are deviations."""
-        assert self._refused is not None
+        assert self._first_refused is not None
         self.law = self._plan.law = self.law.unrefused()
-        (verdict,) = self._pool.judge(self.law, [self._refused.verdict.case])
-        self._take_in(replace(self._refused, verdict=verdict))
+        (verdict,) = self._pool.judge(self.law, [self._first_refused.verdict.case])
+        self._record(replace(self._first_refused, verdict=verdict))
 
-    def _broken(self, message: str, text: str) -> None:
+    def _note_error(self, message: str, text: str) -> None:
         """Note an error of the harness; the first of a law stands for all."""
         if not any(error.law == self.law.id for error in self._run.errors):
             self._run.errors.append(HarnessFault(self.law.id, message, text))
         self.result.reason = f"an error of the harness: {message}"
 
-    def note_expected(self) -> None:
+    def add_expected_findings(self) -> None:
         """An expected finding stands once for its entry, with the first case of the first law that met it, unshrunk."""
         noted = {found.entry for found in self._run.findings}
-        for entry, seen in sorted(self._expected.items(), key=lambda item: item[1].number):
+        for entry, seen in sorted(self._expected_by_entry.items(), key=lambda item: item[1].number):
             if entry.where not in noted:
-                found = Finding.of(self.law, seen.verdict, seen.verdict.case, "expected")
+                found = Finding.from_verdict(self.law, seen.verdict, seen.verdict.case, "expected")
                 named = entry.finding or finding_id(found.signature, (*found.features, found.case.text))  # no new one's, in any order
                 self._add(replace(found, id=named, note=entry.reason, number=seen.number, entry=entry.where))
 
@@ -264,14 +264,16 @@ class LawRun:
 
     def _confirm(self) -> None:
         run = self._run
-        most = MAX_FINDINGS if run.frozen is None else MAX_CERTIFIED_FINDINGS
-        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuse)
-        left = [seen for seen in sorted(self._new.values(), key=lambda new: new.number) if not self._is_expected_there(seen)]
+        most = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
+        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans)
+        left = [
+            seen for seen in sorted(self._new_by_signature.values(), key=lambda new: new.number) if not self._is_expected_after_trace(seen)
+        ]
         for seen in left[:most]:
             began = time.monotonic()
-            self._listener.shrinking(self.law.id, seen.verdict)
-            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrinking / SHRINK_PARTS))
-            run.shrinking = max(0.0, run.shrinking - (time.monotonic() - began))
+            self._listener.on_shrink(self.law.id, seen.verdict)
+            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrink_seconds_left / SHRINK_PARTS))
+            run.shrink_seconds_left = max(0.0, run.shrink_seconds_left - (time.monotonic() - began))
             if found is None:
                 run.unconfirmed.append(seen.verdict)
                 continue
@@ -282,37 +284,37 @@ class LawRun:
             if run.request.exitfirst:
                 run.stopped_by = "-x"
                 break
-        if run.frozen is not None and self._new and not any(found.law == self.law.id for found in run.findings):
-            self._say_again()
+        if run.certified is not None and self._new_by_signature and not any(found.law == self.law.id for found in run.findings):
+            self._confirm_any_deviation()
         left_over = len(left) - most
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 
-    def _is_expected_there(self, seen: _JudgedCase) -> bool:
+    def _is_expected_after_trace(self, seen: _JudgedCase) -> bool:
         """Whether an entry that says where accounts for all that deviates so, as a trace of the first shows."""
-        if not self._run.expectations.asks_where(self.law, seen.verdict):
+        if not self._run.expectations.needs_trace(self.law, seen.verdict):
             return False
         return self._is_expected_at(seen, trace_spots(self._pool, self.law, seen.verdict))
 
     def _is_expected_at(self, seen: _JudgedCase, at: AbstractSet[str]) -> bool:
         """Whether an entry that says where accounts for all that deviates so, which is ``at`` these places."""
         reached = seen.features | set(seen.verdict.features)
-        return self._expects(seen, reached, at, self._many[seen.verdict.signature])
+        return self._match_expectation(seen, reached, at, self._counts[seen.verdict.signature])
 
     def _note(self, found: Finding, seen: Verdict) -> str:
         """What is said of a finding: of one in a certified run also that the backend is known for it."""
-        entry = self._run.unexcused.match_verdict(self.law, seen) if self._run.unexcused else None
+        entry = self._run.backend_expectations.match_verdict(self.law, seen) if self._run.backend_expectations else None
         cause = f" ({entry.cause.id})" if entry and entry.cause else ""
         known = f"known of {self._run.target.name}{cause}, which excuses nothing in a certified run" if entry else ""
         return "; ".join(filter(None, (found.note, known)))
 
-    def _say_again(self) -> None:
+    def _confirm_any_deviation(self) -> None:
         """In a certified run no verdict is left that nothing shows again: of a law without a finding each case that deviated is tried in a
         fresh world, until one deviates there, which is a finding."""
         run = self._run
-        for seen in [one for one in self._memory.values() if one.status == "deviates" and run.said.get(one.case.text) == one.kind]:
+        for seen in [one for one in self._memory.values() if one.status == "deviates" and run.verdict_words.get(one.case.text) == one.kind]:
             again = self._pool.fresh(self.law, seen.case)
-            run.said[seen.case.text] = again.kind or again.status
+            run.verdict_words[seen.case.text] = again.kind or again.status
             if again.status == "deviates" and not self._is_known(again):
-                self._add(replace(Finding.of(self.law, again, seen.case), confirmed=(1, 1), note="not shrunk"))
+                self._add(replace(Finding.from_verdict(self.law, again, seen.case), confirmed=(1, 1), note="not shrunk"))
                 return

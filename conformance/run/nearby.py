@@ -57,7 +57,7 @@ def most_similar_cases(law: Law, case: Case, limits: Limits) -> list[Case]:
             raise StopDrawing
 
     with suppress(StopDrawing):
-        Plan.of(law, limits, 0, "smoke").feed(take)
+        Plan.for_law(law, limits, 0, "smoke").feed(take)
     mine = features_of(case, law)
     others = [other for other in found if other != case]
     return sorted(others, key=lambda other: len(features_of(other, law) ^ mine))[:MAX_SIMILAR]

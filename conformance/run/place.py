@@ -45,7 +45,7 @@ def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
     if first is None or first.evidence is None:
         return []
     held = [other for other in near if other.status == "held"]
-    lines = LineCoverage.of(verdict, held)
+    lines = LineCoverage.from_verdicts(verdict, held)
     found = [
         each for place in _candidate_places(verdict, first, first.evidence, lines) for each in _with_finder(place, first.evidence, lines)
     ]
@@ -78,7 +78,7 @@ def _with_finder(place: str, noted: Evidence, lines: LineCoverage) -> Iterator[s
     """A place; of one that carries out what others of its class found out, first the one of these whose lines tell most."""
     if heard.carries_out(place):
         owner = place.partition(".")[0]
-        yield from lines.finder(other for other in noted.visited if other.startswith(f"{owner}."))
+        yield from lines.rarest_finder(other for other in noted.visited if other.startswith(f"{owner}."))
     yield place
 
 
@@ -120,15 +120,15 @@ def _candidate_places(verdict: Verdict, first: Answer, noted: Evidence, lines: L
         about_meshes = verdict.case.law.startswith("mesh.")
         yield next((place for place in noted.visited if heard.does(place) and (about_meshes or not heard.is_of_meshes(place))), "")
     if not heard.is_of_steps(verdict.case.law):
-        yield from (place for place in noted.visited if heard.constructs(place) and lines.another_way(place))
-        yield from reversed([place for place in home if lines.alone(place)])
+        yield from (place for place in noted.visited if heard.constructs(place) and lines.runs_new_lines(place))
+        yield from reversed([place for place in home if lines.is_never_in_holding(place)])
         yield from reversed(home)
     for kind in ("op", "move"):
         for each in reversed(noted.steps):
             if each.kind == kind:
                 yield from _places_of_step(each, noted, lines)
     yield from reversed(home)
-    yield from lines.telling(noted.visited)
+    yield from lines.by_rarity(noted.visited)
 
 
 def _places_of_error(noted: Evidence, lines: LineCoverage) -> Iterator[str]:
@@ -197,9 +197,9 @@ def _places_of_step(step: Step, noted: Evidence, lines: LineCoverage) -> Iterato
         yield from (place for place in noted.visited if heard.plans_an_op(place) and step.asked)
         return
     under = [place for place in functions_below(noted, step.rule) if not is_shared_helper(place)]
-    yield from (place for place in lines.telling(under) if lines.alone(place))
+    yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
     yield from (place for place in under if place in noted.answered and heard.does(place))
-    yield from [] if step.ended else lines.finder(under)
+    yield from [] if step.ended else lines.rarest_finder(under)
     yield step.rule
 
 
@@ -241,34 +241,34 @@ class LineCoverage:
     """Which lines ran where: in how many of the cases that hold, of those that ran where one deviates."""
 
     def __init__(self, visited: Mapping[str, frozenset[int]], held: Sequence[Mapping[str, frozenset[int]]]) -> None:
-        self._visited, self._held = visited, held
+        self._visited, self._holding_cases = visited, held
 
     @classmethod
-    def of(cls, verdict: Verdict, held: Sequence[Verdict]) -> LineCoverage:
+    def from_verdicts(cls, verdict: Verdict, held: Sequence[Verdict]) -> LineCoverage:
         deviating = [answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")]
         return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in held])
 
-    def fewest(self, place: str) -> int:
+    def fewest_holding_cases(self, place: str) -> int:
         """In how many cases that hold the rarest line of a function ran."""
         ran = self._visited.get(place, frozenset())
-        return min((sum(line in other.get(place, ()) for other in self._held) for line in ran), default=len(self._held))
+        return min((sum(line in other.get(place, ()) for other in self._holding_cases) for line in ran), default=len(self._holding_cases))
 
-    def alone(self, place: str) -> bool:
+    def is_never_in_holding(self, place: str) -> bool:
         """Whether it was called in no case that holds, and there is one that tells."""
-        return bool(self._held) and not any(place in other for other in self._held)
+        return bool(self._holding_cases) and not any(place in other for other in self._holding_cases)
 
-    def another_way(self, place: str) -> bool:
+    def runs_new_lines(self, place: str) -> bool:
         """Whether a function that cases which hold call too runs lines here that it runs in none of them."""
-        return bool(self._held) and not self.alone(place) and not self.fewest(place)
+        return bool(self._holding_cases) and not self.is_never_in_holding(place) and not self.fewest_holding_cases(place)
 
-    def finder(self, places: Iterable[str]) -> list[str]:
+    def rarest_finder(self, places: Iterable[str]) -> list[str]:
         """Of these functions the one that finds something out and has the rarest lines, the last such; none where none finds out."""
         finding = list(filter(heard.finds_out, places))
-        return [min(finding[::-1], key=self.fewest)] if finding else []
+        return [min(finding[::-1], key=self.fewest_holding_cases)] if finding else []
 
-    def telling(self, places: Iterable[str]) -> list[str]:
+    def by_rarity(self, places: Iterable[str]) -> list[str]:
         """These functions, those with the rarest lines first."""
-        return sorted((place for place in places if heard.does(place)), key=self.fewest)
+        return sorted((place for place in places if heard.does(place)), key=self.fewest_holding_cases)
 
 
 def _merge_visited(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:

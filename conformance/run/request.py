@@ -33,7 +33,7 @@ class RunRequest:
     target: str = "gloo"
     storage: str | None = None
     world_size: int = DEFAULT_WORLD
-    larger: int = 0
+    larger_world_size: int = 0
     profile: str = "smoke"
     budget: float | None = None
     ops: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class RunRequest:
     certify: str = ""
     last_failed: bool = False
     resume: bool = False
-    goes_on_chosen: bool | None = None
+    resumed_smoke_shares: bool | None = None
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -79,10 +79,10 @@ class RunRequest:
             raise UsageError(f"--known {self.known}: no such folder")
 
     @property
-    def of_chosen(self) -> bool:
+    def uses_smoke_shares(self) -> bool:
         """Whether the run tries the chosen cases alone: a smoke run that selects no law (:mod:`shardlaw.conformance.run.shares`)."""
-        if self.goes_on_chosen is not None:
-            return self.goes_on_chosen
+        if self.resumed_smoke_shares is not None:
+            return self.resumed_smoke_shares
         return self.profile == "smoke" and not (self.laws or self.ops or self.certify)
 
     def _check_certified(self) -> None:

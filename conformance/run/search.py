@@ -106,46 +106,48 @@ class Plan:
     seed: int
     share: Share
     shard: tuple[int, int] = (1, 1)
-    covered: Callable[[Case], bool] = never
-    listed: Sequence[Case] | None = None
+    is_covered: Callable[[Case], bool] = never
+    certified_cases: Sequence[Case] | None = None
     rounds: list[tuple[int, int]] = field(default_factory=list, init=False)
     swept: int = field(default=0, init=False)
     combinations: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), share: Share | None = None) -> Plan:
+    def for_law(
+        cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), share: Share | None = None
+    ) -> Plan:
         """The plan of a run's ``seed``; without a ``share`` all that the profile tries."""
         return cls(law, limits, law_seed(seed, law.id), share or full_share(law, profile), shard)
 
-    def passed_over(self, case: Case) -> bool:
+    def is_skipped(self, case: Case) -> bool:
         """Whether a drawn case is left out for the sake of others: by its text, so that it is in every run with these known findings."""
-        return zlib.crc32(case.text.encode()) % COVERED_STRIDE != 0 and self.covered(case)
+        return zlib.crc32(case.text.encode()) % COVERED_STRIDE != 0 and self.is_covered(case)
 
     def feed(self, take: Callable[[Case, bool], None]) -> None:
         """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
         self.number = 0
         self.rounds.clear()
         seen: set[Case] = set()
-        left, places = int(self.share.draws + random.Random(self.seed).random()), self.share.places
+        left, places = int(self.share.draws + random.Random(self.seed).random()), self.share.indices
 
         def offer(case: Case, drawn: bool) -> None:
             self.number += 1
             if case in seen:
                 return
             seen.add(case)  # those of other shards too: a case that is drawn twice belongs to one of them
-            if self._mine(self.number) and case.world <= self.limits.most:
+            if self._in_shard(self.number) and case.world <= self.limits.most:
                 take(case, drawn)
 
         def offer_drawn(case: Case) -> None:
             nonlocal left
-            if self.passed_over(case):
+            if self.is_skipped(case):
                 left += 1
             else:
                 offer(case, True)
 
-        if self.listed is not None:
-            for case in self.listed:
+        if self.certified_cases is not None:
+            for case in self.certified_cases:
                 offer(case, False)
             return
         if self.law.sweep is not None and self.share.sweeps:
@@ -155,7 +157,7 @@ class Plan:
                     self.swept += 1
                     offer(case, False)
             self.combinations = getattr(cases, "combinations", 0)
-        for case in self.share.fitting(self.limits):
+        for case in self.share.cases_within(self.limits):
             offer(case, False)
         if self.law.draw is not None and left:
             strategy = self.law.drawn(self.limits)
@@ -164,7 +166,7 @@ class Plan:
                 left = 0
                 draw(strategy, *self.rounds[-1], offer_drawn)
 
-    def _mine(self, number: int) -> bool:
+    def _in_shard(self, number: int) -> bool:
         """Whether the shard has the case of this number. Dealt by a hash: what an enumerator repeats at every so many cases must not fall
         to one shard, nor the first case of every law."""
         part, parts = self.shard
@@ -196,7 +198,7 @@ class Shrinker:
     pool: Pool
     memory: dict[Case, Verdict]
     seconds: float = SHRINK_SECONDS
-    known: Callable[[Verdict], bool] = lambda verdict: False
+    is_known: Callable[[Verdict], bool] = lambda verdict: False
     calls: int = field(default=0, init=False)
 
     def shrink(self, first: Verdict, drawn: bool) -> ShrinkResult:
@@ -206,7 +208,7 @@ class Shrinker:
         self._deadline = time.monotonic() + self.seconds
         if drawn and law.draw is not None:
             strategy = law.drawn(self.plan.limits)
-            found = (self._replay(strategy, *drawn, first.signature, self.plan.passed_over) for drawn in self.plan.rounds)
+            found = (self._replay(strategy, *drawn, first.signature, self.plan.is_skipped) for drawn in self.plan.rounds)
             return next(filter(None, found), start)
         if law.narrow is None and law.draw is None:
             return start
@@ -215,22 +217,22 @@ class Shrinker:
         draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
         unseen = [case for case in dict.fromkeys(near) if case not in self.memory]
         while unseen and time.monotonic() < self._deadline:
-            self._judge(unseen[:NARROW_BATCH])
+            self._run_cases(unseen[:NARROW_BATCH])
             del unseen[:NARROW_BATCH]
-        if unseen or not any(self._shows(self.memory[case], first.signature) for case in near):
+        if unseen or not any(self._reproduces(self.memory[case], first.signature) for case in near):
             return self._smallest(near, first) or start
         return self._replay(strategy, self.plan.seed, NARROW_DRAWS, first.signature) or start
 
     def _smallest(self, near: Sequence[Case], first: Verdict) -> ShrinkResult | None:
         """The shortest of the cases judged near the first one that shows its signature, where there is one."""
-        shown = [case for case in near if case in self.memory and self._shows(self.memory[case], first.signature)]
+        shown = [case for case in near if case in self.memory and self._reproduces(self.memory[case], first.signature)]
         best = min(shown, key=lambda case: (case.world, len(case.text), case.text), default=None)
         return None if best is None else ShrinkResult(best, self.memory[best], False, self.calls)
 
-    def _shows(self, verdict: Verdict, signature: str) -> bool:
-        return verdict.signature == signature and not self.known(verdict)
+    def _reproduces(self, verdict: Verdict, signature: str) -> bool:
+        return verdict.signature == signature and not self.is_known(verdict)
 
-    def _judge(self, cases: Sequence[Case]) -> None:
+    def _run_cases(self, cases: Sequence[Case]) -> None:
         self.calls += len(cases)
         for case, verdict in zip(cases, self.pool.judge(self.plan.law, list(cases)), strict=True):
             self.memory[case] = verdict
@@ -253,9 +255,9 @@ class Shrinker:
                     raise StopDrawing
                 if case.world > self.plan.limits.most or (best is None and skip(case)):
                     return
-                self._judge([case])
+                self._run_cases([case])
             verdict = self.memory[case]
-            if self._shows(verdict, signature):
+            if self._reproduces(verdict, signature):
                 best = verdict
                 raise _SignatureReproduced
 

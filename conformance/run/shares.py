@@ -34,15 +34,15 @@ class Share:
 
     sweeps: int
     draws: float
-    places: frozenset[int] | None = None
+    indices: frozenset[int] | None = None
     cases: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
         """How many cases these are at most."""
-        return ceil(self.draws) + len(self.cases) + (self.sweeps if self.places is None else len(self.places))
+        return ceil(self.draws) + len(self.cases) + (self.sweeps if self.indices is None else len(self.indices))
 
-    def fitting(self, limits: Limits) -> Iterator[Case]:
+    def cases_within(self, limits: Limits) -> Iterator[Case]:
         """The :attr:`cases` but for those with a dtype that the target does not have."""
         absent = [name for name in Limits().dtypes if name not in limits.dtypes]
         for text in self.cases:
@@ -59,7 +59,7 @@ def full_share(law: Law, profile: str, *, alone: bool = False) -> Share:
 def law_share(law: Law, request: RunRequest, *, alone: bool = False) -> Share:
     """What a run tries of a law."""
     whole = full_share(law, request.profile, alone=alone)
-    return smoke_shares().get(law.id, whole) if request.of_chosen else whole
+    return smoke_shares().get(law.id, whole) if request.uses_smoke_shares else whole
 
 
 @cache

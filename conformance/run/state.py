@@ -69,7 +69,7 @@ class Finding:
         return (place or self.law.partition("[")[0], kind, struck(self.verdict.error) if kind == "raised" else "")
 
     @classmethod
-    def of(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:
+    def from_verdict(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:
         """The finding that ``verdict`` makes."""
         features = tuple(sorted(features_of(verdict.case, law) | set(verdict.features)))
         return cls(
@@ -152,8 +152,8 @@ class RunState:
     target: Target
     laws: list[Law]
     expectations: Expectations
-    known: dict[str, list[Case]]
-    shrinking: float
+    stored_cases: dict[str, list[Case]]
+    shrink_seconds_left: float
     supported: frozenset[str] = frozenset()
     results: dict[str, LawResult] = field(init=False)
     findings: list[Finding] = field(default_factory=list)
@@ -166,21 +166,21 @@ class RunState:
     distinct: set[Case] = field(default_factory=set)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.monotonic)
-    ready: float | None = None
+    budget_start: float | None = None
     stopped_by: str | None = None
     failure: Exception | None = None
-    frozen: CertifiedProfile | None = None
-    said: dict[str, str] = field(default_factory=dict)
+    certified: CertifiedProfile | None = None
+    verdict_words: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
-    unexcused: Expectations | None = None
+    backend_expectations: Expectations | None = None
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}
 
     def planned(self) -> int:
         """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
-        if self.frozen is not None:
-            return len(self.frozen.cases)
+        if self.certified is not None:
+            return len(self.certified.cases)
         return max(1, sum(law_share(law, self.request).count for law in self.laws) // self.request.shard[1])
 
     def too_wide(self) -> list[TooWideEntry]:
@@ -192,26 +192,26 @@ class RunState:
 class Listener(Protocol):
     """Hears how a run goes: what writes it down, and what shows it to people."""
 
-    def begin(self, run: RunState) -> None:
+    def on_run_begin(self, run: RunState) -> None:
         """The request is understood, and the laws are chosen."""
 
-    def law(self, law_id: str) -> None:
+    def on_law_begin(self, law_id: str) -> None:
         """A law's turn has come."""
 
-    def case(self, verdict: Verdict, drawn: bool) -> None:
+    def on_case(self, verdict: Verdict, drawn: bool) -> None:
         """One more case was judged."""
 
-    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+    def on_shrink(self, law_id: str, verdict: Verdict) -> None:
         """A deviation is being shrunk and confirmed."""
 
-    def finding(self, found: Finding, run: RunState) -> None:
+    def on_finding(self, found: Finding, run: RunState) -> None:
         """Something was found."""
 
-    def done(self, result: LawResult) -> None:
+    def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
 
-    def update(self, run: RunState, exit_code: int | None = None) -> object:
+    def write_report(self, run: RunState, exit_code: int | None = None) -> object:
         """The run as it stands; with an exit code, as it ended. Raises ``OSError`` where that cannot be written."""
 
-    def summary(self, run: RunState, exit_code: int) -> None:
+    def on_run_end(self, run: RunState, exit_code: int) -> None:
         """The end."""

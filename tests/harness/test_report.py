@@ -172,7 +172,7 @@ def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
     run.unconfirmed.append(verdict())
     entry = Entry("mesh.groups", "hang", "waits", frozenset({"submesh"}), laws=("mesh.groups",), file=Path("mesh.toml"), line=3)
     run.expectations = Expectations([entry, Entry("plan.x", "hang", "waits", laws=("plan.x",))])
-    run.expectations.judged(Case.parse("mesh.groups mesh=2@1,2"), {"submesh"})
+    run.expectations.count_case(Case.parse("mesh.groups mesh=2@1,2"), {"submesh"})
     run.results["op.forward[mean]"].features.update({"uneven": 4, "0-d": 1})
     run.update(1)
     data = json.loads((run.writer.folder / "report.json").read_text())
@@ -275,8 +275,8 @@ def test_findings_of_any_case_are_read_back(tmp_path: Path) -> None:
 
 def test_every_judged_case_is_a_line(run: FakeRun) -> None:
     for at in range(1500):
-        run.writer.case(Verdict(CASE.with_fields(seed=at), "held"), at % 2 == 0)
-    run.writer.case(verdict(), True)
+        run.writer.add_case(Verdict(CASE.with_fields(seed=at), "held"), at % 2 == 0)
+    run.writer.add_case(verdict(), True)
     run.update()
     lines = (run.writer.folder / "cases.txt").read_text().splitlines()
     assert len(lines) == 1501
@@ -292,7 +292,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(run: FakeRun) -> None:
     (folder / "mine.md").write_text("mine")
     ReportWriter(folder)
     assert read_report(folder).exit == 1, "a request that is refused later leaves the old report"
-    ReportWriter(folder).finding(finding(status="expected"), run)  # type: ignore[arg-type]
+    ReportWriter(folder).add_finding(finding(status="expected"), run)  # type: ignore[arg-type]
     (folder / "findings" / f"{run.findings[0].id}.json").unlink()
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["cases.txt", "mine.md", "notes.txt"]
 

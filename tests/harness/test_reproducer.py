@@ -216,7 +216,7 @@ def test_the_header_names_clause_case_and_version() -> None:
 
 @pytest.mark.ranks
 def test_a_script_is_about_the_backend_of_its_target() -> None:
-    join = ScriptTarget.of(Target(backend="gloo", setup="torch.distributed:is_available", env=(("MINE", "a b"),)))
+    join = ScriptTarget.from_target(Target(backend="gloo", setup="torch.distributed:is_available", env=(("MINE", "a b"),)))
     text = held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER, join=join))
     assert (
         "        os.environ.update({'MINE': 'a b'})\n        torch.distributed.is_available()\n        dist.init_process_group(\"gloo\","
@@ -227,12 +227,12 @@ def test_a_script_is_about_the_backend_of_its_target() -> None:
 
 def test_a_script_may_import_the_backend_and_no_other() -> None:
     script = Script((Stage(1, ("return 1, 1",)),))
-    text = render(script, HEADER, join=ScriptTarget.of(Target(backend="mine", setup="my_package.c10d:register")))
+    text = render(script, HEADER, join=ScriptTarget.from_target(Target(backend="mine", setup="my_package.c10d:register")))
     assert "import my_package.c10d\n" in text
     assert '        my_package.c10d.register()\n        dist.init_process_group("mine",' in text
-    alone = render(script, HEADER, join=ScriptTarget.of(Target(backend="mine", setup="my_package.c10d")))
+    alone = render(script, HEADER, join=ScriptTarget.from_target(Target(backend="mine", setup="my_package.c10d")))
     assert "import my_package.c10d\n" in alone
     assert "my_package.c10d." not in alone
     with pytest.raises(ScriptError, match="imports numpy"):
         render(Script(script.stages, ("import numpy",)), HEADER, join=ScriptTarget(setup="my_package:register"))
-    assert ScriptTarget.of(Target(device="cuda", backend="nccl")) == ScriptTarget()
+    assert ScriptTarget.from_target(Target(device="cuda", backend="nccl")) == ScriptTarget()

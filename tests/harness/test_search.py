@@ -66,7 +66,7 @@ def three_faults(case: Case) -> str:
 
 
 def first_pass(pool: PoolOfOne, seed: int = 1) -> tuple[Plan, dict[Case, Verdict], dict[str, Verdict]]:
-    plan = Plan.of(LAW, Limits(), seed, "smoke")
+    plan = Plan.for_law(LAW, Limits(), seed, "smoke")
     memory: dict[Case, Verdict] = {}
     new: dict[str, Verdict] = {}
 
@@ -137,13 +137,13 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
 def covering(plan: Plan, word: str) -> Plan:
     """The plan where a known finding covers the cases that hold a word."""
     known = Expectations([Entry(LAW.id, "wrong-value", "known", features=frozenset({word}), laws=(LAW.id,))])
-    plan.covered = lambda case: known.covers(case, set(case.text.split()))
+    plan.is_covered = lambda case: known.covers(case, set(case.text.split()))
     return plan
 
 
 @pytest.mark.parametrize(("word", "most", "least"), [("flag=True", 50, 230), (LAW.id, 150, 140), ("elsewhere", 0, 300)])
 def test_three_in_four_drawn_cases_that_a_known_finding_covers_give_way_to_others(word: str, most: int, least: int) -> None:
-    plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), word)
+    plan = covering(Plan.for_law(LAW, Limits(), 1, "smoke"), word)
     first, second = list[Case](), list[Case]()
     for found in (first, second):
         plan.feed(lambda case, _, found=found: found.append(case))
@@ -155,7 +155,7 @@ def test_three_in_four_drawn_cases_that_a_known_finding_covers_give_way_to_other
 
 def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
     pool, memory = PoolOfOne(three_faults), dict[Case, Verdict]()
-    plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), "flag=True")
+    plan = covering(Plan.for_law(LAW, Limits(), 1, "smoke"), "flag=True")
     plan.feed(lambda case, _: memory.update({case: pool.judge(LAW, [case])[0]}))
     first = next(verdict for verdict in memory.values() if verdict.check == "flagged")
     before = pool.calls
@@ -163,7 +163,7 @@ def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
     assert found is not None
     assert found.minimal
     assert found.case.text == "test.sum shape=5x0 flag=True"
-    assert plan.passed_over(found.case)
+    assert plan.is_skipped(found.case)
     assert pool.calls - before < 100
 
 
@@ -186,7 +186,7 @@ def test_what_does_not_repeat_is_no_finding() -> None:
 def test_one_seed_draws_one_list_and_two_seeds_draw_two() -> None:
     def drawn(seed: int) -> list[Case]:
         found: list[Case] = []
-        Plan.of(LAW, Limits(), seed, "smoke").feed(lambda case, _: found.append(case))
+        Plan.for_law(LAW, Limits(), seed, "smoke").feed(lambda case, _: found.append(case))
         return found
 
     assert drawn(1) == drawn(1)
@@ -225,7 +225,7 @@ def test_a_drawing_that_is_cut_short_is_a_prefix() -> None:
 def test_the_shards_of_a_run_make_up_the_whole() -> None:
     def fed(shard: tuple[int, int]) -> list[Case]:
         found: list[Case] = []
-        Plan.of(law, Limits(), 1, "smoke", shard).feed(lambda case, _: found.append(case))
+        Plan.for_law(law, Limits(), 1, "smoke", shard).feed(lambda case, _: found.append(case))
         return found
 
     # the drawing comes upon cases that were enumerated: they belong to one shard all the same
@@ -241,7 +241,7 @@ def test_no_shard_has_what_an_enumerator_repeats() -> None:
     law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", n=n, place=n % 8) for n in range(400)], sweeps=400, draw=None)
     for part in range(8):
         found: list[Case] = []
-        Plan.of(law, Limits(), 1, "smoke", (part + 1, 8)).feed(lambda case, _, found=found: found.append(case))
+        Plan.for_law(law, Limits(), 1, "smoke", (part + 1, 8)).feed(lambda case, _, found=found: found.append(case))
         assert len({case.get("place") for case in found}) == 8
 
 
@@ -262,5 +262,5 @@ def test_a_case_that_needs_more_ranks_than_allowed_is_left_out() -> None:
         LAW, sweep=lambda limits: [Case.of("test.sum", mesh="2x4", shape="1x1"), Case.of("test.sum", shape="2x2")], sweeps=2, draw=None
     )
     found: list[Case] = []
-    Plan.of(law, Limits(world_size=4), 1, "smoke").feed(lambda case, _: found.append(case))
+    Plan.for_law(law, Limits(world_size=4), 1, "smoke").feed(lambda case, _: found.append(case))
     assert [case.get("shape") for case in found] == ["2x2"]

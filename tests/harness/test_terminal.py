@@ -130,16 +130,16 @@ def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytes
     monkeypatch.setattr(time, "monotonic", lambda: now)
     out = io.StringIO()
     terminal = Terminal("r", out)
-    terminal.begin([result.law for result in run.results.values()], 50)
-    terminal.law("mesh.groups")
+    terminal.on_run_begin([result.law for result in run.results.values()], 50)
+    terminal.on_law_begin("mesh.groups")
     for _ in range(100):
         now += 0.5
-        terminal.case()
-    terminal.finding(line_of(finding()), "What it says.")
-    terminal.done(run.results["mesh.groups"])
+        terminal.on_case()
+    terminal.on_finding(line_of(finding()), "What it says.")
+    terminal.on_law_end(run.results["mesh.groups"])
     now += 11
-    terminal.case()
-    terminal.summary(run, 0)  # type: ignore[arg-type]
+    terminal.on_case()
+    terminal.on_run_end(run, 0)  # type: ignore[arg-type]
     lines = [line for line in out.getvalue().splitlines() if line.startswith("[")]
     assert len(lines) == 6
     assert lines[0] == "[  10 s] 1/5 mesh.groups: 20 cases, 2/s, 0 new, 0 expected"
@@ -155,7 +155,7 @@ class Screen(io.StringIO):
 
 def test_the_first_line_says_what_was_asked_for() -> None:
     out = io.StringIO()
-    Terminal("r", out).start(RunRequest(laws=("mesh.*",), seed=3), Target())
+    Terminal("r", out).show_request(RunRequest(laws=("mesh.*",), seed=3), Target())
     assert re.fullmatch(r"shardlaw \S+ on gloo: profile smoke, mesh.\*, seed 3; loading torch and starting ranks\n", out.getvalue())
 
 
@@ -165,17 +165,17 @@ def test_a_terminal_shows_one_live_line(run: FakeRun, monkeypatch: pytest.Monkey
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Screen()
     terminal = Terminal("r", out)
-    terminal.begin([result.law for result in run.results.values()], 50)
-    terminal.law("mesh.groups")
-    terminal.case()
-    terminal.shrinking("mesh.groups", verdict())
-    terminal.finding(line_of(finding()), "")
-    terminal.summary(run, 1)  # type: ignore[arg-type]
+    terminal.on_run_begin([result.law for result in run.results.values()], 50)
+    terminal.on_law_begin("mesh.groups")
+    terminal.on_case()
+    terminal.on_shrink("mesh.groups", verdict())
+    terminal.on_finding(line_of(finding()), "")
+    terminal.on_run_end(run, 1)  # type: ignore[arg-type]
     assert "shrinking a wrong-value" in out.getvalue()
     assert "\x1b[1;31m" in out.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Screen()
     terminal = Terminal("r", plain)
-    terminal.finding(line_of(finding()), "")
-    terminal.summary(run, 1)  # type: ignore[arg-type]
+    terminal.on_finding(line_of(finding()), "")
+    terminal.on_run_end(run, 1)  # type: ignore[arg-type]
     assert "[1;31m" not in plain.getvalue()

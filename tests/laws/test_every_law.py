@@ -48,7 +48,7 @@ def test_the_planted_fault_is_seen_in_a_case_that_holds_without_it(law: Law, pla
     assert plant.holds(law, case) == "held"
     verdict = plant.verdict(law, case, fault.name)
     assert (verdict.kind or verdict.status) not in UNSEEN, verdict.message
-    script = render_reproducer(law, case, FaultInfo.of(verdict))
+    script = render_reproducer(law, case, FaultInfo.from_verdict(verdict))
     healthy = proof.run_script(script)
     assert healthy.code == 0, healthy.output
     faulty = proof.run_script(script, setup=PLANT, argument=fault.name)

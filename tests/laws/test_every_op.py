@@ -118,7 +118,7 @@ def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, healt
     assert sorted(left) == []
     assert shown is not None
     law = next(law for law in BY_FAULT[fault] if law.id == shown.case.law)
-    script = render_reproducer(law, shown.case, FaultInfo.of(shown))
+    script = render_reproducer(law, shown.case, FaultInfo.from_verdict(shown))
     assert proof.run_script(script).code == 0
     faulty_run = proof.run_script(script, setup=PLANT, argument=fault)
     assert faulty_run.code == 1, faulty_run.output

@@ -61,7 +61,7 @@ def test_a_smoke_run_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     taken: list[Case] = []
     for law in FORWARD[:40]:
-        Plan.of(law, Limits(), 1, "smoke").feed(lambda case, drawn: taken.append(case))
+        Plan.for_law(law, Limits(), 1, "smoke").feed(lambda case, drawn: taken.append(case))
     assert len(taken) == 40
     opinfo.database.cache_clear()
     with pytest.raises(TorchMovedError, match="expecttest"):
