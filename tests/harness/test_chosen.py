@@ -40,7 +40,7 @@ def test_a_run_of_everything_tries_what_was_chosen_and_a_selection_all() -> None
     ):
         assert law_share(law, other) == full_share(law, other.profile)
     assert law_share(law, RunRequest(laws=(LAW,), resumed_smoke_shares=True)) == smoke_shares()[LAW]
-    assert law_share(replace(law, id="redistribute.unheard-of"), RunRequest()).places is None
+    assert law_share(replace(law, id="redistribute.unheard-of"), RunRequest()).indices is None
 
 
 def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:

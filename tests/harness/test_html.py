@@ -289,7 +289,7 @@ def test_a_page_says_what_changed_since_an_earlier_report(tmp_path: Path, capsys
 def test_a_page_has_the_scripts_of_causes_first_and_no_more_than_it_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [finding(f"{at:08x}", f"{CASE} seed={at}", where="ab"[at > 1], reproducer=f"findings/{at:08x}.py") for at in range(4)]
     made = report([law("op.forward[mean]", "deviates")], found)
-    monkeypatch.setattr(page_module, "SCRIPTS", 25)  # each has 11
+    monkeypatch.setattr(page_module, "MAX_SCRIPT_CHARS", 25)  # each has 11
     seen = page(tmp_path, made)
     assert [f"# {at:08x}" in seen.text for at in range(4)] == [True, False, True, False]
     assert all({"href": f"findings/{at:08x}.py"} in seen.all("a") for at in range(4))

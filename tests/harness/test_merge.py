@@ -70,7 +70,7 @@ def test_an_expected_finding_stands_once_for_its_entry(tmp_path: Path) -> None:
     code, whole = merged(tmp_path, *made)
     assert [found.id for found in whole.findings] == ["22222222"], "the one that comes first in the plan of the law"
     (entry,) = whole.expectations
-    assert (entry.hits, entry.masked, entry.is_stale, entry.matched) == (3, 0.15, False, {"op.forward[mean]": 3})
+    assert (entry.hits, entry.masked, entry.stale, entry.matched) == (3, 0.15, False, {"op.forward[mean]": 3})
     assert (whole.laws[0].outcome, code) == ("expected", 0)
 
 

@@ -119,9 +119,9 @@ def test_what_makes_one_cause_of_several_places() -> None:
 
 
 def test_no_two_findings_of_a_run_have_one_id() -> None:
-    run = SimpleNamespace(findings=[], listener=Mock(), write=lambda: None, _write_now_and_then=lambda: None)
+    run = SimpleNamespace(findings=[], listener=Mock(), write=lambda: None, _write_if_due=lambda: None)
     for world in (2, 3):
-        Run.add(run, finding(case=Case.parse(f"op.forward[mean] mesh={world} x=5x6:S(0) steps=b=mean(x)")))  # type: ignore[arg-type]
+        Run.add_finding(run, finding(case=Case.parse(f"op.forward[mean] mesh={world} x=5x6:S(0) steps=b=mean(x)")))  # type: ignore[arg-type]
     assert len({found.id for found in run.findings}) == 2
 
 
