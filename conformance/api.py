@@ -211,17 +211,17 @@ class Worlds:
             self._pool = Pool(self.target)
         return self._pool
 
-    def _call(self, law: Law, function: Function, given: object, case: Case, *, fresh: bool = False) -> Outcome:
+    def _call(self, law: Law, function: Function, arguments: object, case: Case, *, fresh: bool = False) -> Outcome:
         """Have every rank of a world call ``function``. ``case`` stands for the call in the verdict."""
         __tracebackhide__ = True
-        outcome = self._call_once(law, function, given, case, fresh)
-        return self._call_once(law, function, given, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
+        outcome = self._call_once(law, function, arguments, case, fresh)
+        return self._call_once(law, function, arguments, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
 
-    def _call_once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> Outcome:
+    def _call_once(self, law: Law, function: Function, arguments: object, case: Case, fresh: bool) -> Outcome:
         number, size = next(self._call_numbers), max(case.world, law.smallest)
         pool = self._get_pool(size)
         try:
-            with posted(Path(pool.folder), number, function, given) as room:
+            with posted(Path(pool.folder), number, function, arguments) as room:
                 verdict = self._run_case(law, Case.of(CALL, world=case.world, call=number), fresh)
                 return Outcome(replace(verdict, case=case, history=()), returned(room, size))
         except TypeError as error:
@@ -282,12 +282,12 @@ def explain(verdict: Verdict, target: Target | None = None) -> str:
 
 
 def _answer_lines(answer: Answer) -> list[str]:
-    said = {"held": "came to its end", "silent": "did not answer", "crashed": f"ended: {answer.reason}", "rejected": answer.reason}
+    outcomes = {"held": "came to its end", "silent": "did not answer", "crashed": f"ended: {answer.reason}", "rejected": answer.reason}
     first = answer.deviations[0] if answer.deviations else None
     if answer.raised is not None:
         text = f"raised {answer.raised.error}: {answer.raised.text}".removesuffix(": ")
     else:
-        text = f"{first.kind} ({first.check}): {first.message}" if first else said.get(answer.outcome, answer.outcome)
+        text = f"{first.kind} ({first.check}): {first.message}" if first else outcomes.get(answer.outcome, answer.outcome)
     lines = [f"  rank {answer.rank} {text}".replace("\n", "\n      ").rstrip()]
     if first is not None:
         lines += [f"      {name} {text}" for name, text in (("expected", first.expected), ("got", first.got)) if text]
@@ -379,8 +379,8 @@ def _law_code(law: Law) -> CodeType:
     return function.__code__  # type: ignore[no-any-return]
 
 
-def _is_same_file(one: Law, other: Law) -> bool:
-    files = [_law_code(law).co_filename for law in (one, other)]
+def _is_same_file(law: Law, other: Law) -> bool:
+    files = [_law_code(law).co_filename for law in (law, other)]
     return bool(files[0]) and os.path.abspath(files[0]) == os.path.abspath(files[1])
 
 

@@ -175,23 +175,23 @@ def law_files() -> dict[Path, str]:
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if file_path.suffix != ".py":
         return None
-    ours = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
-    asked = parent.session.isinitpath(file_path)
+    is_own = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
+    is_selected = parent.session.isinitpath(file_path)
     module: str | None
-    if not (ours or (asked and has_foreign_laws())):
+    if not (is_own or (is_selected and has_foreign_laws())):
         return None
     from shardlaw.conformance.errors import UsageError
     from shardlaw.conformance.laws import modules
 
     try:
-        if ours:
+        if is_own:
             module = ".".join(("shardlaw.conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
         else:
             module = law_files().get(file_path.resolve())
         return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
     except UsageError as error:
         # somebody's broken package must not keep anybody from their own tests; whoever asks for laws is told
-        if ours:
+        if is_own:
             raise pytest.UsageError(f"shardlaw: {error}") from None
         return None
 
@@ -305,9 +305,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if RUN not in config.stash:
         return
     run = config.stash[RUN]
-    wanted = {law.id: at for at, law in enumerate(run.laws)}
-    kept = sorted((item for item in items if isinstance(item, LawItem) and item.law.id in wanted), key=lambda item: wanted[item.law.id])
-    dropped = [item for item in items if item not in set(kept)]
-    items[:] = kept
+    order = {law.id: at for at, law in enumerate(run.laws)}
+    selected = sorted((item for item in items if isinstance(item, LawItem) and item.law.id in order), key=lambda item: order[item.law.id])
+    dropped = [item for item in items if item not in set(selected)]
+    items[:] = selected
     if dropped:
         config.hook.pytest_deselected(items=dropped)

@@ -69,24 +69,25 @@ def render_board(paths: Sequence[Path], beside: Path) -> str:
     )
 
 
-def _run_cell(anchor: str, report: RunReport, told: Certificate, link: str, wrong: tuple[str, ...]) -> RunCell:
-    loaded, causes = told.loaded, report.causes()
+def _run_cell(anchor: str, report: RunReport, certificate: Certificate, link: str, wrong: tuple[str, ...]) -> RunCell:
+    loaded, causes = certificate.loaded, report.causes()
     packages = [re.sub(r"(?<=sha256 [0-9a-f]{12})[0-9a-f]+", "...", f"{name} {said}") for name, said in loaded.packages.items()]
     versions = [f"torch {loaded.torch} ({loaded.torch_git[:12]})", f"python {loaded.python}", loaded.platform, *packages]
-    passed = told.passed and not wrong
+    passed = certificate.passed and not wrong
     return RunCell(
         anchor=anchor,
-        title=f"{report.target.name}, {told.profile}-{told.release}, torch {report.target.torch}",
+        title=f"{report.target.name}, {certificate.profile}-{certificate.release}, torch {report.target.torch}",
         word="passed" if passed else f"{len(causes)} cause{'s' * (len(causes) != 1)}" if causes else "not passed",
         mark="passed" if passed else "failed",
-        counts=f"{told.held} of {told.cases} hold" + (f", {told.missing} declared missing" if told.missing else ""),
-        line=told.line(),
+        counts=f"{certificate.held} of {certificate.cases} hold"
+        + (f", {certificate.missing} declared missing" if certificate.missing else ""),
+        line=certificate.line(),
         link=link,
         loaded=f"loaded: {', '.join(versions)}",
         causes=tuple(
             CauseView(f"{link}#finding-{found.id}", found.id, found.kind, found.law, found.message, len(others), found.note)
             for found, *others in causes
         ),
-        missing=", ".join(report.target.cannot) if told.missing else "",
+        missing=", ".join(report.target.cannot) if certificate.missing else "",
         problems=wrong,
     )

@@ -55,21 +55,21 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
         _check_finding(found, {*laws, *aliases}, report_path)
     if os.path.exists(output) and not os.path.isfile(output):
         raise UsageError(f"-o {output}: cannot be written: want a file")
-    there = read_entries(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
-    lines, left = [], list[FindingLine]()
+    existing = read_entries(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
+    lines, unmatched = [], list[FindingLine]()
     for found in report.new():
         law = laws[aliases.get(found.law, found.law)]
-        entry = _find_entry(found, law, there, report)
+        entry = _find_entry(found, law, existing, report)
         if entry is not None:
-            said = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
-            lines.append(f"{entry.where}: {said} {found.id}: no entry added")
+            verb = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
+            lines.append(f"{entry.where}: {verb} {found.id}: no entry added")
         else:
-            left.append(msgspec.structs.replace(found, law=law.id))
-    drafts = _choose_drafts(left, read_tables(folder / "cases.txt")) if left else []
+            unmatched.append(msgspec.structs.replace(found, law=law.id))
+    drafts = _choose_drafts(unmatched, read_tables(folder / "cases.txt")) if unmatched else []
     starts = _append_blocks(output, [_entry_lines(draft, versions, report, folder) for draft in drafts])
     for draft, line in zip(drafts, starts, strict=True):
         lines += [f"{output}:{line}: {found.kind} {found.id} {found.text}" for found in draft.found]
-    print(*lines, *_doubtful_entries(report), _conclusion(output, len(drafts), there), sep="\n")
+    print(*lines, *_doubtful_entries(report), _conclusion(output, len(drafts), existing), sep="\n")
     return 0
 
 
@@ -94,26 +94,26 @@ class Draft:
         return same and self.signature in (_signature(found), _error_class(found))
 
 
-def _choose_drafts(left: Sequence[FindingLine], cases: Mapping[str, CaseTable]) -> list[Draft]:
+def _choose_drafts(findings: Sequence[FindingLine], cases: Mapping[str, CaseTable]) -> list[Draft]:
     """The fewest entries that account for all these findings: again and again the one that accounts for most of what is left. Of equals the
     first, which says more."""
-    drafts = list(dict.fromkeys(draft for found in left for draft in _candidate_drafts(found, cases)))
-    drafts += [Draft("*", ANY_KIND, at=spot) for spot in _shared_spots(left)]
+    drafts = list(dict.fromkeys(draft for found in findings for draft in _candidate_drafts(found, cases)))
+    drafts += [Draft("*", ANY_KIND, at=spot) for spot in _shared_spots(findings)]
     drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*") + bool(draft.at))
-    taken = {draft: {at for at, found in enumerate(left) if draft.accounts_for(found)} for draft in drafts}
-    open_, chosen = {*range(len(left))}, list[Draft]()
-    while open_:
-        best = max(drafts, key=lambda draft: len(taken[draft] & open_))
-        best.found.extend(left[at] for at in sorted(taken[best] & open_))
-        open_ -= taken[best]
+    matched = {draft: {at for at, found in enumerate(findings) if draft.accounts_for(found)} for draft in drafts}
+    uncovered, chosen = {*range(len(findings))}, list[Draft]()
+    while uncovered:
+        best = max(drafts, key=lambda draft: len(matched[draft] & uncovered))
+        best.found.extend(findings[at] for at in sorted(matched[best] & uncovered))
+        uncovered -= matched[best]
         chosen.append(best)
-    return sorted(chosen, key=lambda draft: left.index(draft.found[0]))
+    return sorted(chosen, key=lambda draft: findings.index(draft.found[0]))
 
 
-def _shared_spots(left: Sequence[FindingLine]) -> list[str]:
+def _shared_spots(findings: Sequence[FindingLine]) -> list[str]:
     """The places at which findings may belong together, each of them once."""
-    wrong = [name.partition(":")[2] for found in left if found.in_back_end for name in found.features if name.startswith("collective:")]
-    first = [spot for found in left if tells(found.where) and not found.in_back_end for spot in spots(found.where, ())]
+    wrong = [name.partition(":")[2] for found in findings if found.in_back_end for name in found.features if name.startswith("collective:")]
+    first = [spot for found in findings if tells(found.where) and not found.in_back_end for spot in spots(found.where, ())]
     return list(dict.fromkeys([*wrong, *first]))
 
 
@@ -181,10 +181,10 @@ def _error_text(found: FindingLine) -> str:
     return found.signature.split(" | ", 3)[3] if found.signature.count(" | ") >= 3 else ""
 
 
-def _find_entry(found: FindingLine, law: Law, there: Sequence[Entry], report: RunReport) -> Entry | None:
+def _find_entry(found: FindingLine, law: Law, existing: Sequence[Entry], report: RunReport) -> Entry | None:
     """The entry that accounts for a finding, or else one that names it."""
-    matching = [entry for entry in there if _accounts_for(entry, found, law, report)]
-    naming = [entry for entry in there if entry.finding == found.id]
+    matching = [entry for entry in existing if _accounts_for(entry, found, law, report)]
+    naming = [entry for entry in existing if entry.finding == found.id]
     return next(iter([*matching, *naming]), None)
 
 
@@ -305,12 +305,12 @@ def _doubtful_entries(report: RunReport) -> Iterator[str]:
             why = "and its case holds" if line.mended else "though its features were reached"
             yield f"{line.where}: stale: {what} did not happen, {why}"
         if line.refused:
-            said = [warning for warning in report.warnings if warning.startswith(f"{line.where}: ")]
-            yield from said[:1] or [f"{line.where}: too wide: {what}: name more features or say wide = true"]
+            warnings = [warning for warning in report.warnings if warning.startswith(f"{line.where}: ")]
+            yield from warnings[:1] or [f"{line.where}: too wide: {what}: name more features or say wide = true"]
 
 
-def _conclusion(output: Path, written: int, there: Sequence[Entry]) -> str:
-    drafts = written + sum(not entry.has_reason for entry in there)
+def _conclusion(output: Path, written: int, existing: Sequence[Entry]) -> str:
+    drafts = written + sum(not entry.has_reason for entry in existing)
     count = f"{written} {'entry' if written == 1 else 'entries'} written to {output}" if written else "nothing to write"
     if not drafts:
         return count

@@ -55,13 +55,13 @@ def _field_lines(law: Law) -> list[str]:
     """What the cases of a law may say: a line for each parameter, with the fields that it is read from, its own first."""
     from shardlaw.conformance.law.act import parameters
 
-    lines, told = [], set[str]()
+    lines, seen = [], set[str]()
     for parameter in parameters(law):
-        names = [name for name in parameter.type.fields(parameter.field) if name not in told]
-        told.update(names)
+        names = [name for name in parameter.type.fields(parameter.field) if name not in seen]
+        seen.update(names)
         if names:
-            said = ", ".join("a, b, ... (its tensors)" if name == "*" else name for name in names)
-            lines.append(f"{said}: {parameter.type.takes}{'' if parameter.required else ', or nothing'}")
+            label = ", ".join("a, b, ... (its tensors)" if name == "*" else name for name in names)
+            lines.append(f"{label}: {parameter.type.takes}{'' if parameter.required else ', or nothing'}")
     return [
         line
         for at, text in enumerate(lines)

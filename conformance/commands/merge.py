@@ -101,12 +101,12 @@ def _check_shards(shards: Sequence[Shard]) -> None:
     for other in shards[1:]:
         for name, value in _request_fields(other).items():
             if value != request[name]:
-                said = (
+                difference = (
                     f": {name} is {value!r}, in {first.path} it is {request[name]!r}"
                     if isinstance(value, (str, int))
                     else f" by its {name}"
                 )
-                raise UsageError(f"{other.path}: belongs to another run than {first.path}{said}")
+                raise UsageError(f"{other.path}: belongs to another run than {first.path}{difference}")
     for shard, next_one in pairwise(shards):
         if shard.number == next_one.number:
             raise UsageError(f"{next_one.path}: is shard {next_one.number}/{next_one.count}, and so is {shard.path}: want each shard once")
@@ -210,24 +210,24 @@ def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations,
 def _untested_reason(law: LawLine, reports: Sequence[RunReport]) -> str:
     """Why no shard says anything of a law."""
     lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
-    said = [line.reason or "" for line in lines if line.cases or not law.cases]
-    return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
+    reasons = [line.reason or "" for line in lines if line.cases or not law.cases]
+    return "; ".join(dict.fromkeys(reasons)) or "every case is refused, on every rank alike"
 
 
 def _merge_findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
     """Each new signature and each expectation's finding once, the one met first; with the files of those that are kept."""
-    kept: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
+    first_met: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
     order = {law_id: at for at, law_id in enumerate(laws)}
     met = [(shard, found) for shard in shards for found in shard.report.findings]
     for shard, found in sorted(met, key=lambda item: _report_order(item[1], order)):
-        kept.setdefault(_merge_key(found), (shard, found))
+        first_met.setdefault(_merge_key(found), (shard, found))
     files = {}
-    for shard, found in kept.values():
+    for shard, found in first_met.values():
         for suffix in ("json", "py"):
             name = f"{found.id}.{suffix}"
             if name in shard.files:
                 files[f"findings/{name}"] = shard.files[name]
-    return [_drop_missing_script(found, files) for _, found in kept.values()], files
+    return [_drop_missing_script(found, files) for _, found in first_met.values()], files
 
 
 def _report_order(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
@@ -275,16 +275,16 @@ def _stopped_by(shards: Sequence[Shard], missing: Sequence[int]) -> str | None:
     return next((shard.report.stopped_by for shard in shards if shard.report.stopped_by), None)
 
 
-def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectations, missing: bool) -> int:
+def _exit_code(reports: Sequence[RunReport], merged: RunReport, known: Expectations, missing: bool) -> int:
     """The first that applies: interrupted, nothing judged, a new finding (or, under ``--strict``, a stale expectation), not finished."""
     interrupted = [report.exit for report in reports if report.exit in (130, 143)]
     if interrupted:
         return interrupted[0] or 130
-    if not whole.totals.cases:
+    if not merged.totals.cases:
         return 2
-    advisory = {law.id for law in whole.laws if law.tier == "advisory"}
-    stale = bool(known.too_wide()) or any(known.has_stale(law.id) for law in whole.laws)
-    if any(found.law not in advisory for found in whole.new()) or (whole.strict and stale):
+    advisory = {law.id for law in merged.laws if law.tier == "advisory"}
+    stale = bool(known.too_wide()) or any(known.has_stale(law.id) for law in merged.laws)
+    if any(found.law not in advisory for found in merged.new()) or (merged.strict and stale):
         return 1
     return 3 if missing or any(map(_was_not_finished, reports)) else 0
 

@@ -54,21 +54,21 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    wanted = sorted(_find_cases(what), key=lambda one: not one.expected)  # what is known first, so that what is new is read last
+    cases = sorted(_find_cases(what), key=lambda one: not one.expected)  # what is known first, so that what is new is read last
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
-    for one in wanted:
+    for one in cases:
         name = target or one.target, storage or one.storage
         try:
             targets[name] = with_storage(named_target(name[0], config), name[1] or None, config)
         except UsageError as error:
             raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
         check_target(targets[name], max(one.case.world, one.law.smallest))
-    judged, said = 0, Counter[str]()
+    judged, counts_by_word = 0, Counter[str]()
     new: list[ReplayCase] = []
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
-        for one in wanted:
+        for one in cases:
             name = target or one.target, storage or one.storage
             try:
                 if name not in pools:
@@ -78,13 +78,13 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            said[word] += 1
+            counts_by_word[word] += 1
             new += [one] * (word == "new")
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
-    if len(wanted) > 1:
-        counts = ", ".join(f"{said[word]} {word}" for word in ("held", "expected", "new") if said[word])
-        print(f"{len(wanted)} findings tried again: {counts}", *(f"  {one.name} {one.case.text}" for one in new), sep="\n")
+    if len(cases) > 1:
+        counts = ", ".join(f"{counts_by_word[word]} {word}" for word in ("held", "expected", "new") if counts_by_word[word])
+        print(f"{len(cases)} findings tried again: {counts}", *(f"  {one.name} {one.case.text}" for one in new), sep="\n")
     return 1 if new else 0
 
 
@@ -203,12 +203,12 @@ def _verdict_text(verdict: Verdict) -> str:
 def _answer_lines(verdict: Verdict, trace: bool) -> list[str]:
     lines = []
     for answer in verdict.ranks:
-        said = answer_fields(answer)
-        lines.append(f"    rank {answer.rank} {answer.outcome}" + (f": {_one_line(said['message'])}" if said["message"] else ""))
-        lines += [f"      {key} {said[key] if trace else _one_line(said[key])}" for key in ("expected", "got") if said[key]]
+        fields = answer_fields(answer)
+        lines.append(f"    rank {answer.rank} {answer.outcome}" + (f": {_one_line(fields['message'])}" if fields["message"] else ""))
+        lines += [f"      {key} {fields[key] if trace else _one_line(fields[key])}" for key in ("expected", "got") if fields[key]]
         if trace:
             lines += [f"      > {step}" for step in answer.trace]
-            lines += [f"      | {line}" for key in ("stack", "output") for line in said[key].splitlines()]
+            lines += [f"      | {line}" for key in ("stack", "output") for line in fields[key].splitlines()]
     return lines
 
 

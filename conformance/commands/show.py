@@ -28,22 +28,22 @@ def show(shape: str, mesh: str, placements: str) -> str:
 def parse_layout(shape: str, mesh: str, placements: str) -> Layout:
     """The layout that the texts mean. Raises :class:`UsageError` where they mean none, or one too large to list."""
     try:
-        sizes, table, placed = (
+        sizes, table, parsed = (
             parse_shape(shape),
             Mesh.parse(mesh),
             parse_placements(TORCH_PLACEMENT.sub(_to_notation, re.sub(r"^\[(.*)\]$", r"\1", placements))),
         )
         if table.size * max(sum(sizes), 1) > MAX_INDICES:
             raise UsageError(f"shape {shape} on mesh {mesh}: too large to show, every index is listed")
-        return Layout(sizes, table, placed)
+        return Layout(sizes, table, parsed)
     except (NotationError, LayoutError) as error:
         raise UsageError(str(error)) from None
 
 
 def _to_notation(printed: re.Match[str]) -> str:
     """The notation for a placement as torch prints it, or as its users write it."""
-    name, given = printed[1].strip("_"), re.sub(r"\s|\w+=|['\"]", "", printed[2])
-    return {"Replicate": "R", "Shard": f"S({given})", "StridedShard": f"_S({given})", "Partial": f"P({given or 'sum'})"}[name]
+    name, argument = printed[1].strip("_"), re.sub(r"\s|\w+=|['\"]", "", printed[2])
+    return {"Replicate": "R", "Shard": f"S({argument})", "StridedShard": f"_S({argument})", "Partial": f"P({argument or 'sum'})"}[name]
 
 
 def describe_layout(layout: Layout) -> list[str]:
@@ -78,9 +78,9 @@ def _rank_table(layout: Layout) -> list[str]:
 def remarks(layout: Layout) -> list[str]:
     """What is not plain to see: empty ranks, replicas, uneven and scattered shards. A blank line follows them."""
     mesh, lines = layout.mesh, []
-    held: dict[tuple[tuple[int, ...], ...], list[Coord]] = {}
+    coords_by_owned: dict[tuple[tuple[int, ...], ...], list[Coord]] = {}
     for coord in mesh.coords():
-        held.setdefault(layout.owned(coord), []).append(coord)
+        coords_by_owned.setdefault(layout.owned(coord), []).append(coord)
     empty = [mesh.rank_at(coord) for coord in layout.empty_coords()]
     if math.prod(layout.shape) == 0:
         lines.append("the tensor has no elements")
@@ -88,7 +88,7 @@ def remarks(layout: Layout) -> list[str]:
         lines.append(f"nothing is held by {_format_ranks(empty)}")
     if layout.replicas() > 1:
         what = "contributions to the same elements" if layout.has_partial() else "the same elements"
-        groups = [_format_ranks(map(mesh.rank_at, coords)) for owned, coords in held.items() if len(coords) > 1 and all(owned)]
+        groups = [_format_ranks(map(mesh.rank_at, coords)) for owned, coords in coords_by_owned.items() if len(coords) > 1 and all(owned)]
         lines += [f"{what} are held by {group}" for group in groups]
     if not layout.is_even():
         lines.append("uneven: the local shapes differ")

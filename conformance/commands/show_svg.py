@@ -129,8 +129,8 @@ class _Drawing:
         slices = list(itertools.islice(itertools.product(*leading), MAX_SLICES + 1))
         if len(slices) > MAX_SLICES:
             cut.append(f"{math.prod(map(len, leading))} slices, {MAX_SLICES} of them drawn")
-        held = (self._holders((*at, row, column)) for at in slices[:MAX_SLICES] for row in rows for column in columns)
-        widest = max(len(_rank_label(ranks)) for ranks in held)
+        holders = (self._holders((*at, row, column)) for at in slices[:MAX_SLICES] for row in rows for column in columns)
+        widest = max(len(_rank_label(ranks)) for ranks in holders)
         cell = max(CELL, LETTER * widest + 10, *(LETTER * len(column.label) + 8 for column in columns))
         margin = LETTER * max(len(row.label) for row in rows) + 8 if len(layout.shape) > 1 else 0
         slice_width = margin + cell * len(columns) + GAP
@@ -140,9 +140,9 @@ class _Drawing:
         for number, at in enumerate(slices[:MAX_SLICES]):
             down, along = divmod(number, in_line)
             self._add_grid(along * slice_width, top + down * slice_height, at, rows, columns, cell, margin)
-        drawn = min(len(slices), MAX_SLICES)
-        self.width = max(self.width, min(drawn, in_line) * slice_width)
-        self.height = top + -(-drawn // in_line) * slice_height + LINE
+        shown = min(len(slices), MAX_SLICES)
+        self.width = max(self.width, min(shown, in_line) * slice_width)
+        self.height = top + -(-shown // in_line) * slice_height + LINE
         for line in cut:
             self._add_line(line, 0, quiet=True)
 
@@ -170,8 +170,8 @@ class _Drawing:
                 width = cell / max(len(ranks), 1)
                 self.stripes += [Stripe(left + part * width, top, width, self.colours[rank]) for part, rank in enumerate(ranks)]
                 self.frames.append(Frame(left, top, cell))
-                whole = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
-                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, _rank_label(ranks), "middle", title=whole))
+                title = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
+                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, _rank_label(ranks), "middle", title=title))
 
 
 def _split_dim(layout: Layout, dim: int, extent: int) -> list[Block]:
@@ -200,8 +200,8 @@ def _legend(layout: Layout) -> list[str]:
         coord = layout.mesh.coord(rank)
         assert coord is not None
         empty = coord in layout.empty_coords()
-        held = f"{format_shape(layout.local_shape(coord))}" + ("" if empty or not layout.shape else f" from {_tuple(layout.offset(coord))}")
-        lines.append(f"rank {rank} at {_tuple(coord)} holds {held}" + (", nothing" if empty else ""))
+        part = f"{format_shape(layout.local_shape(coord))}" + ("" if empty or not layout.shape else f" from {_tuple(layout.offset(coord))}")
+        lines.append(f"rank {rank} at {_tuple(coord)} holds {part}" + (", nothing" if empty else ""))
     return lines
 
 

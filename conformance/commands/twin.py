@@ -34,12 +34,12 @@ def twin(
     for value in values:
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
-    given = _parse_sizes("--size", sizes)
-    plan, own = planned(make, _parse_pairs("--option", options), given, steps=steps, seed=seed)
-    on = _parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None
-    again = resumed_on(own, plan, on)
+    plan_sizes = _parse_sizes("--size", sizes)
+    plan, own = planned(make, _parse_pairs("--option", options), plan_sizes, steps=steps, seed=seed)
+    resumed_sizes = _parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None
+    resumed = resumed_on(own, plan, resumed_sizes)
     with Session(target) as session:
-        result = session.ask(plan, tuple(values) or own.values, shrink, make, again, dropout)
+        result = session.ask(plan, tuple(values) or own.values, shrink, make, resumed, dropout)
     print(*text(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)
@@ -64,8 +64,8 @@ def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_sizes(option: str, texts: Sequence[str]) -> dict[str, int]:
-    given = _parse_pairs(option, texts)
-    for name, text in given.items():
+    pairs = _parse_pairs(option, texts)
+    for name, text in pairs.items():
         if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
             raise UsageError(f"{option} {name}={text}: want a whole number of 1 or more")
-    return {name: int(text) for name, text in given.items()}
+    return {name: int(text) for name, text in pairs.items()}

@@ -41,8 +41,8 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
-    place = {law: index for index, law in enumerate(run.results)}
-    by_law = sorted(run.findings, key=lambda found: (place[found.law], found.status, found.number * (found.status == "new"), found.id))
+    order = {law: index for index, law in enumerate(run.results)}
+    by_law = sorted(run.findings, key=lambda found: (order[found.law], found.status, found.number * (found.status == "new"), found.id))
     findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
     return RunReport(
         seed=request.seed,
@@ -70,7 +70,7 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
-        certificate=made[0] if (made := certify_run(run, exit_code)) is not None else None,
+        certificate=certified[0] if (certified := certify_run(run, exit_code)) is not None else None,
         expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),

@@ -34,7 +34,7 @@ RARE_SHARE = 0.02  # of the cases of a run
 def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
     """The findings by cause, those that came first first; of each cause those at the place that is named most first, the smallest case
     before the others. ``reached``: how many of the run's ``cases`` had a feature."""
-    at = {line.id: number for number, line in enumerate(new)}
+    position = {line.id: number for number, line in enumerate(new)}
     found: list[list[FindingLine]] = []
     for lines in _group_by((line for line in new if line.in_back_end), lambda line: line.cause):
         home = next((others for others in found if _is_explained_by(lines[0], others)), None)
@@ -57,7 +57,7 @@ def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str,
         named = Counter(place for line in lines for place in {_place_of(line), *map(_strip_request, line.places)})
         shown = _place_of(max(lines, key=lambda line: (line.in_back_end, named[_place_of(line)])))
         lines.sort(key=lambda line: (_place_of(line) != shown, _size_key(line)))
-    return sorted(found, key=lambda lines: min(at[line.id] for line in lines))
+    return sorted(found, key=lambda lines: min(position[line.id] for line in lines))
 
 
 def _group_by(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:
@@ -81,17 +81,17 @@ def _size_key(line: FindingLine) -> tuple[bool, int, str]:
 
 def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether what departs at two places is one fault."""
-    one, other = some[0], others[0]
-    if not _place_of(other):
+    first, second = some[0], others[0]
+    if not _place_of(second):
         as_others_do = {line.kind for line in others} <= {line.kind for line in some}
         return (
             as_others_do
-            and bool(_place_of(one) and _needed_features(one))
-            and all(_needed_features(one) <= _needed_features(line) for line in others)
+            and bool(_place_of(first) and _needed_features(first))
+            and all(_needed_features(first) <= _needed_features(line) for line in others)
         )
-    if other.kind == "hang" or one.kind == "hang" or not (tells(_place_of(one)) and tells(_place_of(other))):
-        return _place_of(one) == _place_of(other) and _is_nested(_needed_features(one), _needed_features(other))
-    if _owner_class(one) == _owner_class(other) != "" and _is_nested(_needed_features(one), _needed_features(other)):
+    if second.kind == "hang" or first.kind == "hang" or not (tells(_place_of(first)) and tells(_place_of(second))):
+        return _place_of(first) == _place_of(second) and _is_nested(_needed_features(first), _needed_features(second))
+    if _owner_class(first) == _owner_class(second) != "" and _is_nested(_needed_features(first), _needed_features(second)):
         return True
     return _pass_through(others, some) or _pass_through(some, others) or _are_gradients(some, others)
 
@@ -131,17 +131,17 @@ def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -
     """Whether the place of the others is among those to look at of nearly all of these findings, and tells of them."""
     place, shared = _place_of(others[0]), set.intersection(*map(_needed_features, others))
     chapters = {line.law.partition(".")[0] for line in others} if redistributes(place) else set()
-    told = (line for line in lines if shared <= _needed_features(line) or line.law.partition(".")[0] not in chapters)
-    return bool(place) and sum(place in map(_strip_request, line.places) for line in told) >= MIN_SHARE * len(lines)
+    relevant = (line for line in lines if shared <= _needed_features(line) or line.law.partition(".")[0] not in chapters)
+    return bool(place) and sum(place in map(_strip_request, line.places) for line in relevant) >= MIN_SHARE * len(lines)
 
 
 def _is_explained_by(line: FindingLine, others: Iterable[FindingLine]) -> bool:
     """Whether a finding is of a collective that a back end does wrong, as one of the others shows: of several that a case calls each may be
     to blame. An error, if it has the features of the other, those of the world apart."""
-    for one in (line for line in others if line.in_back_end):
-        called, needed, has = _collectives_of(one), _needed_features(one), _needed_features(line)
+    for other in (line for line in others if line.in_back_end):
+        collectives, needed, has = _collectives_of(other), _needed_features(other), _needed_features(line)
         alike = not line.in_back_end or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
-        if one.kind == "wrong-value" and called and called <= _collectives_of(line) and alike:
+        if other.kind == "wrong-value" and collectives and collectives <= _collectives_of(line) and alike:
             return True
     return False
 

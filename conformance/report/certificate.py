@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 FILE = "verdicts.txt"
 
 
-def format_verdicts(listed: CertifiedProfile, said: Mapping[str, str]) -> str:
+def format_verdicts(profile: CertifiedProfile, words: Mapping[str, str]) -> str:
     """The text of ``verdicts.txt``; ``said`` gives the words by the text of the case."""
-    return "".join(f"{said.get(case.text, UNSAID)} {case.text}\n" for case in listed.cases)
+    return "".join(f"{words.get(case.text, UNSAID)} {case.text}\n" for case in profile.cases)
 
 
 def collect_words(run: RunState) -> dict[str, str]:
     """What is to be said of each listed case of a run."""
-    found = dict(run.verdict_words)
+    words = dict(run.verdict_words)
     for result in run.results.values():
         word = MISSING if set(result.law.needs) & set(run.target.cannot) else UNSAID
         for case in run.certified.laws.get(result.law.id, ()) if run.certified else ():
-            found.setdefault(case.text, word)
-    return found
+            words.setdefault(case.text, word)
+    return words
 
 
-def make_certificate(listed: CertifiedProfile, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
+def make_certificate(profile: CertifiedProfile, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
     """The certificate; ``words`` is what was said of each case."""
     from shardlaw.conformance.law.verdict import KINDS
 
     counts = Counter(EXPECTED if word.startswith(EXPECTED) else "deviating" if word in KINDS else word for word in words)
     found = Certificate(
-        profile=listed.name,
-        release=listed.release,
-        sha256=listed.sha256,
-        cases=len(listed.cases),
+        profile=profile.name,
+        release=profile.release,
+        sha256=profile.sha256,
+        cases=len(profile.cases),
         held=counts["held"],
         expected=counts[EXPECTED],
         refused=counts["refused"],
@@ -65,9 +65,9 @@ def certify_run(run: RunState, exit_code: int | None) -> tuple[Certificate, str]
     """The certificate of a certified run as it stands, and the text of its verdicts."""
     if run.certified is None:
         return None
-    said = collect_words(run)
-    text = format_verdicts(run.certified, said)
-    words = [said.get(case.text, UNSAID) for case in run.certified.cases]
+    by_case = collect_words(run)
+    text = format_verdicts(run.certified, by_case)
+    words = [by_case.get(case.text, UNSAID) for case in run.certified.cases]
     nothing = {"torch": "", "torch_git": "", "python": "", "platform": ""}
     loaded = Loaded(harness=__version__, **(run.loaded or nothing))
     return make_certificate(run.certified, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text

@@ -24,8 +24,8 @@ def sum_expectations(
     entries = [_sum_entry(lines) for lines in groups]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen_laws() if chosen else ())
     too_wide = {found.entry: str(found) for found in known.too_wide()}
-    told = [_expectation_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
-    return known, told, list(too_wide.values())
+    lines_of_all = [_expectation_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
+    return known, lines_of_all, list(too_wide.values())
 
 
 def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:

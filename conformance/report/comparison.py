@@ -258,17 +258,18 @@ def _pair_findings(
     return pairs, gone, came
 
 
-def _causes_only_in(one: RunReport, other: RunReport) -> list[KnownCause]:
+def _causes_only_in(report: RunReport, other: RunReport) -> list[KnownCause]:
     """The causes that one report met and the other did not, though it tried a case of theirs or does not expect them any more."""
     judged = {law.id for law in other.laws if law.cases}
-    there: dict[str, list[ExpectationLine]] = {}
+    lines_by_cause: dict[str, list[ExpectationLine]] = {}
     for line in other.expectations:
-        there.setdefault(line.cause, []).append(line)
-    met = {line.cause: line.reason for line in one.expectations if line.cause and line.happened and judged.issuperset(line.matched)}
+        lines_by_cause.setdefault(line.cause, []).append(line)
+    met = {line.cause: line.reason for line in report.expectations if line.cause and line.happened and judged.issuperset(line.matched)}
     return [
         KnownCause(id=name, title=title)
         for name, title in met.items()
-        if name not in there or (any(line.mended for line in there[name]) and not any(line.happened for line in there[name]))
+        if name not in lines_by_cause
+        or (any(line.mended for line in lines_by_cause[name]) and not any(line.happened for line in lines_by_cause[name]))
     ]
 
 
@@ -286,12 +287,12 @@ def _compare_laws(old: RunReport, new: RunReport) -> Laws:
     )
 
 
-def _refusals_only_in(one: RunReport, other: RunReport) -> list[ChangedRefusal]:
+def _refusals_only_in(report: RunReport, other: RunReport) -> list[ChangedRefusal]:
     """The refusals of one report that the other does not have, of laws that both judged."""
     judged = {law.id: law.refusals for law in other.laws if law.cases}
     return [
         ChangedRefusal(law=law.id, text=text, cases=count)
-        for law in one.laws
+        for law in report.laws
         if law.id in judged
         for text, count in law.refusals.items()
         if text not in judged[law.id]

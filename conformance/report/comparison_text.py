@@ -38,8 +38,8 @@ def print_comparison(out: Console, found: Comparison) -> None:
     _print_features(out, found)
     _print_cases(out, found)
     out.print()
-    said = "; ".join([*found.worse, *found.apart]) or "nothing new in the second"
-    out.print(Text(f"exit {found.exit}: {said}", style="bold red" if found.exit else "green"))
+    conclusion = "; ".join([*found.worse, *found.apart]) or "nothing new in the second"
+    out.print(Text(f"exit {found.exit}: {conclusion}", style="bold red" if found.exit else "green"))
 
 
 def _side_line(side: Side) -> str:

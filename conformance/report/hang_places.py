@@ -18,10 +18,8 @@ def wait_place(stack: str) -> str:
     if inside is None:
         return f"{_format_frame(frames[0])}" if frames else ""
     outside = next((frame for frame in frames[inside:] if "torch" not in Path(frame["file"]).parts), None)
-    called = next((frame for frame in frames[inside:] if "distributed" in Path(frame["file"]).parts), frames[inside])
-    return f"in {called['name']} ({Path(called['file']).name}:{called['line']})" + (
-        f", called at {_format_frame(outside)}" if outside else ""
-    )
+    call = next((frame for frame in frames[inside:] if "distributed" in Path(frame["file"]).parts), frames[inside])
+    return f"in {call['name']} ({Path(call['file']).name}:{call['line']})" + (f", called at {_format_frame(outside)}" if outside else "")
 
 
 def _format_frame(frame: re.Match[str]) -> str:
@@ -31,7 +29,7 @@ def _format_frame(frame: re.Match[str]) -> str:
 def describe_waits(ranks: Iterable[Mapping[str, object]]) -> list[str]:
     """For ranks that did not answer where they wait, those of one place together; ``ranks`` as a finding's file has them."""
     places: dict[str, list[str]] = {}
-    for said in ranks:
-        if said.get("outcome") in ("silent", "crashed") and (found := wait_place(str(said.get("stack") or ""))):
-            places.setdefault(found, []).append(str(said.get("rank")))
+    for answer in ranks:
+        if answer.get("outcome") in ("silent", "crashed") and (found := wait_place(str(answer.get("stack") or ""))):
+            places.setdefault(found, []).append(str(answer.get("rank")))
     return [f"rank{'s' * (len(who) > 1)} {', '.join(who)} wait{'s' * (len(who) == 1)} {where}" for where, who in places.items()]

@@ -106,11 +106,11 @@ class MapRow:
     cells: tuple[tuple[str, int, int, int], ...]
 
 
-def render_html(report: RunReport, folder: Path, since: Comparison | None = None, called: str = "") -> str:
+def render_html(report: RunReport, folder: Path, since: Comparison | None = None, shown_folder: str = "") -> str:
     """The page; ``folder`` is where the report lies, whose findings it shows, ``called`` so in what it offers to be run (as ``folder``,
     unless it is given). ``since``: the comparison with an earlier report."""
     clauses = {law.id: (law.clause, law.source) for law in report.laws}
-    shown = [_finding_view(found, clauses, folder, called or str(folder)) for found in report.findings]
+    shown = [_finding_view(found, clauses, folder, shown_folder or str(folder)) for found in report.findings]
     by_id = {one.id: one for one in shown}
     causes = _add_scripts(
         [
@@ -169,7 +169,7 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
     )
 
 
-def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path, called: str) -> FindingView:
+def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path, shown_folder: str) -> FindingView:
     # a page of somebody else's report must not lead to, or hold, any other file
     script = found.reproducer or ""
     script = script if re.fullmatch(r"findings/[0-9a-f]{8}\.py", script) else ""
@@ -193,7 +193,7 @@ def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], fo
         waits=tuple(found.waits),
         layouts=draw_layouts(found.case) if found.status == "new" else (),
         source=clauses.get(found.law, ("", ""))[1],
-        replay=f"shardlaw replay {called}/findings/{found.id}.json" if named else "",
+        replay=f"shardlaw replay {shown_folder}/findings/{found.id}.json" if named else "",
     )
 
 

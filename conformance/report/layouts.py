@@ -86,10 +86,10 @@ def draw_layouts(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
 
 
 def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
-    shape, mesh, placed = format_shape(layout.shape), layout.mesh, format_placements(layout.placements)
+    shape, mesh, placements = format_shape(layout.shape), layout.mesh, format_placements(layout.placements)
     rows, columns = math.prod(layout.shape[:-1]), (layout.shape or (1,))[-1]
-    drawn = 0 < rows <= MAX_EXTENT and 0 < columns <= MAX_EXTENT
-    areas = list(_merge_areas(_ranks_by_element(layout, rows, columns))) if drawn else []
+    is_drawn = 0 < rows <= MAX_EXTENT and 0 < columns <= MAX_EXTENT
+    areas = list(_merge_areas(_ranks_by_element(layout, rows, columns))) if is_drawn else []
     cell = min(MAX_CELL, max([CELL, *((len(_rank_label(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
     colours = {rank: COLOURS[at % len(COLOURS)] for at, rank in enumerate(sorted(mesh.ranks))}
     stripes, names = [], []
@@ -105,20 +105,20 @@ def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
     down = "".join(f"M{at * cell:g} 0v{rows * CELL}" for at in range(1, columns))
     return LayoutPicture(
         name=name,
-        title=f"{shape} on {mesh} {placed}",
-        described=f"{name}: who holds what of {shape} on mesh {mesh} as {placed}",
-        command=f"shardlaw show '{shape}' --mesh '{mesh}' --place '{placed}'",
-        width=round(columns * cell, 1) if drawn else 0,
-        height=rows * CELL if drawn else 0,
+        title=f"{shape} on {mesh} {placements}",
+        described=f"{name}: who holds what of {shape} on mesh {mesh} as {placements}",
+        command=f"shardlaw show '{shape}' --mesh '{mesh}' --place '{placements}'",
+        width=round(columns * cell, 1) if is_drawn else 0,
+        height=rows * CELL if is_drawn else 0,
         stripes=tuple(stripes),
         areas=tuple(names),
-        lines=across + down if drawn else "",
+        lines=across + down if is_drawn else "",
     )
 
 
 def _ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
     """By row and column the ranks that hold an element, in order."""
-    held: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
+    ranks_at: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
     for rank, coord in sorted((layout.mesh.rank_at(coord), coord) for coord in layout.mesh.coords()):
         *leading, last = layout.owned(coord) or ((0,),)
         numbers = [0]
@@ -126,14 +126,14 @@ def _ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tupl
             numbers = [number * size + at for number in numbers for at in own]
         for row in numbers:
             for column in last:
-                held[row][column].append(rank)
-    return [[tuple(ranks) for ranks in row] for row in held]
+                ranks_at[row][column].append(rank)
+    return [[tuple(ranks) for ranks in row] for row in ranks_at]
 
 
-def _merge_areas(held: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
+def _merge_areas(ranks_by_element: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
     """Rectangles of elements with the same holders: left, top, width, height, ranks."""
     open_: dict[tuple[int, int, tuple[int, ...]], int] = {}
-    for row, line in enumerate([*held, []]):
+    for row, line in enumerate([*ranks_by_element, []]):
         runs: list[tuple[int, int, tuple[int, ...]]] = []
         for column, ranks in enumerate(line):
             if runs and runs[-1][2] == ranks and sum(runs[-1][:2]) == column:

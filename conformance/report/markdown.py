@@ -38,9 +38,9 @@ def render_markdown(report: RunReport, folder: Path) -> str:
         for at, (found, *others) in enumerate(causes[:SHOWN_FINDINGS], 1):
             lines += _finding_lines(at, found, folder)
             if others:
-                said = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
+                names = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
                 more = f" and {len(others) - SHOWN_OTHERS} more" if len(others) > SHOWN_OTHERS else ""
-                lines.append(f"   the same cause: {said}{more}  ")
+                lines.append(f"   the same cause: {names}{more}  ")
         if len(causes) > SHOWN_FINDINGS:
             lines.append(f"\nand {len(causes) - SHOWN_FINDINGS} more in `{folder}/findings/`")
         lines += [text for line in common_lines(report) for text in ("", _escape_line(line))]

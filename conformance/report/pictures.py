@@ -101,8 +101,8 @@ def group_answers(ranks: Sequence[Mapping[str, Any]]) -> list[AnswerView]:
     """What a finding's ranks said; ranks that said the same stand together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for answer in ranks:
-        said = (str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
-        key = tuple(ADDRESS.sub("0x...", text) for text in said)
+        texts = (str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
+        key = tuple(ADDRESS.sub("0x...", text) for text in texts)
         groups.setdefault(key, []).append(str(answer.get("rank", "?")))
     return [_answer_view(numbers, *key) for key, numbers in groups.items()]
 
@@ -130,7 +130,7 @@ def _differing_positions(expected: Elements | None, got: Elements | None) -> fro
     return frozenset(at for at, (due, held) in enumerate(pairs) if due != held)
 
 
-def _draw_tensor(tensor: Elements, differing: frozenset[int], what: str) -> Picture:
+def _draw_tensor(tensor: Elements, differing: frozenset[int], label: str) -> Picture:
     rows, columns = (1, 1, *tensor.shape)[-2:]
     leading = tensor.shape[:-2]
     cells = [Cell(_shorten_element(text, tensor.dtype), text, at in differing) for at, text in enumerate(tensor.elements)]
@@ -142,10 +142,10 @@ def _draw_tensor(tensor: Elements, differing: frozenset[int], what: str) -> Pict
         starts = range(first, min(first + min(rows, MAX_ROWS) * columns, len(cells)), columns)
         label = f"[{', '.join([*map(str, index), ':', ':'])}]" if leading else ""
         slices.append(Slice(label, tuple(tuple(cells[at : at + min(columns, MAX_COLUMNS)]) for at in starts)))
-    size, drawn = math.prod(tensor.shape), sum(len(row) for part in slices for row in part.rows)
-    note = "no elements" if size == 0 else f"{drawn} of {size} elements are drawn" if drawn < size else ""
+    size, shown = math.prod(tensor.shape), sum(len(row) for part in slices for row in part.rows)
+    note = "no elements" if size == 0 else f"{shown} of {size} elements are drawn" if shown < size else ""
     count = f", {len(differing)} differ" if differing else ""
-    return Picture(tensor.title, f"{what}: {tensor.title}{count}", tuple(slices), note)
+    return Picture(tensor.title, f"{label}: {tensor.title}{count}", tuple(slices), note)
 
 
 def _shorten_element(text: str, dtype: str) -> str:

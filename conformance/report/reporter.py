@@ -34,8 +34,8 @@ class Reporter:
     def on_law_begin(self, law_id: str) -> None:
         self.terminal.on_law_begin(law_id)
 
-    def on_case(self, verdict: Verdict, drawn: bool) -> None:
-        self._writer.add_case(verdict, drawn)
+    def on_case(self, verdict: Verdict, is_drawn: bool) -> None:
+        self._writer.add_case(verdict, is_drawn)
         self.terminal.on_case()
 
     def on_shrink(self, law_id: str, verdict: Verdict) -> None:

@@ -242,8 +242,8 @@ def render(
     Raises :class:`ScriptError` rather than give a file that would not run.
     """
     text = "\n".join(_script_lines(script, header, before, join, about)) + "\n"
-    for of_torch, made in join.storage:
-        text = text.replace(of_torch, made)
+    for expression, replacement in join.storage:
+        text = text.replace(expression, replacement)
     _check_file(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
     return text
 
@@ -369,13 +369,13 @@ def _check_file(text: str, packages: Collection[str] = ()) -> None:
 
 def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
     """Every statement, with the handlers and cases that hold some: a statement never stands in an expression."""
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         yield node
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, name, None)
-            left += inner if isinstance(inner, list) else []
+            pending += inner if isinstance(inner, list) else []
 
 
 def _defined_names(node: ast.stmt) -> list[str]:

@@ -38,14 +38,14 @@ class EarlierRun:
         """One report of both runs, with the laws in the order of the first request."""
         old, lines = self.report, {law.id: law for law in after.laws}
         laws = [lines.get(law.id, law) for law in old.laws]
-        place = {law.id: index for index, law in enumerate(laws)}
+        order = {law.id: index for index, law in enumerate(laws)}
         both = [*(found for found in old.findings if found.law in self.done), *after.findings]
-        findings = sorted(both, key=lambda found: place[found.law])
+        findings = sorted(both, key=lambda found: order[found.law])
         unconfirmed = [*(line for line in old.unconfirmed if line.law in self.done), *after.unconfirmed]
         features = sum((Counter(law.features) for law in laws), Counter())
-        kept = [line.split(" ", 2) for line in self.cases]
-        distinct = after.totals.distinct + len({text for word, _, text in kept if word != "rejected"})
-        drawn = after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in kept)
+        done_cases = [line.split(" ", 2) for line in self.cases]
+        distinct = after.totals.distinct + len({text for word, _, text in done_cases if word != "rejected"})
+        drawn = after.totals.drawn + sum(how == "drawn" and word != "rejected" for word, how, _ in done_cases)
         groups: dict[tuple[str, str, str], list[ExpectationLine]] = {}
         for line in [*old.expectations, *after.expectations]:
             groups.setdefault((line.where, line.law, line.kind), []).append(line)
@@ -81,7 +81,7 @@ def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
     asked something else."""
     report = _read_earlier("--resume", request)
     target = report.target
-    asked = {
+    options = {
         "--target": (request.target, target.name),
         "--world-size": (request.world_size, target.world_size),
         "--profile": (request.profile, report.profile),
@@ -89,14 +89,14 @@ def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
         "--shard": (f"{request.shard[0]}/{request.shard[1]}", report.shard),
         "--strict": (request.strict, report.strict),
     }
-    for option, (wanted, was) in asked.items():
-        if wanted != was:
-            raise UsageError(f"--resume {request.report}: that run had {option} {was}, this one {wanted}")
+    for option, (now, before) in options.items():
+        if now != before:
+            raise UsageError(f"--resume {request.report}: that run had {option} {before}, this one {now}")
     if request.laws or request.ops:
         raise UsageError(f"--resume {request.report}: goes on with the laws of that run: want no LAW and no --op")
     done = frozenset(law.id for law in report.laws if _is_done(law))
-    left = [law.id for law in report.laws if law.id not in done]
-    if not left:
+    remaining = [law.id for law in report.laws if law.id not in done]
+    if not remaining:
         raise UsageError(f"--resume {request.report}: that run was finished: there is nothing left")
     try:
         lines = (request.report / "cases.txt").read_text("utf-8").splitlines()
@@ -104,8 +104,8 @@ def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
         lines = []
     names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
     files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
-    kept = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
-    return replace(request, laws=tuple(left), resumed_smoke_shares=report.chosen), EarlierRun(report, done, kept, files)
+    done_cases = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
+    return replace(request, laws=tuple(remaining), resumed_smoke_shares=report.chosen), EarlierRun(report, done, done_cases, files)
 
 
 def _read_earlier(option: str, request: RunRequest) -> RunReport:

@@ -228,8 +228,8 @@ class Certificate(msgspec.Struct, kw_only=True):
             "were not judged": self.unsaid,
             "deviate": self.deviating,
         }
-        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"{self.profile}-{self.release}: {'passed' if self.passed else 'not passed'}: of {self.cases} cases {said}"
+        parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"{self.profile}-{self.release}: {'passed' if self.passed else 'not passed'}: of {self.cases} cases {parts}"
 
 
 class RunReport(msgspec.Struct, kw_only=True):

@@ -74,11 +74,13 @@ class Terminal:
     def show_request(self, request: RunRequest, target: Target) -> None:
         """What was asked for, before torch is loaded."""
         where = "" if target.name == target.backend else f" ({target.device}, {target.backend})"
-        asked = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
+        selection = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
         if request.resumed_smoke_shares is not None:
-            asked = f"the {len(request.laws)} laws that were left"
-        asked = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {asked}"
-        self._print(Text(f"shardlaw {__version__} on {target.name}{where}: {asked}, seed {request.seed}; loading torch and starting ranks"))
+            selection = f"the {len(request.laws)} laws that were left"
+        selection = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {selection}"
+        self._print(
+            Text(f"shardlaw {__version__} on {target.name}{where}: {selection}, seed {request.seed}; loading torch and starting ranks")
+        )
 
     def on_run_begin(self, laws: Sequence[Law], planned: int) -> None:
         """The laws are chosen."""
@@ -128,13 +130,13 @@ class Terminal:
         self._done_share += self._shares.get(result.law.id, 0.0)
         self._refresh()
 
-    def on_run_end(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
+    def on_run_end(self, run: RunState, exit_code: int, last_report: RunReport | None = None) -> None:
         """The end of a run, of which this report was ``written``."""
         from shardlaw.conformance.report.build import build_report
         from shardlaw.conformance.report.github import annotate
 
         self._stop()
-        report = written or build_report(run, exit_code)
+        report = last_report or build_report(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
         annotate(report, run.request.report, self.console.file)
         if run.failure is None:  # else that has been told
@@ -144,11 +146,11 @@ class Terminal:
         spent = time.monotonic() - self._start
         rate = self._cases / spent if spent > 1 else 0.0
         counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
-        left = ""
+        remaining = ""
         if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._done_share < 1:
-            left = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
+            remaining = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
         worst = f"; worst: {self._worst}" if self._worst else ""
-        return Text(f"[{spent:4.0f} s{left}] {min(self._laws_done + 1, self._laws)}/{self._laws} {self._activity}: {counts}{worst}")
+        return Text(f"[{spent:4.0f} s{remaining}] {min(self._laws_done + 1, self._laws)}/{self._laws} {self._activity}: {counts}{worst}")
 
     def _refresh(self, now: bool = False) -> None:
         moment = time.monotonic()
@@ -301,9 +303,9 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
     for found, *others in causes[:SHOWN_CAUSES]:
         print_finding(out, found, clauses.get(found.law, ""), folder)
         if others:
-            said = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
+            names = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
             more = f" and {len(others) - SHOWN_OTHERS} more" * (len(others) > SHOWN_OTHERS)
-            _prose(out, f"likely the same cause: {said}{more}")
+            _prose(out, f"likely the same cause: {names}{more}")
         out.print()
     further = causes[SHOWN_CAUSES:]
     for found, *others in further[:SHOWN_FURTHER]:

@@ -41,9 +41,9 @@ class ReportWriter:
         self._cases: TextIO | None = None
         check_folder("--report", folder)
 
-    def add_case(self, verdict: Verdict, drawn: bool) -> None:
+    def add_case(self, verdict: Verdict, is_drawn: bool) -> None:
         """Note one judged case."""
-        self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if drawn else 'swept'} {verdict.case.text}\n")
+        self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if is_drawn else 'swept'} {verdict.case.text}\n")
         if len(self._unwritten) >= 1000:
             self._write_cases()
 

@@ -1,4 +1,4 @@
-"""A law and a case that somebody asks for by name and text, checked before anything starts."""
+"""Look up a law by id and check a case that a user wrote, before any rank starts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 MAX_RANKS = 64
-MAX_ELEMENTS = 2**26  # elements; every rank makes the whole of it
+MAX_ELEMENTS = 2**26  # of one tensor; every rank builds the global tensor
 INVALID_CASE_ERRORS = frozenset({"NotationError", "LayoutError", "MeshError"})
 
 
 def resolve_law(law_id: str, where: str = "") -> Law:
-    """The law of this id or alias. Raises :class:`UsageError`, which names the nearest."""
+    """The law with this id or alias. Raises :class:`UsageError`, which suggests the nearest id; ``where`` is put before its message."""
     from shardlaw.conformance.laws import catalogue, find
 
     try:
@@ -34,15 +34,15 @@ def resolve_law(law_id: str, where: str = "") -> Law:
 
 
 def check_case(law: Law, case: Case) -> None:
-    """Refuse a case whose fields its law does not take or that cannot be read, or whose meshes its world is too small for. Raises
-    :class:`UsageError`, which names the field."""
+    """Raise :class:`UsageError`, naming the field, for a case that does not parse, has fields that its law does not take, or has a mesh
+    that is larger than its world."""
     from shardlaw.conformance.law.act import validate
     from shardlaw.conformance.law.due import Meaningless
 
-    # where one process plays all ranks, the law alone says what its fields hold
-    alone = "world=1" in law.control.split()
+    # one process simulates all ranks: then only the law knows what its fields mean
+    is_simulated = "world=1" in law.control.split()
     try:
-        for name, text in case.fields if not alone else ():
+        for name, text in case.fields if not is_simulated else ():
             if name == "mesh" or name.startswith("mesh."):
                 mesh = Mesh.parse(text)
                 if "world" in case and max(mesh.ranks) >= case.world:
@@ -66,7 +66,8 @@ def check_case(law: Law, case: Case) -> None:
 
 
 def _compute_due(act: Act, case: Case) -> None:
-    """Compute what is due, as every rank will. Raises :class:`UsageError`, with the line, for an error in the due function itself."""
+    """Call the due function, as every rank will. Raises :class:`UsageError`, with file and line, for an error in the due function
+    itself."""
     from shardlaw.conformance.law.due import Meaningless
 
     try:

@@ -1,7 +1,7 @@
-"""Certified profiles: frozen lists of cases with a version, one case a line, which come with the package.
+"""Certified profiles: fixed, versioned lists of cases that come with the package.
 
-``profiles/RELEASE/NAME.txt`` is the profile ``NAME-RELEASE``. ``python -m benchmarks.profiles`` made it of cases that held; nothing in it
-changes any more, and a later choice of cases is a later release. Lines that begin with ``#`` say how it was made.
+``profiles/RELEASE/NAME.txt`` is the profile ``NAME-RELEASE``, one case a line; ``#`` begins a comment line.
+``python -m benchmarks.profiles`` wrote it from cases that held. It never changes: other cases get a new release.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-RANKS = 4  # of the largest world that a list asks for
-# what is said of a case beside ``held``, ``refused`` and the kinds of a deviation
+RANKS = 4  # of the largest world in any profile
+# the words for a case beside ``held``, ``refused`` and the kinds of deviations
 MISSING, ABSENT, UNSAID, EXPECTED = "missing", "rejected", "unsaid", "expected"
 
 
 @dataclass(frozen=True)
 class CertifiedProfile:
-    """The cases of a certified profile, in order, and the sha256 of its file."""
+    """The cases of a profile, in order, and the sha256 of its file."""
 
     name: str
     release: str
@@ -36,7 +36,7 @@ class CertifiedProfile:
 
     @cached_property
     def laws(self) -> dict[str, list[Case]]:
-        """The cases by law, in the order of the list."""
+        """The cases by law, in the order of the file."""
         found: dict[str, list[Case]] = {}
         for case in self.cases:
             found.setdefault(case.law, []).append(case)
@@ -44,18 +44,18 @@ class CertifiedProfile:
 
 
 def profile_names() -> list[str]:
-    """The names of all certified profiles that this version has."""
+    """The names of all certified profiles, sorted."""
     return sorted(f"{file.stem}-{file.parent.name}" for file in PROFILES.glob("*/*.txt"))
 
 
 def check_profile_name(profile: str) -> None:
-    """Raises :class:`UsageError`, which names the nearest, where no certified profile is called so."""
+    """Raise :class:`UsageError`, with the nearest name, if there is no such profile."""
     if profile not in profile_names():
         raise UsageError(f"--certify {profile}: no such certified profile ({one_of(profile, profile_names())})")
 
 
 def read_profile(profile: str) -> CertifiedProfile:
-    """The certified profile of this name, such as ``collectives-2026.1``. Raises :class:`UsageError`."""
+    """Read a profile by its name, such as ``collectives-2026.1``. Raises :class:`UsageError`."""
     from shardlaw.conformance.law.case import Case
 
     check_profile_name(profile)
@@ -66,7 +66,7 @@ def read_profile(profile: str) -> CertifiedProfile:
 
 
 def query_loaded(pool: Pool, target: Target) -> dict[str, Any]:
-    """What a rank of the target has loaded (:func:`shardlaw.conformance.rank.loaded.loaded`); nothing where it cannot say. Raises
+    """Ask a rank which versions and libraries it has loaded (:func:`shardlaw.conformance.rank.loaded.loaded`); empty if it fails. Raises
     ``WorldError``."""
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.laws import find

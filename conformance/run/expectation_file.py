@@ -1,6 +1,6 @@
-"""Known findings as files have them: TOML, with tables that each name a cause in torch and tables that each match findings.
+"""Read files of expectations: TOML with a table for each known cause in torch and a table for each entry that matches findings.
 
-A cause, with the findings that it accounts for::
+A cause with its entries::
 
     [[cause]]
     id = "loss-mean-of-local-means"
@@ -11,23 +11,23 @@ A cause, with the findings that it accounts for::
 
     [[cause.expect]]
     law = "op.forward[nn.functional.mse_loss]"      # as on the command line
-    kind = "wrong-value"               # or "refused": refused on every rank, by a torch that refused it not always
-    features = ["uneven"]              # all of them on the case
-    where = { reduction = "mean" }     # what its fields hold: shardlaw.conformance.law.condition; wants a case, which shows it
-    at = "Shard._to_replicate_tensor"  # by a trace: the function to look at first, or a collective that a rank called; kind = "*" is any
+    kind = "wrong-value"               # or "refused": every rank refuses what an earlier torch did not
+    features = ["uneven"]              # the case must have all of them
+    where = { reduction = "mean" }     # conditions on fields: shardlaw.conformance.law.condition; needs a case that meets them
+    at = "Shard._to_replicate_tensor"  # from a trace: the function to look at first, or a collective called; allows kind = "*"
     signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash, refused
-    torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
-    target = "nccl"                    # where it is true of some targets only: a name or a pattern
+    torch = ">=2.14"                   # if it holds for other releases than the cause was seen on
+    target = "nccl"                    # if it holds for some targets only: a name or a pattern
     finding = "f3a9c1e0"
     case = "op.forward[nn.functional.mse_loss] mesh=2 a=5x3:S(0) ..."    # the smallest known: shardlaw repro '...'
-    wide = true                        # it may match cases that hold, more than 20 % of a law's
-    rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
+    wide = true                        # more than 20 % of a law's cases may match and hold
+    rare = true                        # few of the matching cases deviate: the entry is not stale if none does in a run
 
-A finding whose cause nobody looked for yet is an ``[[expect]]`` table with the same keys and a ``reason``. What ``shardlaw expect update``
-writes has ``reason = "..."`` and is refused until somebody says why.
+A finding without a known cause is an ``[[expect]]`` table with the same keys and a ``reason``. ``shardlaw expect update`` writes
+``reason = "..."``, and such an entry is refused until somebody fills it in.
 
-``seen`` says on which releases the entries hold: those that it lists, and any that no cause of the file lists if they hold on the nearest
-release below or above that one does.
+The entries of a cause apply to the releases in ``seen``. On a release that no cause of the file lists they apply if ``seen`` has the
+nearest listed release below or above it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,13 +48,10 @@ from shardlaw.conformance.law.selection import select_ids
 from shardlaw.conformance.law.verdict import struck
 from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_part
 
-if TYPE_CHECKING:
-    pass
-
 
 def read_entries(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
-    """The entries of one file, those of its causes first; with ``drafts`` also those whose reason is not filled in. Raises
-    :class:`UsageError`, with file and line."""
+    """Read the entries of one file, those of its causes first. With ``drafts`` an entry may lack its reason. Raises :class:`UsageError`,
+    with file and line."""
     return _ExpectationFile(file, ids, dict(aliases or {})).entries(drafts)
 
 
@@ -81,7 +78,7 @@ Refuse = Callable[[str, str], UsageError]
 
 
 class _ExpectationFile:
-    """One file: its tables, and where their keys stand, which TOML itself does not tell."""
+    """One file: its tables, and the lines of their keys, which the TOML parser does not give."""
 
     def __init__(self, file: Path, ids: Sequence[str], aliases: dict[str, str]) -> None:
         self.file, self._ids, self._aliases = file, ids, aliases
@@ -115,7 +112,7 @@ class _ExpectationFile:
         return [*self._cause_entries(), *self._lone_entries(drafts)]
 
     def _tables(self, name: str, tables: Any, first: int = 0) -> Iterator[tuple[dict[str, Any], int, Refuse]]:
-        """Each table with its line, and what refuses one of its keys."""
+        """Yield each table with its line and a function that makes the error for one of its keys."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise UsageError(f"{self._locate_key(name)}: want [[{name}]] tables")
         for at, table in enumerate(tables, first):
@@ -127,7 +124,7 @@ class _ExpectationFile:
             yield table, line, refuse
 
     def _locate_key(self, key: str, table: int = 0) -> str:
-        """``FILE:LINE`` of a key, of the table that begins in a line or anywhere."""
+        """``FILE:LINE`` of a key; ``table`` is the line where its table begins (0: anywhere in the file)."""
         headers = sorted(line for lines in self._headers.values() for line in lines)
         last = next((line - 1 for line in headers if line > table > 0), len(self._lines))
         first = table or 1
@@ -142,7 +139,7 @@ class _ExpectationFile:
             _check_keys(block, CAUSE_KEYS, refuse)
         tried = {release for block, _, _ in blocks for release in block.get("seen", ())}
         known: dict[str, int] = {}
-        done = 0
+        entry_count = 0
         for block, line, refuse in blocks:
             for key in ("id", "title", "expect"):
                 if key not in block:
@@ -150,12 +147,12 @@ class _ExpectationFile:
             if block["id"] in known:
                 raise refuse("id", f"id = {block['id']!r}: the cause in line {known[block['id']]} has it")
             known[block["id"]] = line
-            told = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
-            cause = Cause(**told, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
-            for table, at, refuse_entry in self._tables("cause.expect", block["expect"], done):
+            fields = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
+            cause = Cause(**fields, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
+            for table, at, refuse_entry in self._tables("cause.expect", block["expect"], entry_count):
                 _check_keys(table, ENTRY_KEYS, refuse_entry)
                 yield self._make_entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
-            done += len(block["expect"])
+            entry_count += len(block["expect"])
 
     def _lone_entries(self, drafts: bool) -> Iterator[Entry]:
         for block, line, refuse in self._tables("expect", self._data.get("expect", [])):
@@ -182,9 +179,9 @@ class _ExpectationFile:
         laws = self._select_laws(block["law"], refuse)
         _check_case(block.get("case", ""), laws, refuse)
         conditions = _parse_conditions(block, refuse)
-        told = {key: block[key] for key in (*ENTRY_TEXTS, *ENTRY_FLAGS, "reason") if key in block}
+        fields = {key: block[key] for key in (*ENTRY_TEXTS, *ENTRY_FLAGS, "reason") if key in block}
         features = frozenset(block.get("features", ()))
-        return Entry(**told, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
+        return Entry(**fields, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
 
     def _select_laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
         if pattern.startswith("!"):
@@ -228,15 +225,15 @@ def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
 def _parse_conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ...]:
     found = []
     for field_name, value in block.get("where", {}).items():
-        said = f"where.{field_name} = {value!r}"
+        shown = f"where.{field_name} = {value!r}"
         try:
             found.append(Condition.of(field_name, value))
         except ValueError as error:
-            raise refuse("where", f"{said}: {error}") from None
+            raise refuse("where", f"{shown}: {error}") from None
         if "case" not in block:
-            raise refuse("where", f"{said}: want a case that shows it")
+            raise refuse("where", f"{shown}: want a case that shows it")
         if not found[-1].holds(Case.parse(block["case"])):
-            raise refuse("where", f"{said}: the entry's own case has something else")
+            raise refuse("where", f"{shown}: the entry's own case has something else")
     return tuple(found)
 
 

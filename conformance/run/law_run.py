@@ -47,8 +47,8 @@ class _JudgedCase:
 
     verdict: Verdict
     features: frozenset[str]
-    drawn: bool
-    number: int
+    is_drawn: bool
+    plan_number: int
 
 
 def reuses_plans(law: Law, profile: str) -> bool:
@@ -97,13 +97,13 @@ class LawRun:
         run = self._run
         deadline = time.monotonic() + self._seconds
 
-        def take(case: Case, drawn: bool) -> None:
+        def take(case: Case, is_drawn: bool) -> None:
             nonlocal deadline
             signals.check()
             starting = run.request.budget is not None and run.budget_start is None
             if self._stop or (not starting and time.monotonic() > deadline):
                 raise StopDrawing
-            self._submit(case, drawn, self._plan.number)
+            self._submit(case, is_drawn, self._plan.number)
             if run.certified is not None:
                 self._pool.wait(lambda: self._pending < MAX_CERTIFIED_PENDING)
                 if self._lost_worlds >= MAX_CERTIFIED_LOST_WORLDS:
@@ -130,7 +130,7 @@ class LawRun:
             self._error = error
         self.result.swept, self.result.combinations = self._plan.swept, self._plan.combinations
 
-    def _submit(self, case: Case, drawn: bool, number: int) -> None:
+    def _submit(self, case: Case, is_drawn: bool, number: int) -> None:
         features = features_of(case, self.law)
         if self._run.certified is None and self._run.expectations.skip_entry(case, features) is not None:
             self.result.skipped_expected += 1
@@ -139,7 +139,7 @@ class LawRun:
         def done(verdict: Verdict) -> None:
             self._pending -= 1
             self._lost_worlds += verdict.kind in ("crash", "hang", "divergence")
-            self._record(_JudgedCase(verdict, features, drawn, number))
+            self._record(_JudgedCase(verdict, features, is_drawn, number))
 
         self._pending += 1
         self._pool.feed(self.law, case, done, reuse=self._reuses_plans)
@@ -158,7 +158,7 @@ class LawRun:
             return
         run, result, verdict = self._run, self.result, seen.verdict
         self._memory[verdict.case] = verdict
-        self._listener.on_case(verdict, seen.drawn)
+        self._listener.on_case(verdict, seen.is_drawn)
         if run.certified is not None and verdict.status != "error":
             run.verdict_words[verdict.case.text] = verdict.kind or verdict.status
         if verdict.status == "error":
@@ -171,7 +171,7 @@ class LawRun:
         result.cases += 1
         result.checks += self.law.checks(verdict.case) if self.law.checks else 1
         run.judged += 1
-        run.drawn += seen.drawn
+        run.drawn += seen.is_drawn
         run.distinct.add(verdict.case)
         reached = seen.features | set(verdict.features)
         run.features.update(reached)
@@ -183,7 +183,7 @@ class LawRun:
             result.refusals[struck(verdict.error)] += 1
             if not self._match_expectation(seen, reached):
                 self._unexpected_refusals += 1
-                if self._first_refused is None or seen.number < self._first_refused.number:
+                if self._first_refused is None or seen.plan_number < self._first_refused.plan_number:
                     self._first_refused = seen
         elif verdict.status == "deviates":
             result.wrong += 1
@@ -191,24 +191,24 @@ class LawRun:
             if self._match_expectation(seen, reached):
                 return
             self._counts[verdict.signature] += 1
-            if verdict.signature not in self._new_by_signature or seen.number < self._new_by_signature[verdict.signature].number:
+            if verdict.signature not in self._new_by_signature or seen.plan_number < self._new_by_signature[verdict.signature].plan_number:
                 self._new_by_signature[verdict.signature] = seen
             if run.request.exitfirst and not run.expectations.needs_trace(self.law, verdict):
                 self._stop = True
 
-    def _match_expectation(self, seen: _JudgedCase, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), many: int = 1) -> bool:
+    def _match_expectation(self, seen: _JudgedCase, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), count: int = 1) -> bool:
         """Whether an expectation accounts for a deviation or a refusal, which is then counted; of one that was traced also by where it is
         ``at``, as so ``many``."""
         run, result, verdict = self._run, self.result, seen.verdict
         entry = run.expectations.match(verdict.case, verdict.word, reached, verdict.error, at)
         if entry is None:
             return False
-        result.expected += many
+        result.expected += count
         if run.certified is not None and verdict.kind:
             run.verdict_words[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
         if entry.reason not in result.reasons:
             result.reasons.append(entry.reason)
-        if entry not in self._expected_by_entry or seen.number < self._expected_by_entry[entry].number:
+        if entry not in self._expected_by_entry or seen.plan_number < self._expected_by_entry[entry].plan_number:
             self._expected_by_entry[entry] = seen
         return True
 
@@ -253,40 +253,42 @@ class LawRun:
     def add_expected_findings(self) -> None:
         """An expected finding stands once for its entry, with the first case of the first law that met it, unshrunk."""
         noted = {found.entry for found in self._run.findings}
-        for entry, seen in sorted(self._expected_by_entry.items(), key=lambda item: item[1].number):
+        for entry, seen in sorted(self._expected_by_entry.items(), key=lambda item: item[1].plan_number):
             if entry.where not in noted:
                 found = Finding.from_verdict(self.law, seen.verdict, seen.verdict.case, "expected")
                 named = entry.finding or finding_id(found.signature, (*found.features, found.case.text))  # no new one's, in any order
-                self._add(replace(found, id=named, note=entry.reason, number=seen.number, entry=entry.where))
+                self._add(replace(found, id=named, note=entry.reason, number=seen.plan_number, entry=entry.where))
 
     def _is_known(self, verdict: Verdict) -> bool:
         return self._run.expectations.match_verdict(self.law, verdict) is not None
 
     def _confirm(self) -> None:
         run = self._run
-        most = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
+        limit = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
         confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans)
-        left = [
-            seen for seen in sorted(self._new_by_signature.values(), key=lambda new: new.number) if not self._is_expected_after_trace(seen)
+        unexpected = [
+            seen
+            for seen in sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)
+            if not self._is_expected_after_trace(seen)
         ]
-        for seen in left[:most]:
+        for seen in unexpected[:limit]:
             began = time.monotonic()
             self._listener.on_shrink(self.law.id, seen.verdict)
-            found = confirmer.confirm(seen.verdict, seen.drawn, min(SHRINK_SECONDS, run.shrink_seconds_left / SHRINK_PARTS))
+            found = confirmer.confirm(seen.verdict, seen.is_drawn, min(SHRINK_SECONDS, run.shrink_seconds_left / SHRINK_PARTS))
             run.shrink_seconds_left = max(0.0, run.shrink_seconds_left - (time.monotonic() - began))
             if found is None:
                 run.unconfirmed.append(seen.verdict)
                 continue
             if self._is_expected_at(seen, found.spots):
                 continue
-            self._add(replace(found, number=seen.number, note=self._note(found, seen.verdict)))
+            self._add(replace(found, number=seen.plan_number, note=self._note(found, seen.verdict)))
             self.result.lines.append(f"{found.kind} {found.id}: {found.case.text}\n    {found.message}")
             if run.request.exitfirst:
                 run.stopped_by = "-x"
                 break
         if run.certified is not None and self._new_by_signature and not any(found.law == self.law.id for found in run.findings):
             self._confirm_any_deviation()
-        left_over = len(left) - most
+        left_over = len(unexpected) - limit
         if left_over > 0:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 

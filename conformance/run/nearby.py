@@ -31,14 +31,14 @@ NON_TENSOR_FIELDS = ("mesh", "steps", "seed", "world", "wrt")
 
 def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float = SECONDS) -> list[Verdict]:
     """The traced verdicts of the control of a law, of a few cases near one of its cases, and of more as long as there is time."""
-    fitting = [other for other in simpler_cases(case) if _fits_target(law, other, limits)]
+    simpler = [other for other in simpler_cases(case) if _fits_target(law, other, limits)]
     control = Case.parse(law.control)
     verdicts = [pool.fresh(law, control, traced=True)] if _fits_target(law, control, limits) else []
-    left = [*fitting, *most_similar_cases(law, case, limits)]
-    until = time.monotonic() + seconds
-    while left:
-        verdicts += pool.judge(law, left[:BATCH], traced=True)
-        left = left[BATCH:] if time.monotonic() < until else []
+    pending = [*simpler, *most_similar_cases(law, case, limits)]
+    deadline = time.monotonic() + seconds
+    while pending:
+        verdicts += pool.judge(law, pending[:BATCH], traced=True)
+        pending = pending[BATCH:] if time.monotonic() < deadline else []
     return verdicts
 
 
@@ -51,16 +51,16 @@ def most_similar_cases(law: Law, case: Case, limits: Limits) -> list[Case]:
     """Of the first cases of a law's plan those that have most features in common with one."""
     found: list[Case] = []
 
-    def take(other: Case, drawn: bool) -> None:
+    def take(other: Case, is_drawn: bool) -> None:
         found.append(other)
         if len(found) >= MAX_PLAN_CASES:
             raise StopDrawing
 
     with suppress(StopDrawing):
         Plan.for_law(law, limits, 0, "smoke").feed(take)
-    mine = features_of(case, law)
+    features = features_of(case, law)
     others = [other for other in found if other != case]
-    return sorted(others, key=lambda other: len(features_of(other, law) ^ mine))[:MAX_SIMILAR]
+    return sorted(others, key=lambda other: len(features_of(other, law) ^ features))[:MAX_SIMILAR]
 
 
 def simpler_cases(case: Case) -> list[Case]:
@@ -77,12 +77,12 @@ def _simplify(case: Case) -> Iterator[Case]:
         for dim in range(mesh.ndim if mesh.ndim > 1 else 0):
             yield _restrict_to_mesh_dim(case, dim, mesh.ndim, max(2, mesh.shape[dim]))
     ranks = mesh.size if mesh is not None else 2
-    every: dict[str, str] = {}
+    replicated: dict[str, str] = {}
     for name, text in case.fields:
         spec = None if name in NON_TENSOR_FIELDS or name.startswith("mesh.") else _parse_spec(text)
         if spec is not None:
             yield from (_replace_field(case, name, str(other)) for other in _simplify_tensor(spec, ranks))
-            every[name] = str(replace(spec, placements=spec.placements and (Replicate(),) * len(spec.placements)))
+            replicated[name] = str(replace(spec, placements=spec.placements and (Replicate(),) * len(spec.placements)))
         elif name == "steps":
             steps = text.split(";")
             yield from (_replace_field(case, name, ";".join(steps[:count])) for count in range(1, len(steps)))
@@ -90,7 +90,7 @@ def _simplify(case: Case) -> Iterator[Case]:
             yield from (_replace_field(case, name, format_placements(other)) for other in _simplify_placements(placements))
         elif name not in ("mesh", "world"):
             yield replace(case, fields=tuple(field for field in case.fields if field[0] != name))
-    yield replace(case, fields=tuple((name, every.get(name, text)) for name, text in case.fields))
+    yield replace(case, fields=tuple((name, replicated.get(name, text)) for name, text in case.fields))
 
 
 def _simplify_tensor(spec: TensorSpec, ranks: int) -> Iterator[TensorSpec]:

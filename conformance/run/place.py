@@ -44,8 +44,8 @@ def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
     first = first_deviating_answer(verdict)
     if first is None or first.evidence is None:
         return []
-    held = [other for other in near if other.status == "held"]
-    lines = LineCoverage.from_verdicts(verdict, held)
+    holding = [other for other in near if other.status == "held"]
+    lines = LineCoverage.from_verdicts(verdict, holding)
     found = [
         each for place in _candidate_places(verdict, first, first.evidence, lines) for each in _with_finder(place, first.evidence, lines)
     ]
@@ -89,8 +89,8 @@ def first_deviating_answer(verdict: Verdict) -> Answer | None:
 
 def add_decision(place: str, trace: Sequence[str]) -> str:
     """A place with what it asked for and claimed, where the lines of a trace say so, the last time."""
-    told = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
-    return next((line for line in reversed(told) if line.startswith(place)), place)
+    decisions = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
+    return next((line for line in reversed(decisions) if line.startswith(place)), place)
 
 
 def _hang_places(verdict: Verdict) -> Iterator[str]:
@@ -113,9 +113,9 @@ def _candidate_places(verdict: Verdict, first: Answer, noted: Evidence, lines: L
         if not noted.raised and not any(each.asked for each in noted.steps if not each.ended):  # C++ refused to ask a rule
             return
         yield from _places_of_error(noted, lines)
-    asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
-    judging = list(filter(heard.judges, asked))
-    yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
+    candidates = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
+    checks = list(filter(heard.judges, candidates))
+    yield from reversed([place for place in checks if noted.callers[place].isdisjoint(checks)])
     if verdict.kind == "wrong-error":
         about_meshes = verdict.case.law.startswith("mesh.")
         yield next((place for place in noted.visited if heard.does(place) and (about_meshes or not heard.is_of_meshes(place))), "")
@@ -229,10 +229,10 @@ def functions_below(noted: Evidence, rule: str) -> list[str]:
 def is_shared_helper(place: str) -> bool:
     """Whether several places of its file call a function: it is a helper of theirs."""
     name, _, spot = place.partition(", ")
-    called = name.rpartition(".")[2] + "("
+    call_text = name.rpartition(".")[2] + "("
     source = Path(torch.__file__).parents[1] / spot.rpartition(":")[0]
     try:
-        return source.read_text("utf-8").count(called) > 2  # where it is defined, and one call
+        return source.read_text("utf-8").count(call_text) > 2  # where it is defined, and one call
     except OSError:
         return False
 
@@ -240,13 +240,13 @@ def is_shared_helper(place: str) -> bool:
 class LineCoverage:
     """Which lines ran where: in how many of the cases that hold, of those that ran where one deviates."""
 
-    def __init__(self, visited: Mapping[str, frozenset[int]], held: Sequence[Mapping[str, frozenset[int]]]) -> None:
-        self._visited, self._holding_cases = visited, held
+    def __init__(self, visited: Mapping[str, frozenset[int]], holding_cases: Sequence[Mapping[str, frozenset[int]]]) -> None:
+        self._visited, self._holding_cases = visited, holding_cases
 
     @classmethod
-    def from_verdicts(cls, verdict: Verdict, held: Sequence[Verdict]) -> LineCoverage:
+    def from_verdicts(cls, verdict: Verdict, holding: Sequence[Verdict]) -> LineCoverage:
         deviating = [answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")]
-        return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in held])
+        return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in holding])
 
     def fewest_holding_cases(self, place: str) -> int:
         """In how many cases that hold the rarest line of a function ran."""
@@ -313,12 +313,12 @@ def step_deviates(column: Mapping[int, Step]) -> bool:
         return False
     step = next(iter(column.values()))
     try:
-        given = _assemble_values({rank: its.given for rank, its in column.items()})
+        inputs = _assemble_values({rank: its.given for rank, its in column.items()})
     except (_CannotTell, _StepDeviates):
         return False
     try:
         with torch.no_grad():
-            _compare({rank: its.gave for rank, its in column.items()}, given if step.kind == "move" else _run_dense(step.name, given))
+            _compare({rank: its.gave for rank, its in column.items()}, inputs if step.kind == "move" else _run_dense(step.name, inputs))
     except _CannotTell:
         return False
     except _StepDeviates:
@@ -326,9 +326,9 @@ def step_deviates(column: Mapping[int, Step]) -> bool:
     return step.severed
 
 
-def _run_dense(name: str, given: Any) -> Any:
+def _run_dense(name: str, inputs: Any) -> Any:
     """What an op gives on whole tensors, and what it writes to then."""
-    args, kwargs = given
+    args, kwargs = inputs
     packet: Any = torch.ops
     for part in name.split("."):
         packet = getattr(packet, part)
@@ -366,36 +366,36 @@ def _assemble_pieces(pieces: Mapping[int, Piece]) -> Mapping[Any, torch.Tensor]:
         raise _StepDeviates from error
 
 
-def _compare(values: Mapping[int, Any], want: Any) -> None:
+def _compare(values: Mapping[int, Any], expected: Any) -> None:
     """Raises ``_Departs`` where what the ranks hold is not ``want``."""
     first = next(iter(values.values()))
-    if isinstance(first, Piece) and isinstance(want, torch.Tensor):
+    if isinstance(first, Piece) and isinstance(expected, torch.Tensor):
         inside = {rank: piece for rank, piece in values.items() if rank in Mesh.parse(first.mesh).ranks}
-        if first.shape != tuple(want.shape):
+        if first.shape != tuple(expected.shape):
             raise _StepDeviates
         for got in _assemble_pieces(inside).values():
-            _compare_tensors(got, want)
-    elif isinstance(first, (list, tuple)) and isinstance(want, (list, tuple)):
+            _compare_tensors(got, expected)
+    elif isinstance(first, (list, tuple)) and isinstance(expected, (list, tuple)):
         unknown = False
-        for at, part in enumerate(want[: len(first)]):
+        for at, part in enumerate(expected[: len(first)]):
             try:
                 _compare({rank: value[at] for rank, value in values.items()}, part)
             except _CannotTell:
                 unknown = True
         if unknown:
             raise _CannotTell
-    elif isinstance(first, torch.Tensor) and isinstance(want, torch.Tensor):
+    elif isinstance(first, torch.Tensor) and isinstance(expected, torch.Tensor):
         for got in values.values():
-            _compare_tensors(got, want)
-    elif isinstance(want, (bool, int, float)) and any(got != want for got in values.values()):
+            _compare_tensors(got, expected)
+    elif isinstance(expected, (bool, int, float)) and any(got != expected for got in values.values()):
         raise _StepDeviates
 
 
-def _compare_tensors(got: torch.Tensor, want: torch.Tensor) -> None:
-    if got.shape != want.shape or got.dtype != want.dtype:
+def _compare_tensors(got: torch.Tensor, expected: torch.Tensor) -> None:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
         raise _StepDeviates
-    if got.device != want.device:  # such as what stayed on the meta device, where a step gives elements
+    if got.device != expected.device:  # such as what stayed on the meta device, where a step gives elements
         raise _CannotTell
-    exact = not (want.is_floating_point() or want.is_complex())
-    if not (torch.equal(got, want) if exact else torch.allclose(got, want, rtol=1e-3, atol=1e-3, equal_nan=True)):
+    exact = not (expected.is_floating_point() or expected.is_complex())
+    if not (torch.equal(got, expected) if exact else torch.allclose(got, expected, rtol=1e-3, atol=1e-3, equal_nan=True)):
         raise _StepDeviates

@@ -105,7 +105,7 @@ def _kill_tree(pid: int | None) -> None:
         return
     try:
         process = psutil.Process(pid)
-        for one in [*process.children(recursive=True), process]:
-            one.kill()
+        for each in [*process.children(recursive=True), process]:
+            each.kill()
     except psutil.NoSuchProcess:
         return

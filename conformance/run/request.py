@@ -113,11 +113,11 @@ class RunRequest:
 def parse_duration(text: str) -> float:
     """``"90s"``, ``"2m"``, ``"1m30s"``, ``"1.5h"`` or a bare number of seconds → seconds. Raises :class:`UsageError`."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
-    whole = "".join(number + unit for number, unit in parts)
+    parsed = "".join(number + unit for number, unit in parts)
     units = [unit for _, unit in parts]
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     in_order = units == sorted(set(units), key="hms".find) and (len(units) == 1 or "" not in units)
-    if whole != text or not in_order or seconds <= 0:
+    if parsed != text or not in_order or seconds <= 0:
         raise UsageError(f"--budget {text}: want a time such as 90s, 2m or 1m30s")
     return seconds
 

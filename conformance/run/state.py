@@ -62,8 +62,8 @@ class Finding:
         that is not torch's no place is known: there it is the collectives that were called."""
         place = ",".join(self.where.split(",")[:2])
         if place.startswith(BACK_END):
-            called = [name for name in self.features if name.startswith("collective:")]
-            return (place, *(called or [self.law.partition("[")[0]]), self.kind, struck(self.verdict.error))
+            collectives = [name for name in self.features if name.startswith("collective:")]
+            return (place, *(collectives or [self.law.partition("[")[0]]), self.kind, struck(self.verdict.error))
         kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
         kind = "raised" if kind == "divergence" and self.verdict.error else kind
         return (place or self.law.partition("[")[0], kind, struck(self.verdict.error) if kind == "raised" else "")
@@ -198,7 +198,7 @@ class Listener(Protocol):
     def on_law_begin(self, law_id: str) -> None:
         """A law's turn has come."""
 
-    def on_case(self, verdict: Verdict, drawn: bool) -> None:
+    def on_case(self, verdict: Verdict, is_drawn: bool) -> None:
         """One more case was judged."""
 
     def on_shrink(self, law_id: str, verdict: Verdict) -> None:
