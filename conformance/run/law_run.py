@@ -1,4 +1,4 @@
-"""One law's part of a run: its cases go to the ranks, its verdicts come in, and what is new among them is shrunk and confirmed."""
+"""One law in a run: send its cases to the ranks, record the verdicts, then shrink and confirm the new deviations."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 MAX_FINDINGS = 6
-# a certified run says whether a law holds, not all that is wrong
+# a certified run tells whether a law holds, not everything that is wrong
 MAX_CERTIFIED_FINDINGS = 1
-MAX_CERTIFIED_LOST_WORLDS = 1  # world, after which the further cases of its list are left unsaid
+MAX_CERTIFIED_LOST_WORLDS = 1  # after so many the remaining cases of the law are not judged
 MAX_CERTIFIED_PENDING = 8  # cases
-SHRINK_PARTS = 10  # each finding may take this part of the time that is left: of many the later ones are shrunk less, and all are confirmed
-SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # 0: every rank plans every op, each time
+SHRINK_PARTS = 10  # a finding may take 1 / 10 of the remaining time, so that all are confirmed even if later ones are shrunk less
+SHARED_PLANS = "SHARDLAW_SHARED_PLANS"  # environment; 0: every rank plans every op each time
 
 
 @dataclass(frozen=True)
 class _JudgedCase:
-    """A verdict, and how its case came about: its features, whether it was drawn, and where it stands in the plan."""
+    """A verdict, the features of its case, whether the case was drawn, and its number in the plan (0: it is not from the plan)."""
 
     verdict: Verdict
     features: frozenset[str]
@@ -52,16 +52,19 @@ class _JudgedCase:
 
 
 def reuses_plans(law: Law, profile: str) -> bool:
-    """Whether ranks reuse in a law's first pass what they have worked out: not in laws that try what torch remembers or look on how it
-    works."""
+    """Whether ranks share sharding plans in a law's first pass. Not for laws about torch's caches, nor for those that inspect how torch
+    plans."""
     fields = [parameter.type for act in law.acts for parameter in act.all_parameters().values()]
-    looks_on = not fields or any(isinstance(field, ProgramField) and field.fresh for field in fields)
-    return os.environ.get(SHARED_PLANS) != "0" and profile != "nightly" and not looks_on
+    inspects_planning = not fields or any(isinstance(field, ProgramField) and field.fresh for field in fields)
+    return os.environ.get(SHARED_PLANS) != "0" and profile != "nightly" and not inspects_planning
 
 
 class LawRun:
-    """The cases of one law from their plan to the findings, fed within so many ``seconds``. :meth:`feed` may run while another law
-    has its turn: the verdicts that come in before :meth:`open` are kept until then. ``add`` takes a finding into the report."""
+    """Runs the cases of one law, from its plan to its findings. Cases are sent for at most ``seconds``.
+
+    :meth:`feed` may be called during the turn of an earlier law; verdicts that arrive before :meth:`begin_turn` are stored until then.
+    ``add`` adds a finding to the report.
+    """
 
     def __init__(self, run: RunState, pool: Pool, listener: Listener, add: Callable[[Finding], None], plan: Plan, seconds: float) -> None:
         self.law = plan.law
@@ -81,8 +84,8 @@ class LawRun:
         self._stop = False
         self._first_refused: _JudgedCase | None = None
         self._memory: dict[Case, Verdict] = {}
-        # what deviated, by signature or by the entry that accounts for it: of each the case that comes first in the plan, whichever
-        # was judged first: no timing changes that
+        # deviations by signature, or by the entry that accounts for them: of each the case that is first in the plan, not the one that was
+        # judged first, so that timing has no influence
         self._new_by_signature: dict[str, _JudgedCase] = {}
         self._counts: Counter[str] = Counter()
         self._expected_by_entry: dict[Entry, _JudgedCase] = {}
@@ -90,7 +93,7 @@ class LawRun:
     # The cases
 
     def feed(self) -> None:
-        """Hand the cases of the plan to the ranks, for at most its seconds; once. What goes wrong is raised by :meth:`finish`."""
+        """Send the cases of the plan to the ranks; a second call does nothing. Errors are raised by :meth:`finish`."""
         if self._fed:
             return
         self._fed = True
@@ -108,7 +111,7 @@ class LawRun:
                 self._pool.wait(lambda: self._pending < MAX_CERTIFIED_PENDING)
                 if self._lost_worlds >= MAX_CERTIFIED_LOST_WORLDS:
                     raise StopDrawing
-            if starting:  # a budget is for cases: it begins when ranks have answered the first
+            if starting:  # the budget does not include the start of the ranks: it begins with their first answer
                 self._pool.wait(lambda: not self._pending)
                 run.budget_start = time.monotonic()
                 deadline = run.budget_start + self._seconds
@@ -124,7 +127,7 @@ class LawRun:
         except StopDrawing:
             if not self._stop:
                 run.stopped_by = run.stopped_by or ("budget" if run.request.budget else None)
-        except (TorchMovedError, NoFunctionError) as error:  # an enumerator that asks torch, a control of what another torch has
+        except (TorchMovedError, NoFunctionError) as error:  # the installed torch lacks what the enumerator or the control uses
             self.result.reason = str(error)
         except Exception as error:
             self._error = error
@@ -136,18 +139,18 @@ class LawRun:
             self.result.skipped_expected += 1
             return
 
-        def done(verdict: Verdict) -> None:
+        def on_verdict(verdict: Verdict) -> None:
             self._pending -= 1
             self._lost_worlds += verdict.kind in ("crash", "hang", "divergence")
             self._record(_JudgedCase(verdict, features, is_drawn, number))
 
         self._pending += 1
-        self._pool.feed(self.law, case, done, reuse=self._reuses_plans)
+        self._pool.feed(self.law, case, on_verdict, reuse=self._reuses_plans)
 
     # The verdicts
 
     def begin_turn(self) -> None:
-        """The law's turn has come: take in what came before it."""
+        """Begin the law's turn: record the verdicts that arrived before it."""
         early, self._early_verdicts = self._early_verdicts or [], None
         for seen in early:
             self._record(seen)
@@ -197,8 +200,8 @@ class LawRun:
                 self._stop = True
 
     def _match_expectation(self, seen: _JudgedCase, reached: AbstractSet[str], at: AbstractSet[str] = frozenset(), count: int = 1) -> bool:
-        """Whether an expectation accounts for a deviation or a refusal, which is then counted; of one that was traced also by where it is
-        ``at``, as so ``many``."""
+        """Whether an expectation accounts for a deviation or a refusal, which is then counted ``count`` times. ``at`` are the places that a
+        trace gave."""
         run, result, verdict = self._run, self.result, seen.verdict
         entry = run.expectations.match(verdict.case, verdict.word, reached, verdict.error, at)
         if entry is None:
@@ -215,7 +218,7 @@ class LawRun:
     # What they come to
 
     def finish(self) -> None:
-        """Wait for every verdict, note what was expected, shrink and confirm what is new, and say how the law fared."""
+        """Wait for all verdicts, shrink and confirm the new deviations, and set the law's outcome."""
         if isinstance(self._error, WorldError):
             raise self._error
         if self._error is not None:
@@ -232,31 +235,31 @@ class LawRun:
         self.result.conclude(any(found.law == self.law.id and found.status == "new" for found in self._run.findings))
 
     def _try_control(self) -> None:
-        """Of a law of which every case was refused: its control must hold, and where it is refused too, support was lost."""
+        """Run the control of a law whose cases were all refused: if it is refused too, torch lost support."""
         control = Case.parse(self.law.control)
         (verdict,) = self._pool.judge(self.law, [control])
         self._record(_JudgedCase(verdict, features_of(control, self.law), False, self._plan.number + 1))
 
     def _try_lost_support(self) -> None:
-        """Of a law that earlier releases support wholly, the first refused case: from here on its refusals are deviations."""
+        """Run the first refused case again, of a law that earlier releases fully support. From here on its refusals are deviations."""
         assert self._first_refused is not None
         self.law = self._plan.law = self.law.unrefused()
         (verdict,) = self._pool.judge(self.law, [self._first_refused.verdict.case])
         self._record(replace(self._first_refused, verdict=verdict))
 
     def _note_error(self, message: str, text: str) -> None:
-        """Note an error of the harness; the first of a law stands for all."""
+        """Record an error of the harness; only the first of a law is kept."""
         if not any(error.law == self.law.id for error in self._run.errors):
             self._run.errors.append(HarnessFault(self.law.id, message, text))
         self.result.reason = f"an error of the harness: {message}"
 
     def add_expected_findings(self) -> None:
-        """An expected finding stands once for its entry, with the first case of the first law that met it, unshrunk."""
+        """Add one expected finding for each entry that matched, with the first case of the first law that it matched, not shrunk."""
         noted = {found.entry for found in self._run.findings}
         for entry, seen in sorted(self._expected_by_entry.items(), key=lambda item: item[1].plan_number):
             if entry.where not in noted:
                 found = Finding.from_verdict(self.law, seen.verdict, seen.verdict.case, "expected")
-                named = entry.finding or finding_id(found.signature, (*found.features, found.case.text))  # no new one's, in any order
+                named = entry.finding or finding_id(found.signature, (*found.features, found.case.text))  # never the id of a new finding
                 self._add(replace(found, id=named, note=entry.reason, number=seen.plan_number, entry=entry.where))
 
     def _is_known(self, verdict: Verdict) -> bool:
@@ -293,26 +296,26 @@ class LawRun:
             self.result.lines.append(f"and {left_over} further signatures, not shrunk")
 
     def _is_expected_after_trace(self, seen: _JudgedCase) -> bool:
-        """Whether an entry that says where accounts for all that deviates so, as a trace of the first shows."""
+        """Whether an entry with ``at`` accounts for a signature; traces its first case if there is such an entry."""
         if not self._run.expectations.needs_trace(self.law, seen.verdict):
             return False
         return self._is_expected_at(seen, trace_spots(self._pool, self.law, seen.verdict))
 
     def _is_expected_at(self, seen: _JudgedCase, at: AbstractSet[str]) -> bool:
-        """Whether an entry that says where accounts for all that deviates so, which is ``at`` these places."""
+        """Whether an entry with ``at`` accounts for a signature that was traced to these places."""
         reached = seen.features | set(seen.verdict.features)
         return self._match_expectation(seen, reached, at, self._counts[seen.verdict.signature])
 
     def _note(self, found: Finding, seen: Verdict) -> str:
-        """What is said of a finding: of one in a certified run also that the backend is known for it."""
+        """The note of a finding; in a certified run also that the backend is known to have it."""
         entry = self._run.backend_expectations.match_verdict(self.law, seen) if self._run.backend_expectations else None
         cause = f" ({entry.cause.id})" if entry and entry.cause else ""
         known = f"known of {self._run.target.name}{cause}, which excuses nothing in a certified run" if entry else ""
         return "; ".join(filter(None, (found.note, known)))
 
     def _confirm_any_deviation(self) -> None:
-        """In a certified run no verdict is left that nothing shows again: of a law without a finding each case that deviated is tried in a
-        fresh world, until one deviates there, which is a finding."""
+        """In a certified run, retry the deviating cases of a law without a finding in fresh worlds until one deviates: every deviation in
+        the certificate must reproduce."""
         run = self._run
         for seen in [one for one in self._memory.values() if one.status == "deviates" and run.verdict_words.get(one.case.text) == one.kind]:
             again = self._pool.fresh(self.law, seen.case)

@@ -1,6 +1,6 @@
-"""Cases near one that deviates: it with one departure less, and those of its law's plan that are most like it.
+"""Run cases similar to one that deviates: simpler variants of it, and the most similar cases of its law's plan.
 
-Which of them hold says which of the functions that a deviating case calls are not to blame.
+Those that hold tell which of the functions that the deviating case calls are not at fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NON_TENSOR_FIELDS = ("mesh", "steps", "seed", "world", "wrt")
 
 
 def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float = SECONDS) -> list[Verdict]:
-    """The traced verdicts of the control of a law, of a few cases near one of its cases, and of more as long as there is time."""
+    """Trace the law's control and cases similar to ``case``: one batch at least, more until ``seconds`` have passed."""
     simpler = [other for other in simpler_cases(case) if _fits_target(law, other, limits)]
     control = Case.parse(law.control)
     verdicts = [pool.fresh(law, control, traced=True)] if _fits_target(law, control, limits) else []
@@ -43,12 +43,12 @@ def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: floa
 
 
 def _fits_target(law: Law, case: Case, limits: Limits) -> bool:
-    """Whether the target has the ranks for a case."""
+    """Whether the target has enough ranks for a case."""
     return max(law.worlds(case)) <= limits.most
 
 
 def most_similar_cases(law: Law, case: Case, limits: Limits) -> list[Case]:
-    """Of the first cases of a law's plan those that have most features in common with one."""
+    """The cases, among the first of a law's plan, whose features differ least from those of ``case``."""
     found: list[Case] = []
 
     def take(other: Case, is_drawn: bool) -> None:
@@ -64,8 +64,8 @@ def most_similar_cases(law: Law, case: Case, limits: Limits) -> list[Case]:
 
 
 def simpler_cases(case: Case) -> list[Case]:
-    """A case with one departure less in each: a plainer mesh, one placement replicated, one extent that the ranks share evenly, a plainer
-    dtype, fill or memory, fewer steps, a field left out. Some of them mean nothing."""
+    """Variants of a case that are simpler in one respect: mesh, one placement, one extent (even shards), dtype, fill, memory, fewer steps,
+    or one field less. Some of them are invalid."""
     return list(dict.fromkeys(other for other in _simplify(case) if other != case))
 
 
@@ -112,7 +112,7 @@ def _simplify_placements(placements: Placements) -> Iterator[Placements]:
 
 
 def _restrict_to_mesh_dim(case: Case, dim: int, ndim: int, size: int) -> Case:
-    """A case on one dim of its mesh alone."""
+    """The case on one dim of its mesh."""
     fields = []
     for name, text in case.fields:
         spec, placements = _parse_spec(text), _parse_placements(text)

@@ -1,6 +1,6 @@
-"""Scripts are run before they are handed out: each in a process of its own, forked from one that has torch loaded, with a limit.
+"""Run each reproducer script before it is handed out, with a time limit, in a process forked from one that has torch loaded.
 
-A script is *proven* when it exits 1: it shows the fault. One that does not is no reproducer, and the finding says why.
+A script is *proven* if it exits 1, that is, if it shows the fault. Otherwise it is no reproducer, and the finding says why.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ PORT_TAKEN = "EADDRINUSE"
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """How a script ended: its exit code (negative: the signal that ended it; ``None``: it was still running at the limit), and what it
-    printed."""
+    """The exit code of a script (negative: the signal that ended it; ``None``: it still ran at the limit), and what it printed."""
 
     code: int | None
     output: str
 
     @property
     def proof(self) -> str:
-        """``proven``, or why the script shows nothing."""
+        """``proven``, or why the script does not show the fault."""
         last = next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "it printed nothing")
         match self.code:
             case 1:
@@ -46,8 +45,8 @@ class ScriptResult:
 
 
 def run_script(text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS) -> ScriptResult:
-    """Run a script, once more where somebody took a port that torch had found free. ``setup``: ``module:function`` to call first in its
-    process, with ``argument``."""
+    """Run a script, and once more if another process took the port that torch had found free. ``setup``: ``module:function`` to call in its
+    process first, with ``argument``. ``limit`` is in seconds."""
     ran = _run_script_once(text, setup, argument, limit)
     return _run_script_once(text, setup, argument, limit) if ran.code == 2 and PORT_TAKEN in ran.output else ran
 
@@ -70,12 +69,12 @@ def _run_script_once(text: str, setup: str, argument: str, limit: float) -> Scri
 
 
 def prove(text: str, limit: float = LIMIT_SECONDS) -> str:
-    """``proven``, or why a script shows nothing."""
+    """``proven``, or why a script does not show the fault."""
     return run_script(text, limit=limit).proof
 
 
 def _child_main(path: str, output: str, setup: str, argument: str) -> None:
-    """In the process of the script: what it prints goes to a file, an error of its own is no fault."""
+    """Run the script at ``path`` in this process and exit: output goes to a file, an uncaught exception exits 2."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -98,7 +97,7 @@ def _child_main(path: str, output: str, setup: str, argument: str) -> None:
 
 
 def _kill_tree(pid: int | None) -> None:
-    """End a process and all that it started."""
+    """Kill a process and its descendants."""
     import psutil
 
     if pid is None:

@@ -1,4 +1,4 @@
-"""What a run was asked for: plain data, checked, before anything starts."""
+"""The request for a run: plain data, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardlaw.conformance.run.certified_profile import check_profile_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
-DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of some where nobody asks for another number
+DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of a few unless --world-size is given
 MAX_RANKS = 4096
 MAX_WORLDS = 64
 MAX_CASE_SECONDS = 86_400.0  # seconds
@@ -20,13 +20,12 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
+    """The options of one ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
 
-    ``larger``: how many ranks few cases may have beyond ``world_size``; 0 for none.
-    ``storage`` and ``timeout`` stand for what the target says where they are ``None``. ``shard`` is ``(i, n)`` with ``1 <= i <= n``.
-    ``goes_on_chosen``: whether the run that this one goes on with tries chosen cases.
-    ``worlds`` is how many worlds of one size work side by side; ``None``: as many as help. Raises :class:`UsageError` for values that mean
-    nothing.
+    ``storage`` and ``timeout``: ``None`` means the target's. ``larger_world_size``: a few cases may have so many ranks, more than
+    ``world_size``; 0 for none. ``shard`` is ``(i, n)`` with ``1 <= i <= n``. ``worlds`` is how many worlds of one size work in parallel;
+    ``None``: as many as help. ``resumed_smoke_shares``: of a resumed run, whether the earlier one used the cases of ``smoke.txt``.
+    Raises :class:`UsageError` for invalid values.
     """
 
     laws: tuple[str, ...] = ()
@@ -86,7 +85,7 @@ class RunRequest:
         return self.profile == "smoke" and not (self.laws or self.ops or self.certify)
 
     def _check_certified(self) -> None:
-        """A certified run is the whole list, on the terms of every other one."""
+        """Refuse the options that would make a certified run differ from others of the same profile."""
         check_profile_name(self.certify)
         plain = RunRequest()
         foreign = {

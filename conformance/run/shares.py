@@ -58,7 +58,7 @@ def full_share(law: Law, profile: str, *, is_one_chapter: bool = False) -> Share
 
 def law_share(law: Law, request: RunRequest, *, is_one_chapter: bool = False) -> Share:
     """The share of a law in a run."""
-    full = full_share(law, request.profile, alone=is_one_chapter)
+    full = full_share(law, request.profile, is_one_chapter=is_one_chapter)
     return smoke_shares().get(law.id, full) if request.uses_smoke_shares else full
 
 

@@ -84,7 +84,7 @@ def test_every_fault_is_found_and_shrunk_to_its_own_minimum() -> None:
     pool = PoolOfOne(three_faults)
     plan, memory, new = first_pass(pool)
     confirmer = Confirmer(plan, pool, memory, lambda verdict: False)  # type: ignore[arg-type]
-    found = {v.check: confirmer.confirm(v, drawn=True, seconds=10.0) for v in new.values()}
+    found = {v.check: confirmer.confirm(v, is_drawn=True, seconds=10.0) for v in new.values()}
     assert sorted(found) == ["edge", "flagged", "large"]
     assert found["flagged"].case.text == "test.sum shape=5x0 flag=True"
     assert found["edge"].case.text == "test.sum shape=0x13 flag=False"
@@ -97,7 +97,7 @@ def test_what_there_is_no_time_to_shrink_is_confirmed_all_the_same() -> None:
     pool = PoolOfOne(three_faults)
     plan, memory, new = first_pass(pool)
     first = next(v for v in new.values() if v.check == "flagged")
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=0.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=0.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.case == first.case
     assert (found.minimal, found.note, found.confirmed) == (False, NOT_MINIMAL, (1, 1))
@@ -108,7 +108,7 @@ def test_shrinking_reaches_a_world_only_with_candidates_it_has_not_judged() -> N
     plan, memory, new = first_pass(pool)
     before = pool.calls
     first = next(v for v in new.values() if v.check == "flagged")
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert pool.calls - before < 100
 
@@ -118,7 +118,7 @@ def test_a_new_fault_does_not_shrink_into_a_known_one() -> None:
     plan, memory, _new = first_pass(pool)
     known = lambda verdict: verdict.case.get("flag") == "False"  # noqa: E731
     first = next(v for v in memory.values() if v.status == "deviates" and not known(v))
-    found = Confirmer(plan, pool, memory, known).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, known).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.case.text == "test.sum shape=4x0 flag=True"
 
@@ -127,7 +127,7 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
     pool = PoolOfOne(lambda case: "sticky" if case.shape()[0] == 7 else "", sticky="shape=3x")
     plan, memory, new = first_pass(pool)
     (first,) = new.values()
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert len(found.case.after) == 1
     assert found.case.after[0].get("shape").startswith("3x")
@@ -159,7 +159,7 @@ def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
     plan.feed(lambda case, _: memory.update({case: pool.judge(LAW, [case])[0]}))
     first = next(verdict for verdict in memory.values() if verdict.check == "flagged")
     before = pool.calls
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.minimal
     assert found.case.text == "test.sum shape=5x0 flag=True"
@@ -180,7 +180,7 @@ def test_what_does_not_repeat_is_no_finding() -> None:
     pool = PoolOfOne(three_faults)
     plan, memory, new = first_pass(pool)
     quiet = PoolOfOne(lambda case: "")
-    assert Confirmer(plan, quiet, memory, lambda v: False).confirm(next(iter(new.values())), drawn=True, seconds=10.0) is None  # type: ignore[arg-type]
+    assert Confirmer(plan, quiet, memory, lambda v: False).confirm(next(iter(new.values())), is_drawn=True, seconds=10.0) is None  # type: ignore[arg-type]
 
 
 def test_one_seed_draws_one_list_and_two_seeds_draw_two() -> None:
