@@ -1,4 +1,4 @@
-"""The report of a run as it stands: one line for each law, finding and expectation."""
+"""Build the report of a run: one line for each law, finding and expectation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.entry import Entry
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
-# by a finding's id its reproducer, what is to be noted, and whether the script is proven
+# by a finding's id: its reproducer, its note, and whether the script is proven
 Scripts = Mapping[str, tuple[str | None, str, str]]
 
 
 def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
-    """The report of a run as it stands. ``scripts`` gives what is known of the findings' scripts."""
+    """The report of a run so far; with an ``exit_code`` the run has ended."""
     import torch
 
     from shardlaw.conformance.law.features.features import missing

@@ -1,9 +1,8 @@
-"""Two reports side by side, as data.
+"""Compare two reports; the result is plain data.
 
-Findings belong together by id, then by the text of their case, then by signature: of one fault a busy machine may find another smallest
-case. Expected ones also belong together by the entry that accounts for them, whose example may be another case each time. The second
-report is the one that is judged: the comparison ends with 1 where it says anything worse, and with 2 where the two were not asked the
-same: other laws, or other expectations on the same torch and target.
+Findings are paired by id, then by the text of their case, then by signature, since on a busy machine shrinking may end at another case.
+Expected findings are also paired by their entry, whose example may differ. The exit code is 1 if the second report is worse in any way, and
+2 if the two runs had different requests: other laws, or other expectations on the same torch and target.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import msgspec
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_report
 
 SCHEMA = 1
-SPEAKS = ("held", "expected", "stale", "deviates")
 
 
 class Side(msgspec.Struct, kw_only=True):
-    """One of the two reports, in short."""
+    """A summary of one of the two reports."""
 
     path: str
     target: str
@@ -55,7 +53,7 @@ class ChangedFinding(msgspec.Struct, kw_only=True):
 
 
 class ChangedLaw(msgspec.Struct, kw_only=True):
-    """A law whose outcome is another; ``reason`` says why the second report says nothing of it."""
+    """A law with different outcomes; ``reason`` says why it is untested in the second report."""
 
     id: str
     first: str
@@ -64,7 +62,7 @@ class ChangedLaw(msgspec.Struct, kw_only=True):
 
 
 class ChangedCase(msgspec.Struct, kw_only=True):
-    """A case with another verdict: ``held``, ``refused``, ``rejected`` or the kind of its deviation."""
+    """A case with different verdicts: ``held``, ``refused``, ``rejected`` or the kind of a deviation."""
 
     text: str
     first: str
@@ -91,7 +89,7 @@ class Features(msgspec.Struct, kw_only=True):
 
 
 class ChangedRefusal(msgspec.Struct, kw_only=True):
-    """A refusal that only one of the two reports has: of which law, in which words (without numbers and names), of how many cases."""
+    """A refusal in only one of the two reports: its law, its text without numbers and names, and how many cases it has."""
 
     law: str
     text: str
@@ -99,14 +97,14 @@ class ChangedRefusal(msgspec.Struct, kw_only=True):
 
 
 class Refusals(msgspec.Struct, kw_only=True):
-    """``new``: what the second report refuses and the first did not; ``gone``: what is refused no longer. Of laws that both judged."""
+    """``new`` are only in the second report, ``gone`` only in the first. Of laws that both reports judged."""
 
     new: list[ChangedRefusal]
     gone: list[ChangedRefusal]
 
 
 class Cases(msgspec.Struct, kw_only=True):
-    """The cases that were judged, as far as both reports list them."""
+    """How the judged cases of the two reports overlap."""
 
     both: int
     only_first: list[str]
@@ -115,22 +113,22 @@ class Cases(msgspec.Struct, kw_only=True):
 
 
 class KnownCause(msgspec.Struct, kw_only=True):
-    """A known cause: its id, and what it does."""
+    """A known cause: its id and title."""
 
     id: str
     title: str
 
 
 class Causes(msgspec.Struct, kw_only=True):
-    """Known causes that only one of the two reports met, of laws that both judged: ``mended`` the first, ``came`` the second."""
+    """Known causes that occur in only one of the reports: ``mended`` in the first, ``came`` in the second. Of laws that both judged."""
 
     mended: list[KnownCause]
     came: list[KnownCause]
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """Two reports side by side. ``differs`` holds, by its name, what the runs themselves have not in common; ``worse`` says in words why
-    ``exit`` is 1, ``apart`` why it is 2. ``cases`` is null where a report lists none."""
+    """The comparison of two reports. ``differs`` holds, by name, the settings in which the runs differ; ``worse`` says why ``exit`` is 1,
+    ``apart`` why it is 2. ``cases`` is null if one of the reports has no ``cases.txt``."""
 
     schema: int = SCHEMA
     first: Side
@@ -148,7 +146,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 
 def compare_reports(first: Path, second: Path) -> Comparison:
-    """The comparison of two reports, each a folder or its ``report.json``. Raises :class:`UsageError`."""
+    """Compare two reports, each a folder or its ``report.json``. Raises :class:`UsageError`."""
     old, new = read_report(first), read_report(second)
     findings = _compare_findings(old, new)
     laws = _compare_laws(old, new)
@@ -186,9 +184,9 @@ def _make_side(path: Path, report: RunReport) -> Side:
 
 
 def _compare_runs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
-    """What the two runs were given that is not the same."""
+    """The settings in which two runs differ."""
 
-    def given(report: RunReport) -> dict[str, Any]:
+    def settings(report: RunReport) -> dict[str, Any]:
         target = report.target
         named = {name: getattr(target, name) for name in ("torch", "device", "backend", "storage", "cannot", "python")}
         return {
@@ -203,7 +201,7 @@ def _compare_runs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
             "expectations": len(report.expectations),
         }
 
-    before, after = given(old), given(new)
+    before, after = settings(old), settings(new)
     return {name: [before[name], after[name]] for name in before if before[name] != after[name]}
 
 
@@ -218,7 +216,7 @@ def _compare_findings(old: RunReport, new: RunReport) -> Findings:
 
 
 def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
-    # of a known fault any case is an example, and its words are those of that case
+    # a known fault may be shown by another case, whose message differs
     known = before.status == after.status == "expected" and before.text != after.text
     return ("kind", "status") if known else ("kind", "status", "message")
 
@@ -232,7 +230,7 @@ def _found_line(found: FindingLine) -> FoundLine:
 def _pair_findings(
     old: Sequence[FindingLine], new: Sequence[FindingLine]
 ) -> tuple[list[tuple[FindingLine, FindingLine]], list[FindingLine], list[FindingLine]]:
-    """The findings that belong together, those of the first report alone, and those of the second alone."""
+    """Pair the findings of two reports. Returns the pairs, the findings of the first only, and those of the second only."""
     gone, came = list(old), list(new)
     pairs: list[tuple[FindingLine, FindingLine]] = []
     keys: tuple[Callable[[FindingLine], object], ...] = (
@@ -259,7 +257,7 @@ def _pair_findings(
 
 
 def _causes_only_in(report: RunReport, other: RunReport) -> list[KnownCause]:
-    """The causes that one report met and the other did not, though it tried a case of theirs or does not expect them any more."""
+    """The causes that occurred in one report and not in the other, which tried a case of theirs or no longer expects them."""
     judged = {law.id for law in other.laws if law.cases}
     lines_by_cause: dict[str, list[ExpectationLine]] = {}
     for line in other.expectations:
@@ -288,7 +286,7 @@ def _compare_laws(old: RunReport, new: RunReport) -> Laws:
 
 
 def _refusals_only_in(report: RunReport, other: RunReport) -> list[ChangedRefusal]:
-    """The refusals of one report that the other does not have, of laws that both judged."""
+    """The refusals that one report has and the other lacks, of laws that both judged."""
     judged = {law.id: law.refusals for law in other.laws if law.cases}
     return [
         ChangedRefusal(law=law.id, text=text, cases=count)
@@ -300,7 +298,7 @@ def _refusals_only_in(report: RunReport, other: RunReport) -> list[ChangedRefusa
 
 
 def _regressions(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases: Cases | None) -> list[str]:
-    """In words what is worse in the second report: nothing that it expects, and nothing that its target says it cannot do."""
+    """Say what is worse in the second report; what it expects, or its target declares missing, is not."""
     cannot = set(new.target.cannot) - set(old.target.cannot)
     came = [found for found in findings.new if found.status == "new"]
     turned = [pair for pair in findings.changed if pair.second.status == "new" and ("kind" in pair.changed or "status" in pair.changed)]
@@ -321,15 +319,15 @@ def _regressions(old: RunReport, new: RunReport, findings: Findings, laws: Laws,
 
 
 def _request_differences(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
-    """In words why the two do not answer the same request."""
+    """Say in what the requests of the two runs differ."""
     apart = [
         _count_text(len(laws.only_first), "law in the first only", "laws in the first only"),
         _count_text(len(laws.only_second), "law in the second only", "laws in the second only"),
     ]
     if (old.target.torch, old.target.name) == (new.target.torch, new.target.name) and not any(apart):
         before, after = len(old.expectations), len(new.expectations)
-        nothing = "first" if not before else "second" if not after else ""
-        why = f" (the {nothing} was told to expect nothing: --no-expect)" if nothing else ""
+        empty = "first" if not before else "second" if not after else ""
+        why = f" (the {empty} was told to expect nothing: --no-expect)" if empty else ""
         apart.append(f"{before} expectations in the first, {after} in the second{why}" if before != after else "")
     return [words for words in apart if words]
 
@@ -339,7 +337,7 @@ def _count_text(number: int, one: str, many: str | None = None) -> str:
 
 
 def _read_verdicts(path: Path) -> dict[str, str] | None:
-    """By the text of each judged case what was said of it; ``None`` where there is no list."""
+    """The verdicts in ``cases.txt`` by case text; ``None`` if the file is missing."""
     folder = path if os.path.isdir(path) else path.parent
     try:
         lines = (folder / "cases.txt").read_text("utf-8").splitlines()

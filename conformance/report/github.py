@@ -1,4 +1,4 @@
-"""What a run says to GitHub where it runs there: an annotation for each new finding, and ``report.md`` as the summary of the step."""
+"""Output for GitHub Actions: an annotation for each new finding, and ``report.md`` as the step's summary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardlaw.conformance.report.run_report import FindingLine, RunReport
 
 
 def error_lines(report: RunReport, folder: Path) -> list[str]:
-    """One ``::error`` line for each new finding, with the file that shows it."""
+    """An ``::error`` line for each new finding, with its reproducer or its file."""
     return [_annotation(found, folder) for found in report.new()]
 
 
@@ -31,7 +31,7 @@ def _escape_property(text: str) -> str:
 
 
 def annotate(report: RunReport, folder: Path, file: IO[str] | None = None) -> None:
-    """Print the annotations where ``GITHUB_ACTIONS`` is set, and add ``report.md`` to the file that ``GITHUB_STEP_SUMMARY`` names."""
+    """Print the annotations if ``GITHUB_ACTIONS`` is set, and append ``report.md`` to the file that ``GITHUB_STEP_SUMMARY`` names."""
     out = file or sys.stdout
     if os.environ.get("GITHUB_ACTIONS"):
         for line in error_lines(report, folder):

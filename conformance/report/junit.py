@@ -1,4 +1,4 @@
-"""``junit.xml``: one test case a law, for the machines that read such files."""
+"""``junit.xml``: one test case for each law, for CI systems."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 from shardlaw.conformance.report.run_report import FindingLine, RunReport
 
-# what XML 1.0 cannot hold, escaped or not
+# characters that XML 1.0 forbids, escaped or not
 UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_junit(report: RunReport) -> str:
-    """The file's text. A law fails for its new findings (under ``--strict`` also when it is stale), is an xfail where it deviates as known,
-    and is skipped when untested. Of a run that goes on there are the laws that have had their turn."""
+    """The text of the file. A law with new findings fails (under ``--strict`` also a stale one), one with only expected findings is an
+    xfail, an untested one is skipped. While the run goes on, only the laws that had their turn are listed."""
     suites = ElementTree.Element("testsuites")
     laws = [law for law in report.laws if report.exit is not None or law.outcome != "untested" or law.reason]
     counts = {outcome: sum(law.outcome == outcome for law in laws) for outcome in ("deviates", "untested", "stale", "expected")}

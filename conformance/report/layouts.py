@@ -1,7 +1,7 @@
-"""Which rank holds what of a case's tensors, as small pictures: every element in the colours of the ranks that hold it.
+"""Small pictures of the layouts of a case's tensors: every element in the colours of the ranks that hold it.
 
-A tensor of more than two dims is drawn as one of two: what stands before its last dim goes down. Elements beside one another that the same
-ranks hold are one area.
+A tensor of more than two dims is drawn as two-dimensional: all dims but the last are flattened into rows. Neighbouring elements with the
+same ranks form one area.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError, Shape, format_shape
 from shardlaw.reference.placement import format_placements, parse_placements
 
-# told apart by people who see few colours, and light enough for dark letters
+# distinguishable for the colour-blind, and light enough for dark text
 COLOURS = ("#8ec7ff", "#ffc27a", "#a5e0a0", "#f5a8c8", "#d3b8f5", "#f4e37a", "#8fe0dc", "#d8c3a5")
-MAX_EXTENT = 16  # rows and columns that are drawn
+MAX_EXTENT = 16  # rows or columns; a larger tensor is not drawn
 MAX_NAMED_RANKS = 6
 CELL = 16
 MAX_CELL = 54
@@ -28,7 +28,7 @@ LETTER = 6.8
 
 @dataclass(frozen=True)
 class Stripe:
-    """A part of an area: the colour of one rank. Lengths are in pixels."""
+    """The part of an area in the colour of one rank. Lengths are in pixels."""
 
     x: float
     y: int
@@ -39,7 +39,7 @@ class Stripe:
 
 @dataclass(frozen=True)
 class Area:
-    """Elements that the same ranks hold: where their ranks are named, and how."""
+    """The label of an area: its position in pixels, its text, and the full list of ranks as ``title``."""
 
     x: float
     y: float
@@ -49,7 +49,7 @@ class Area:
 
 @dataclass(frozen=True)
 class LayoutPicture:
-    """Who holds what of one tensor, ready to be drawn; ``lines`` is the path of the lines between elements."""
+    """The layout of one tensor, ready to be drawn. ``lines`` is the SVG path of the lines between elements."""
 
     name: str
     title: str
@@ -63,8 +63,8 @@ class LayoutPicture:
 
 
 def draw_layouts(case: Mapping[str, Any]) -> tuple[LayoutPicture, ...]:
-    """The layouts of a case in JSON: of its tensors, and of the first of them where it goes ``to``."""
-    from shardlaw.reference.tensors import TensorSpec  # loads torch, and colours need none
+    """Draw the layouts of a case in JSON: of its tensors, and of the first tensor redistributed to the placements in ``to``."""
+    from shardlaw.reference.tensors import TensorSpec  # loads torch, which COLOURS do not need
 
     fields = case.get("fields")
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()) or "mesh" not in fields:
@@ -117,7 +117,7 @@ def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
 
 
 def _ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
-    """By row and column the ranks that hold an element, in order."""
+    """The ranks that hold each element, in ascending order, by row and column."""
     ranks_at: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
     for rank, coord in sorted((layout.mesh.rank_at(coord), coord) for coord in layout.mesh.coords()):
         *leading, last = layout.owned(coord) or ((0,),)
@@ -131,7 +131,7 @@ def _ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tupl
 
 
 def _merge_areas(ranks_by_element: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
-    """Rectangles of elements with the same holders: left, top, width, height, ranks."""
+    """Yield rectangles of elements with the same ranks: left, top, width, height, ranks."""
     open_: dict[tuple[int, int, tuple[int, ...]], int] = {}
     for row, line in enumerate([*ranks_by_element, []]):
         runs: list[tuple[int, int, tuple[int, ...]]] = []
@@ -148,5 +148,5 @@ def _merge_areas(ranks_by_element: Sequence[Sequence[tuple[int, ...]]]) -> Itera
 
 
 def _rank_label(ranks: Sequence[int]) -> str:
-    """The ranks of an area, as many as are readable."""
+    """The label of an area: its ranks, or how many they are."""
     return ",".join(map(str, ranks)) if len(ranks) <= MAX_NAMED_RANKS else f"{len(ranks)} ranks"

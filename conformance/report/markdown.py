@@ -1,4 +1,4 @@
-"""``report.md``: one screen, to paste into an issue or a chat."""
+"""``report.md``: a report of one screen, to paste into an issue or a chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANY_FEATURES = 60
 
 
 def render_markdown(report: RunReport, folder: Path) -> str:
-    """The file's text; ``folder`` is where the report lies, as the reader would call it."""
+    """The text of the file; ``folder`` is the report's folder as the text shall name it."""
     target, totals = report.target, report.totals
     lines = [
         f"# shardlaw {report.harness} on {target.name}: {headline(report)}",
@@ -68,7 +68,7 @@ def render_markdown(report: RunReport, folder: Path) -> str:
 
 
 def headline(report: RunReport) -> str:
-    """The run in half a line: what was found, or what the exit code means."""
+    """The result in half a line: what was found, or what the exit code means."""
     if report.exit is None:
         return "not finished"
     new = report.totals.new
@@ -82,7 +82,7 @@ def headline(report: RunReport) -> str:
 
 
 def common_lines(report: RunReport) -> list[str]:
-    """Where there are several new findings: which one to look at first, and the features that the smallest cases of all of them have."""
+    """For several new findings: which one to look at first, and the features that all of them share."""
     new = report.new()
     if len(new) < 2:
         return []
@@ -94,13 +94,13 @@ def common_lines(report: RunReport) -> list[str]:
 
 
 def missing_features(report: RunReport, count: int) -> str:
-    """The features that no case had, by name where they are few: a run of some laws misses most."""
+    """The features that no case had: listed if they are few, else counted, since a run of some laws misses most."""
     names = report.features_missing
     return count_and_list(names, count, "features") if len(names) <= MANY_FEATURES else f"{len(names)} features, listed in report.json"
 
 
 def declared_lines(report: RunReport) -> list[str]:
-    """What the target says it cannot do: a line for each word, with the laws that it leaves untested, and whether it works all the same."""
+    """A line for each capability that the target declares missing: the laws left untested, and whether it works nevertheless."""
     lines = []
     for word, laws in report.declared().items():
         untested = count_and_list(laws, 3, "law untested" if len(laws) == 1 else "laws untested") if laws else "no law of this run needs it"
@@ -111,7 +111,7 @@ def declared_lines(report: RunReport) -> list[str]:
 
 
 def count_and_list(names: list[str], count: int, what: str) -> str:
-    """``12 features: a, b, ...``"""
+    """A count and the first ``count`` names: ``12 features: a, b, ...``."""
     return f"{len(names)} {what if len(names) != 1 else what.removesuffix('s')}: {', '.join(names[:count])}{', ...' * (len(names) > count)}"
 
 
@@ -126,7 +126,7 @@ def _finding_lines(at: int, found: FindingLine, folder: Path) -> list[str]:
 
 
 def _escape_line(text: str) -> str:
-    """One line that Markdown takes as it is."""
+    """The text on one line, cut at 300 characters, with Markdown's special characters escaped."""
     line = " ".join(text.split())
     line = line if len(line) <= 300 else f"{line[:297]}..."
     return "".join(f"\\{char}" if char in "\\`*_<>[]|" else char for char in line)

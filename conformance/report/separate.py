@@ -1,7 +1,7 @@
-"""The fewest features and fields that part what deviates from what holds: the cases of a run are the data.
+"""Find the fewest features and field values that separate the cases that deviate from those that hold.
 
-A run writes every case that it judged into ``cases.txt``. Of a finding they tell which of its features matter: those without which cases
-hold. ``shardlaw expect update`` names these and no others, so that an entry accounts for the next example of the same fault too.
+The data are the judged cases of a run, in ``cases.txt``. They tell which features of a finding matter: those without which cases hold.
+``shardlaw expect update`` writes only these into an entry, so that it also matches the next case of the same fault.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-# what ranks alone can tell: the text of a case does not have it
+# features that only ranks report: they do not follow from the text of a case
 RANK_FEATURES = ("op:", "derived")
-# what tells little of a cause: named only where nothing else parts
+# features that say little about a cause: used only if nothing else separates
 LAST_FEATURES = ("world:",)
 MAX_NAMES = 3
-MAX_HOLDING_PART = 6  # less than an entry may match that holds
-NAME_COST, WORD_COST, LAST_COST = 0.05, 0.02, 0.1  # what one more name, one that is a word of a field, one that tells little must gain
+MAX_HOLDING_PART = 6  # at most 1 / 6 of a law's cases may match and hold: less than an expectation allows
+NAME_COST, WORD_COST, LAST_COST = 0.05, 0.02, 0.1  # by how much one more name, a NAME=WORD, a feature of LAST_FEATURES must raise the score
 
 
 @dataclass(frozen=True)
 class JudgedCase:
-    """A case that a run judged: ``held``, ``refused`` or the kind of its deviation, and what its text tells: its features, and what its
-    fields say in one word (``NAME=WORD``)."""
+    """A case that a run judged: its verdict (``held``, ``refused`` or the kind of deviation), its features, and its fields that have one
+    word (``NAME=WORD``)."""
 
     verdict: str
     features: frozenset[str]
 
 
 class CaseTable:
-    """The cases of one law, as sets of bits: which have a feature, and which deviate how."""
+    """The cases of one law, as bit sets: by feature, and by verdict."""
 
     def __init__(self, cases: Sequence[JudgedCase]) -> None:
         self.total = len(cases)
@@ -42,19 +42,19 @@ class CaseTable:
                 self._with_feature[name] |= 1 << at
 
     def count_cases(self, names: Iterable[str], kind: str) -> tuple[int, int, int]:
-        """Of the cases with all these features and words how many deviate so and how many do not, and how many of all deviate so."""
+        """How many cases with all ``names`` deviate with this kind, how many with all ``names`` do not, and how many of all cases do."""
         reached, wrong = (1 << self.total) - 1, self._with_verdict.get(kind, 0)
         for name in names:
             reached &= self._with_feature.get(name, 0)
         return (reached & wrong).bit_count(), (reached & ~wrong).bit_count(), wrong.bit_count()
 
     def allows(self, names: Iterable[str], kind: str) -> bool:
-        """Whether few of the cases with all these features and words do not deviate so."""
+        """Whether few cases with all ``names`` do not deviate with this kind."""
         return self.count_cases(names, kind)[1] <= self.total // MAX_HOLDING_PART
 
 
 def read_tables(path: Path) -> dict[str, CaseTable]:
-    """By law, the cases that a file of cases lists; nothing where it cannot be read, or is of other laws than these."""
+    """Read a ``cases.txt`` into a table for each law; empty if the file cannot be read or parsed."""
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.condition import facts
     from shardlaw.conformance.law.features.features import features_of
@@ -74,9 +74,11 @@ def read_tables(path: Path) -> dict[str, CaseTable]:
 
 
 def separating_features(features: Sequence[str], kind: str, table: CaseTable) -> list[tuple[str, ...]]:
-    """The choices of at most three of these features and words that part best what deviates so from what does not, the best first: most of
-    the cases with them deviate, and most of those that deviate have them. One more name has to gain something, for what fits the cases of
-    one run to the last does not fit those of the next. None where nothing parts, or no cases tell."""
+    """The combinations of at most three names that best separate the cases with this kind from the others, best first.
+
+    The score is the F1 score (most cases with the names deviate, most deviating cases have the names) minus a cost for each name, which
+    prevents overfitting to the cases of one run. Empty if nothing separates, or there are too few cases.
+    """
     names = [name for name in features if not name.startswith(RANK_FEATURES)]
     scored = []
     for chosen in (chosen for size in range(MAX_NAMES + 1) for chosen in combinations(names, size)):
@@ -89,13 +91,13 @@ def separating_features(features: Sequence[str], kind: str, table: CaseTable) ->
 
 
 def law_patterns(law: str) -> list[str]:
-    """The patterns that an entry of a finding may have, the narrowest first: its law, all variants of this, the chapter, everything."""
+    """The law patterns for the entry of a finding, narrowest first: the law, all its variants, the chapter, everything."""
     name, chapter = law.partition("[")[0], law.partition(".")[0]
     return [law, *([name] if name != law else []), f"{chapter}.*", "*"]
 
 
 def is_allowed(pattern: str, names: Sequence[str], kind: str, tables: Mapping[str, CaseTable]) -> bool:
-    """Whether in each of the laws that a pattern selects few cases with these features and words do not deviate so."""
+    """Whether the names are allowed (:meth:`CaseTable.allows`) in each law that a pattern selects."""
     from shardlaw.conformance.law.selection import matches
 
     return all(table.allows(names, kind) for law, table in tables.items() if matches(pattern, law))
