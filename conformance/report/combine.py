@@ -1,5 +1,6 @@
-"""What several reports of one request come to together: shards, or a run and that which went on with it. Counts are added up; what follows
-from them (stale and too wide expectations) is worked out again.
+"""Combine the reports of one request: of its shards, or of a run and the one that resumed it.
+
+Counts are added up; which expectations are stale or too wide is decided again from the sums.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from shardlaw.conformance.run.shares import smoke_shares as chosen_laws
 def sum_expectations(
     groups: Sequence[Sequence[ExpectationLine]], laws: Sequence[LawLine], chosen: bool
 ) -> tuple[Expectations, list[ExpectationLine], list[str]]:
-    """The expectations, ``groups`` of whose lines are of one each, with what was counted of all; their lines; and what is to be said of
-    those that match too much. ``laws`` are those of the whole, which tried ``chosen`` cases or all."""
+    """Sum the counts of expectations: each of ``groups`` has the lines of one of them in all reports. Returns the expectations, a line for
+    each, and the warnings of those that are too wide. ``laws`` are the combined ones; ``chosen``: they tried the cases of ``smoke.txt``."""
     entries = [_sum_entry(lines) for lines in groups]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen_laws() if chosen else ())
     too_wide = {found.entry: str(found) for found in known.too_wide()}
@@ -29,7 +30,7 @@ def sum_expectations(
 
 
 def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
-    """One expectation in all reports, with what all of them counted."""
+    """The entry of one expectation with the sums of its counts."""
     first = lines[0]
     matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
     where, _, number = first.where.rpartition(":")
@@ -67,7 +68,7 @@ def _expectation_line(entry: Entry, line: ExpectationLine, known: Expectations, 
 
 
 def other_warnings(reports: Sequence[RunReport]) -> Iterator[str]:
-    """What reports warned of, without entries that match too much: of those the whole tells."""
+    """The warnings of the reports, except those of too wide entries, which are decided from the sums."""
     wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
     yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
 

@@ -1,4 +1,4 @@
-"""What ``shardlaw compare`` shows to people."""
+"""Print a comparison of two reports (``shardlaw compare``)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _print_heading(out: Console, text: str) -> None:
 
 
 def _print_findings(out: Console, title: str, findings: Sequence[FoundLine], style: str) -> None:
-    """The findings of one report alone; of those that somebody expects a few, behind the others."""
+    """Print the findings of one report only: all new ones, then a few of the expected."""
     if not findings:
         return
     known = [found for found in findings if found.status == "expected"]

@@ -1,4 +1,4 @@
-"""Where ranks wait: the place in the stacks that they wrote down while they hung."""
+"""Find where hung ranks wait, from the stacks that they dumped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = os.path.join(str(Path(__file__).resolve().parents[1]), "")
 
 
 def wait_place(stack: str) -> str:
-    """Where the main thread of a rank is, in half a line: the call that it waits in, and the line that made it."""
+    """Describe where the main thread of a rank waits: the function, and the line outside torch that called it."""
     frames = [match for thread in re.split(r"\n\s*\n", stack)[-1:] for match in FRAME.finditer(thread)]  # innermost first
     inside = next((at for at, frame in enumerate(frames) if "torch" in Path(frame["file"]).parts), None)
     if inside is None:
@@ -27,7 +27,7 @@ def _format_frame(frame: re.Match[str]) -> str:
 
 
 def describe_waits(ranks: Iterable[Mapping[str, object]]) -> list[str]:
-    """For ranks that did not answer where they wait, those of one place together; ``ranks`` as a finding's file has them."""
+    """A line for each place where silent or crashed ranks wait. ``ranks`` are the answers in a finding's file."""
     places: dict[str, list[str]] = {}
     for answer in ranks:
         if answer.get("outcome") in ("silent", "crashed") and (found := wait_place(str(answer.get("stack") or ""))):

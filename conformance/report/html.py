@@ -1,6 +1,7 @@
-"""``report.html``: one file that holds everything a run has to say, to read in a browser.
+"""``report.html``: the whole report as one page.
 
-It fetches nothing. One script, whose hash the page's policy names, searches, filters and copies; without it everything is there to read.
+It loads nothing. Its one script, allowed by hash in the page's content security policy, searches, filters and copies; without scripts the
+page is still complete.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 SHADES = 4
 SHOWN_FEATURES = 10
 MAPPED_FEATURES = 24
-MAX_SCRIPT_CHARS = 300_000  # characters of scripts that a page holds; of the others it has the links
+MAX_SCRIPT_CHARS = 300_000  # of all reproducer scripts in a page; the others are only linked
 SILENT = ("wrong-value", "wrong-layout", "wrong-metadata")
 
 
 @dataclass(frozen=True)
 class FindingView:
-    """A finding as the page shows it; ``after`` holds the texts of the cases that its world must have served before."""
+    """A finding as the page shows it; ``after`` are the texts of the cases in its history."""
 
     anchor: str
     id: str
@@ -62,14 +63,17 @@ class FindingView:
 
     @property
     def loud(self) -> str:
-        """Whether somebody who meets it is told."""
+        """``silent`` or ``loud``: whether a user notices the deviation."""
         return "silent" if self.kind in SILENT else "loud"
 
 
 @dataclass(frozen=True)
 class LawRow:
-    """One law: the features of its cases that deviate, those first of whose cases the largest share does; ``first``: of its chapter;
-    ``finding``: the anchor of what deviates, where there is one."""
+    """A row of the table of laws.
+
+    ``features`` are those of the deviating cases (name, deviating, all, shade), largest share first. ``first``: the law is the first of its
+    chapter. ``finding``: the anchor of its finding, or empty.
+    """
 
     law: LawLine
     features: tuple[tuple[str, int, int, int], ...]
@@ -79,7 +83,7 @@ class LawRow:
 
 @dataclass(frozen=True)
 class FindingGroup:
-    """New findings of one cause, or expected ones of one reason."""
+    """The new findings of one cause, or the expected findings of one reason."""
 
     anchor: str
     title: str
@@ -100,15 +104,15 @@ class FindingGroup:
 
 @dataclass(frozen=True)
 class MapRow:
-    """A chapter: of each mapped feature how many cases deviate, of how many, and how dark to draw that, 0 to 4."""
+    """A chapter in the map: for each feature its name, how many cases deviate, how many have it, and the shade, 0 to 4."""
 
     chapter: str
     cells: tuple[tuple[str, int, int, int], ...]
 
 
 def render_html(report: RunReport, folder: Path, since: Comparison | None = None, shown_folder: str = "") -> str:
-    """The page; ``folder`` is where the report lies, whose findings it shows, ``called`` so in what it offers to be run (as ``folder``,
-    unless it is given). ``since``: the comparison with an earlier report."""
+    """Render the page. ``folder`` is the report's folder, from which findings and scripts are read; ``shown_folder`` is its name in the
+    commands on the page (default: ``folder``). ``since``: the comparison with an earlier report."""
     clauses = {law.id: (law.clause, law.source) for law in report.laws}
     shown = [_finding_view(found, clauses, folder, shown_folder or str(folder)) for found in report.findings]
     by_id = {one.id: one for one in shown}
@@ -170,11 +174,11 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
 
 
 def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path, shown_folder: str) -> FindingView:
-    # a page of somebody else's report must not lead to, or hold, any other file
+    # the report may come from somebody else: link and include only files of findings
     script = found.reproducer or ""
     script = script if re.fullmatch(r"findings/[0-9a-f]{8}\.py", script) else ""
     named = re.fullmatch(r"[0-9a-f]{8}", found.id)
-    # what every rank of a known one said stands in its file: there may be hundreds of them
+    # the answers of expected findings, of which there may be hundreds, stay in their files
     ranks = group_answers(_read_answers(folder / "findings" / f"{found.id}.json")) if named and found.status == "new" else []
     return FindingView(
         anchor=f"finding-{found.id}",
@@ -211,7 +215,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_answers(path: Path) -> Sequence[Mapping[str, Any]]:
-    """What every rank said, from a finding's file; nothing where there is none."""
+    """Read the ranks' answers from a finding's file; empty if it cannot be read."""
     try:
         data = msgspec.json.decode(path.read_bytes())
         ranks = data["ranks"]
@@ -231,37 +235,37 @@ def _history_texts(case: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _add_scripts(causes: Sequence[FindingGroup], folder: Path) -> list[FindingGroup]:
-    """The causes with the scripts of their findings, the first of each cause first, as many as a page may hold."""
-    room = MAX_SCRIPT_CHARS
+    """Add script texts to the findings, up to ``MAX_SCRIPT_CHARS``: first to the first finding of each cause, then to the others."""
+    remaining = MAX_SCRIPT_CHARS
     texts: dict[str, str] = {}
     for found in [*(cause.findings[0] for cause in causes), *(found for cause in causes for found in cause.findings[1:])]:
         text = _read_text(folder / found.script) if found.script else ""
-        if len(text) <= room:
+        if len(text) <= remaining:
             texts[found.id] = text
-            room -= len(text)
+            remaining -= len(text)
     return [replace(cause, findings=tuple(replace(one, script_text=texts.get(one.id, "")) for one in cause.findings)) for cause in causes]
 
 
 def _law_rows(laws: Sequence[LawLine], causes: Sequence[FindingGroup], expected: Sequence[FindingGroup]) -> list[LawRow]:
-    """The laws, those of a chapter together, each with where its deviations are told: a finding of its own, else what is known of them."""
+    """The rows of laws, grouped by chapter. A law with deviations links to a finding of its own, or to the expected group of a reason."""
     chapters: dict[str, list[LawLine]] = {}
     for law in laws:
         chapters.setdefault(law.chapter, []).append(law)
     own = {found.law: found.anchor for group in [*expected, *causes] for found in reversed(group.findings)}
     known = {group.title: group.anchor for group in expected}
 
-    def told(law: LawLine) -> str:
+    def anchor(law: LawLine) -> str:
         return own.get(law.id) or next((known[reason] for reason in law.reasons if reason in known), "")
 
     return [
-        LawRow(law, _deviating_features(law), at == 0, told(law) if law.wrong else "")
+        LawRow(law, _deviating_features(law), at == 0, anchor(law) if law.wrong else "")
         for members in chapters.values()
         for at, law in enumerate(members)
     ]
 
 
 def _filter_choices(report: RunReport, shown: Sequence[FindingView], rows: Sequence[LawRow]) -> dict[str, list[str]]:
-    """By what a page is filtered, and the values that each may have."""
+    """The filters of the page with their values."""
     features = {name for one in shown for name in one.features} | {name for row in rows for name in row.law.deviating}
     return {
         "chapter": list(report.chapters()),
@@ -273,7 +277,7 @@ def _filter_choices(report: RunReport, shown: Sequence[FindingView], rows: Seque
 
 
 def _feature_map(laws: Sequence[LawLine]) -> tuple[list[str], list[MapRow]]:
-    """The features that most deviating cases have, and for each chapter with such cases its row. Which op ran is no feature here."""
+    """The most frequent features of deviating cases, without ``op:``, and a row for each chapter that has deviating cases."""
     wrong: dict[str, Counter[str]] = {}
     reached: dict[str, Counter[str]] = {}
     for law in laws:
@@ -290,19 +294,19 @@ def _feature_map(laws: Sequence[LawLine]) -> tuple[list[str], list[MapRow]]:
 
 
 def _shade(count: int, of: int) -> int:
-    """How dark a share is drawn: 0 for none, to ``SHADES``."""
+    """The shade for a share: 0 for none, up to ``SHADES``."""
     return min(SHADES, 1 + int(SHADES * count / max(of, 1))) if count else 0
 
 
 def _deviating_features(law: LawLine) -> tuple[tuple[str, int, int, int], ...]:
-    """Of a law with cases that deviate the features of these: how many deviate, of how many, and how dark to draw that, 1 to 4."""
+    """The features of a law's deviating cases: name, how many deviate, how many have it, and the shade, 1 to 4."""
     found = [(name, count, law.features.get(name, count)) for name, count in law.deviating.items()]
     found.sort(key=lambda item: (-item[1] / max(item[2], 1), -item[1], item[0]))
     return tuple((name, count, of, _shade(count, of)) for name, count, of in found[:SHOWN_FEATURES])
 
 
 def _feature_counts(laws: Sequence[LawLine]) -> list[tuple[str, str, int, int]]:
-    """Every feature that was reached, in the order of the catalogue: what it is, how many cases had it, how many of them deviate."""
+    """Every feature that was reached, in catalogue order: name, meaning, how many cases had it, how many of these deviate."""
     reached: Counter[str] = sum((Counter(law.features) for law in laws), Counter())
     wrong: Counter[str] = sum((Counter(law.deviating) for law in laws), Counter())
     names = [name for name in FEATURES if name in reached]

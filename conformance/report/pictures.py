@@ -1,7 +1,7 @@
-"""What a rank expected and got as small grids: the texts of a finding's file read back, elements that differ marked.
+"""What ranks expected and got as small grids, with the elements that differ marked.
 
-A finding holds values as texts for people (:func:`shardlaw.conformance.rank.context.show`): ``[[1.0, 2.0]] float32 1x2``, the first
-elements alone where there are many. What is no such text stays a text.
+The grids are parsed from the texts in a finding's file (:func:`shardlaw.conformance.rank.context.show`): ``[[1.0, 2.0]] float32 1x2``, of a
+large tensor only the first elements. A value that is no such text is shown as text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_SLICES = 6
 MAX_ELEMENT_WIDTH = 9
 
 TENSOR = re.compile(r"(?P<elements>\[[^;]*?\]|[^\s\[\];]+)(?P<cut> \.\.\.)? (?P<dtype>[a-z][a-z0-9_]*) (?P<shape>\(\)|\d+(?:x\d+)*)")
-ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object in a rank: says nothing to others
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object in a rank's memory: differs from rank to rank
 CONTRIBUTED = re.compile(r"; rank \d+ contributed ")
 
 
 @dataclass(frozen=True)
 class Elements:
-    """A local tensor as a text told it: its first elements in row-major order, or all of them."""
+    """A local tensor parsed from a text: all its elements in row-major order, or the first of them."""
 
     shape: Shape
     dtype: str
@@ -35,7 +35,7 @@ class Elements:
 
     @classmethod
     def parse(cls, text: str) -> Elements | None:
-        """``None`` for a text that tells of no tensor."""
+        """Parse a text; ``None`` if it does not describe a tensor."""
         found = TENSOR.fullmatch(text.strip())
         if found is None:
             return None
@@ -55,7 +55,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Cell:
-    """One element: ``text`` of what it is as a ``whole``; ``differs`` where the other side of the comparison has another."""
+    """One element: its shortened ``text``, the full text (``whole``), and whether it differs from the other side."""
 
     text: str
     whole: str
@@ -86,7 +86,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class AnswerView:
-    """What ranks said alike: pictures where they told of tensors, else texts."""
+    """The answer that several ranks gave alike: pictures of tensors, other values as texts."""
 
     ranks: str
     outcome: str
@@ -98,7 +98,7 @@ class AnswerView:
 
 
 def group_answers(ranks: Sequence[Mapping[str, Any]]) -> list[AnswerView]:
-    """What a finding's ranks said; ranks that said the same stand together."""
+    """Group the ranks of a finding by equal answers."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for answer in ranks:
         texts = (str(answer.get(name, "")) for name in ("outcome", "message", "expected", "got", "stack", "output"))
@@ -123,7 +123,7 @@ def _answer_view(numbers: Sequence[str], outcome: str, message: str, expected: s
 
 
 def _differing_positions(expected: Elements | None, got: Elements | None) -> frozenset[int]:
-    """The places, in row-major order, at which two tensors of one shape hold other elements."""
+    """The row-major positions at which two tensors of one shape differ; empty if the shapes differ."""
     if expected is None or got is None or expected.shape != got.shape:
         return frozenset()
     pairs = zip(expected.elements, got.elements, strict=False)
@@ -149,7 +149,7 @@ def _draw_tensor(tensor: Elements, differing: frozenset[int], label: str) -> Pic
 
 
 def _shorten_element(text: str, dtype: str) -> str:
-    """An element in a few letters: ``1`` for ``1.0``, ``T`` for ``True``."""
+    """Shorten the text of an element: ``1`` for ``1.0``, ``T`` for ``True``."""
     if dtype == "bool":
         return text[:1]
     text = text.removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Who listens to a run: the writer of its report and the terminal."""
+"""The listener of a run: passes its events to the report writer and the terminal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """Writes the report of a run into ``folder`` and shows it on the terminal, or not where somebody else has that. Raises
-    :class:`UsageError` where it cannot be written."""
+    """Writes the report of a run into ``folder`` and, unless ``quiet``, shows it on the terminal. ``before``: the run that this one
+    resumes. Raises :class:`UsageError` if the folder cannot be written."""
 
     def __init__(self, folder: Path, before: EarlierRun | None = None, *, quiet: bool = False) -> None:
         self._writer = ReportWriter(folder, before)

@@ -1,15 +1,15 @@
-"""A finding as a script that needs torch alone, and the backend that it is about.
+"""Render a finding as a script that needs only torch and the backend.
 
-It holds the source of the law's act, the literal arguments of the case, and the literal due of what deviated. The script starts its own
-ranks, prints what each expected and got, and exits
+The script contains the source of the law's act, the arguments of the case and the expected result as literals. It starts its own ranks,
+prints what each expected and got, and exits
 
-=  ==========================================================================================
-1  while the fault is there: what deviated deviates, or what was raised is raised
-0  once it is gone
-2  when neither can be said: another error, a missing module, ranks that do not answer in time
-=  ==========================================================================================
+=  ============================================================================================
+1  if the fault occurs: the same result deviates, or the same error is raised
+0  if it does not
+2  if that cannot be told: another error, a missing module, ranks that do not answer in time
+=  ============================================================================================
 
-Nobody is handed a script that was not run: :mod:`shardlaw.conformance.run.proof`.
+:mod:`shardlaw.conformance.run.proof` runs every script before it is handed out.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LONG_SCRIPT_LINES = 200
 LIMIT_SECONDS = 60
 GRACE_SECONDS = 5
 BEGIN = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(2))"
-# comparing may communicate: no rank leaves out a part because an earlier one was wrong
-# one case of `agrees` for each way in which something is due; those that a script does not need stay out
+# the branches of `agrees`, one for each form of expected value; a script gets only those that it needs. Comparing may communicate, so every
+# rank compares all parts, even after one was wrong.
 AGREES = {
     "either": """
     if isinstance(want, dict) and "either" in want:
@@ -137,7 +137,7 @@ if __name__ == "__main__":  # a process that an act starts reads this file again
             judge([rank.exitcode for rank in ranks])
     print("The fault is gone.")
 """)
-# which exit codes of the ranks show a fault of a kind
+# by the kind of a deviation: which exit codes of the ranks show it
 FAULTS = {
     "hang": "-14 in ends and not {1, 2} & {*ends}",
     "crash": "any(end < 0 and end not in (-9, -14) for end in ends)",
@@ -146,7 +146,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class FaultInfo:
-    """What a script is about: the kind of a deviation, the class of the error where one was raised, and which key of the act deviated."""
+    """The fault that a script must show: the kind of deviation, the class of the error raised, and the key of the act that deviated."""
 
     kind: str = ""
     error: str = ""
@@ -160,10 +160,10 @@ class FaultInfo:
 
 @dataclass(frozen=True)
 class ScriptTarget:
-    """How the ranks of a script join: the backend, the module, or ``module:function``, that makes it known to torch, the environment.
+    """The target of a script: backend, ``setup`` (a module, or ``module:function``, that registers the backend) and environment.
 
-    ``storage``: expressions that stand for torch's writer and reader of checkpoints, by their names in scripts, and ``storages`` their
-    modules.
+    ``storage`` maps torch's checkpoint writer and reader, as scripts name them, to the expressions that replace them; ``storages`` are
+    the modules of these.
     """
 
     backend: str = "gloo"
@@ -174,7 +174,7 @@ class ScriptTarget:
 
     @classmethod
     def from_target(cls, target: Target) -> ScriptTarget:
-        """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
+        """The script target of a target. Scripts use CPU tensors, so the backend of another device is replaced by gloo."""
         from shardlaw.conformance.rank.storage import in_script
 
         storage = tuple(in_script(target).items())
@@ -187,7 +187,7 @@ class ScriptTarget:
         return self.setup.partition(":")[0]
 
     def lines(self) -> list[str]:
-        """What every rank does before it joins."""
+        """The statements that every rank runs before ``init_process_group``."""
         environment = [f"os.environ.update({dict(self.env)!r})"] if self.env else []
         return environment + ([f"{self.setup.replace(':', '.')}()"] if ":" in self.setup else [])
 
@@ -195,7 +195,7 @@ class ScriptTarget:
 def render_reproducer(
     law: Law, case: Case, about: FaultInfo = FaultInfo(), torch_version: str = "", join: ScriptTarget | None = None
 ) -> str:
-    """The script of a case, its history (``case.after``) included. Raises :class:`ScriptError`, which says why there is none."""
+    """Render the script of a case with its history (``case.after``). Raises :class:`ScriptError`, which says why there is none."""
     from shardlaw.conformance.laws import find
 
     script = make_script(law, case, about.key)
@@ -213,7 +213,7 @@ def render_reproducer(
 
 
 def make_script(law: Law, case: Case, key: str = "") -> Script:
-    """The literal part. What goes wrong in writing it must not cost the finding."""
+    """The literal part of a script. Any error becomes a :class:`ScriptError`, so that it does not cost the finding."""
     from shardlaw.conformance.law.act_script import act_script
 
     try:
@@ -236,11 +236,8 @@ def render(
     about: FaultInfo = FaultInfo(),
     homes: Collection[str] = (),
 ) -> str:
-    """The whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they
-    give. ``homes``: packages of laws that are not ours, which their scripts may import.
-
-    Raises :class:`ScriptError` rather than give a file that would not run.
-    """
+    """Render the whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they return.
+    ``homes``: packages of other laws, which the script may import. Raises :class:`ScriptError` for a file that would not run."""
     text = "\n".join(_script_lines(script, header, before, join, about)) + "\n"
     for expression, replacement in join.storage:
         text = text.replace(expression, replacement)
@@ -282,7 +279,7 @@ def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
     raised = about.kind in ("raised", "divergence") and about.error
-    # a rank that lost another one, which raised or ran out of time first, shows nothing
+    # an error about a lost peer is a consequence of another rank's error or timeout
     lost = "'closed by peer' in str(error)"
     raises = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
     other = f"3 if {lost} else 2" if about.kind == "hang" else "2"
@@ -293,7 +290,7 @@ def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script
         JOINING="".join(f"        {line}\n" for line in join.lines()),
         BACKEND=join.backend,
         RIGHT="True" if raised else "agrees(want, got)",
-        # of a case that nobody has tried any error is what it is about, but for one that says that there is no such case
+        # without a known kind any error counts as the fault, except Meaningless: the case is invalid
         RAISED=raises if raised else other if about.kind else "2 if type(error).__name__ == 'Meaningless' else 1",
         FAULT=FAULTS.get(about.kind, "1 in ends"),
         STAGES=stages,
@@ -302,7 +299,7 @@ def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script
 
 
 def _agrees_branches(script: Script) -> str:
-    """The parts of ``agrees`` that a script needs."""
+    """The branches of ``agrees`` that a script needs."""
     used = script.compares if script.compares is not None else ("tensor", "list", "number")
     found = "".join(text for name, text in AGREES.items() if name in used)
     return found.replace("TOLERANCE", f"{script.tolerance:g}")
@@ -315,7 +312,7 @@ def _docstring_lines(header: Sequence[str]) -> list[str]:
 
 
 def _merge_imports(statements: Iterable[str]) -> list[str]:
-    """Import statements in order, those from one module as one. Raises :class:`ScriptError`."""
+    """Sort import statements and merge those from one module. Raises :class:`ScriptError`."""
     plain, names = set(), dict[str, set[str]]()
     for statement in statements:
         for module, name in _imported_names(statement):
@@ -328,7 +325,7 @@ def _merge_imports(statements: Iterable[str]) -> list[str]:
 
 @lru_cache(1024)
 def _imported_names(statement: str) -> tuple[tuple[str, str], ...]:
-    """What an import statement brings in: the module and a name of it, or the statement alone where it imports modules."""
+    """The (module, name) pairs of ``from ... import``, or ``("", statement)`` for ``import ...``."""
     found = list[tuple[str, str]]()
     for node in _parse_python(statement).body:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -348,12 +345,13 @@ def _parse_python(text: str) -> ast.Module:
 
 
 def _check_file(text: str, packages: Collection[str] = ()) -> None:
-    """Hold a finished file against what a reproducer promises; ``packages`` may be imported beside torch and the standard library."""
+    """Raise :class:`ScriptError` unless the file keeps the rules: imports only of torch, the standard library and ``packages``, no
+    ``eval``."""
     tree = _parse_python(text)
     allowed = {"torch", *packages, *sys.stdlib_module_names}
-    # most of a script is literals: who looks for statements alone need not look at each number
-    spelled = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
-    for node in ast.walk(tree) if spelled else _walk_statements(tree):
+    # a script is mostly literals: walk their nodes only if the text may contain a forbidden call
+    may_call = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
+    for node in ast.walk(tree) if may_call else _walk_statements(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in modules:
@@ -368,7 +366,7 @@ def _check_file(text: str, packages: Collection[str] = ()) -> None:
 
 
 def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every statement, with the handlers and cases that hold some: a statement never stands in an expression."""
+    """Yield every statement, exception handler and match case, without descending into expressions."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -379,7 +377,7 @@ def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _defined_names(node: ast.stmt) -> list[str]:
-    """The names that a statement of the module binds."""
+    """The names that a top-level statement binds."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.Assign):

@@ -1,4 +1,4 @@
-"""``run --resume`` and ``run --last-failed``: what an earlier report leaves to do, and one report of what was done before and after."""
+"""``run --resume`` and ``run --last-failed``: the request for what an earlier run left, and the joint report of both runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNFINISHED_REASONS = ("the run was ended before it", "the run broke here", "an e
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run that was not finished: its report, the laws that it had done, and of these the lines of their cases and the files of their
-    findings."""
+    """An unfinished run: its report, the ids of its finished laws (``done``), and of these the lines of ``cases.txt`` and the files of
+    findings by name."""
 
     report: RunReport
     done: frozenset[str]
@@ -27,15 +27,15 @@ class EarlierRun:
     files: dict[str, str]
 
     def exit_code(self, code: int) -> int:
-        """The exit code of both runs, where that of the second is ``code``: the second's, unless the first found something, or judged
-        what the second had not to."""
+        """The exit code of both runs together, if the second ends with ``code``: 1 if the first has a new finding; and if only the first
+        judged cases, 0 instead of 2."""
         advisory = {law.id for law in self.report.laws if law.tier == "advisory"}
         if code in (0, 2, 3) and any(found.law in self.done - advisory for found in self.report.new()):
             return 1
         return 0 if code == 2 and self.cases else code
 
     def join(self, after: RunReport) -> RunReport:
-        """One report of both runs, with the laws in the order of the first request."""
+        """Join both reports, with the laws in the order of the first."""
         old, lines = self.report, {law.id: law for law in after.laws}
         laws = [lines.get(law.id, law) for law in old.laws]
         order = {law.id: index for index, law in enumerate(laws)}
@@ -67,7 +67,7 @@ class EarlierRun:
 
 
 def select_last_failed(request: RunRequest) -> RunRequest:
-    """The same request for the laws that deviate, or broke, in the report of its folder; what was found there is tried first. Raises
+    """Restrict a request to the laws that deviated or broke in the report of its folder, whose findings are tried first. Raises
     :class:`UsageError`."""
     report = _read_earlier("--last-failed", request)
     failed = [law.id for law in report.laws if law.outcome == "deviates" or (law.reason or "").startswith(UNFINISHED_REASONS[1:])]
@@ -77,8 +77,8 @@ def select_last_failed(request: RunRequest) -> RunRequest:
 
 
 def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
-    """The request for what the run of its folder has left, and that run. Raises :class:`UsageError` where that was finished, or was
-    asked something else."""
+    """Restrict a request to the laws that the run in its folder left, and return that run too. Raises :class:`UsageError` if that run is
+    finished, or had other options."""
     report = _read_earlier("--resume", request)
     target = report.target
     options = {
@@ -116,5 +116,5 @@ def _read_earlier(option: str, request: RunRequest) -> RunReport:
 
 
 def _is_done(law: LawLine) -> bool:
-    """Whether a law had its whole turn."""
+    """Whether a law's turn was completed."""
     return law.outcome != "untested" or (law.reason is not None and not law.reason.startswith(UNFINISHED_REASONS))

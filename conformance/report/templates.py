@@ -1,4 +1,4 @@
-"""Pages and pictures from templates. Whatever is put into one is escaped."""
+"""Render pages and pictures from jinja2 templates. All values are escaped."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def _environment() -> Environment:
 
 
 def render_template(name: str, **values: object) -> str:
-    """The template of this name, filled in."""
+    """Render the template with this name."""
     return _environment().get_template(name).render(**values)

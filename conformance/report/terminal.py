@@ -1,7 +1,6 @@
-"""What a terminal shows of a run: at once what was asked for, one live line while it goes on, the first finding when it is confirmed, then
-in one screen the causes and the counts.
+"""Show a run on the terminal: the request at once, a live line while it runs, the first finding in full, at the end causes and counts.
 
-Where the output is no terminal there is a line every ten seconds instead of the live one, and no colour. ``NO_COLOR`` is honoured.
+If the output is no terminal, there is a line every ten seconds instead of the live one, and no colour. ``NO_COLOR`` is honoured.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
-ESTIMATE_SECONDS = 5.0  # before which nothing can be said of what is left
+ESTIMATE_SECONDS = 5.0  # no estimate of the remaining time before
 ESTIMATE_SHARE = 0.02
 SHOWN_CAUSES = 3
 SHOWN_FURTHER = 6
@@ -39,13 +38,13 @@ SHOWN_OTHERS = 4
 SHOWN_EXPECTED = 5
 SHOWN_LINES = 4
 SHOWN_UNSEEN = 6
-# what is silent is worse than what is loud
+# a silent deviation is worse than a loud one
 SEVERITY = ("wrong-value", "wrong-layout", "wrong-metadata", "crash", "hang", "divergence", "raised", "wrong-error")
 STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
 
 
 def standard_output() -> TextIO:
-    """Where people look. A duplicate of the real one, so that what a test runner captures of ours still shows."""
+    """A duplicate of the real standard output, which pytest does not capture; or the current one if it was replaced."""
     if sys.stdout is sys.__stdout__:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return io.TextIOWrapper(os.fdopen(os.dup(sys.__stdout__.fileno()), "wb"), "utf-8", "replace", line_buffering=True)
@@ -53,12 +52,12 @@ def standard_output() -> TextIO:
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console that takes texts as they are and leaves long lines to the terminal."""
+    """A console without markup and highlighting, which does not wrap lines."""
     return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Terminal:
-    """Shows one run, whose report goes into ``folder``."""
+    """Shows one run; ``folder`` is that of its report."""
 
     def __init__(self, folder: str = "", file: TextIO | None = None) -> None:
         self.console = make_console(file or standard_output())
@@ -72,7 +71,7 @@ class Terminal:
         self._live: Live | None = None
 
     def show_request(self, request: RunRequest, target: Target) -> None:
-        """What was asked for, before torch is loaded."""
+        """Show the request, before torch is loaded."""
         where = "" if target.name == target.backend else f" ({target.device}, {target.backend})"
         selection = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
         if request.resumed_smoke_shares is not None:
@@ -83,10 +82,10 @@ class Terminal:
         )
 
     def on_run_begin(self, laws: Sequence[Law], planned: int) -> None:
-        """The laws are chosen."""
+        """Show how many laws and cases there are."""
         self._laws = len(laws)
         weights, counts = sum(law.weight for law in laws) or 1.0, sum(law.sweeps + law.draws for law in laws)
-        # neither what a law weighs nor how many cases it has tells its time: both together come near
+        # the mean of a law's share by weight and by number of cases estimates its time well
         by_weight = {law.id: law.weight / weights for law in laws}
         by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
         self._shares = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
@@ -94,12 +93,12 @@ class Terminal:
         self._start = time.monotonic()
 
     def on_law_begin(self, law_id: str) -> None:
-        """A law's turn has come."""
+        """A law's turn begins."""
         self._activity = law_id
         self._refresh(now=self.console.is_terminal)
 
     def on_case(self) -> None:
-        """One more case was judged."""
+        """A case was judged."""
         self._cases += 1
         self._refresh()
 
@@ -109,7 +108,7 @@ class Terminal:
         self._refresh(now=self.console.is_terminal)
 
     def on_finding(self, found: FindingLine, clause: str) -> None:
-        """Something was found: the first is told as a whole, each further one in a line."""
+        """Show a new finding: the first in full, each further one in a line."""
         if found.status == "expected":
             self._expected += 1
             return
@@ -131,7 +130,7 @@ class Terminal:
         self._refresh()
 
     def on_run_end(self, run: RunState, exit_code: int, last_report: RunReport | None = None) -> None:
-        """The end of a run, of which this report was ``written``."""
+        """Show the summary of a run; ``last_report`` is its report as written."""
         from shardlaw.conformance.report.build import build_report
         from shardlaw.conformance.report.github import annotate
 
@@ -139,7 +138,7 @@ class Terminal:
         report = last_report or build_report(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
         annotate(report, run.request.report, self.console.file)
-        if run.failure is None:  # else that has been told
+        if run.failure is None:  # else the failure was printed
             print_not_judged(report)
 
     def _line(self) -> Text:
@@ -177,12 +176,12 @@ class Terminal:
 
 
 def _approximate_time(seconds: float) -> str:
-    """A time as people say it who do not know it exactly."""
+    """A rounded time: ``about 20 s``."""
     return f"about {max(1, round(seconds / 10)) * 10} s" if seconds < 100 else f"about {round(seconds / 60)} min"
 
 
 def print_finding(out: Console, found: FindingLine, clause: str, folder: str) -> None:
-    """A finding as a paragraph that makes sense alone."""
+    """Print a finding as a self-contained paragraph."""
     out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
     out.print(f"  {found.text}")
     _prose(out, shorten(found.message))
@@ -204,8 +203,7 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
 
 
 def print_summary(out: Console, report: RunReport, folder: str) -> None:
-    """What a report says, for people, in one screen: what is new, cause by cause, then the counts and what was not reached, and last the
-    exit code."""
+    """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code."""
     from shardlaw.conformance.report.markdown import MANY_FEATURES, count_and_list, declared_lines, headline, missing_features
     from shardlaw.conformance.report.run_report import EXIT_MEANINGS
 
@@ -222,7 +220,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
     _print_list(
         out, [f"not reached: {count_and_list(laws, SHOWN_OTHERS, 'laws')} ({reason})" for reason, laws in report.untested().items()]
     )
-    if 0 < len(report.features_missing) <= MANY_FEATURES:  # a run of some laws misses most, and a list of them says nothing
+    if 0 < len(report.features_missing) <= MANY_FEATURES:  # a run of some laws misses most
         _prose(out, f"not reached: {missing_features(report, 16)}", "")
     if totals.skipped_expected:
         out.print(f"not reached: {totals.skipped_expected} cases that would be an expected hang or crash")
@@ -248,7 +246,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
 
 
 def _prose(out: Console, text: str, indent: str = "  ") -> None:
-    """A text of words: on a terminal no word is broken. What people copy (cases, commands) is left to the terminal."""
+    """Print prose, wrapped between words on a terminal. Not for cases and commands, which people copy."""
     if out.is_terminal:
         text = "\n".join(
             textwrap.wrap(text, max(40, out.width - 1), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
@@ -266,7 +264,7 @@ def _print_list(out: Console, lines: Sequence[str]) -> None:
 
 
 def _print_counts(out: Console, report: RunReport) -> None:
-    """How the laws fared, and in which chapters one deviates."""
+    """Print how many laws have each outcome, and the chapters with laws that deviate."""
     from shardlaw.conformance.report.run_report import OUTCOMES
 
     counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in OUTCOMES}
@@ -279,7 +277,7 @@ def _print_counts(out: Console, report: RunReport) -> None:
 
 
 def print_not_judged(report: RunReport) -> None:
-    """Say on standard error, in one line, why a run ended with 2: no case was judged."""
+    """If a run ended with 2 (no case was judged), print why on standard error, in one line."""
     if report.exit == 2:
         reasons = [f"{laws[0]}{f' and {len(laws) - 1} more' * (len(laws) > 1)}: {reason}" for reason, laws in report.untested().items()]
         print("; ".join(["shardlaw: no case was judged", *reasons[:3]]), file=sys.stderr)
@@ -339,6 +337,6 @@ def _print_expected(out: Console, report: RunReport) -> None:
 
 
 def shorten(text: str) -> str:
-    """A text on one line, cut where it is long."""
+    """The text on one line, cut at 240 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 240 else f"{line[:237]}..."

@@ -1,4 +1,4 @@
-"""``shardlaw trend``: what came and went over many runs, as one page."""
+"""``shardlaw trend``: a page with the findings of many runs over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_LAWS = 4
 
 @dataclass(frozen=True)
 class LinkedReport:
-    """One run, and where its page lies for a reader of this one."""
+    """A report, and the link from this page to its page."""
 
     link: str
     report: RunReport
@@ -23,7 +23,7 @@ class LinkedReport:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a run said of one cause: ``new``, ``expected``, ``held`` or ``not tried``."""
+    """The result of a run for one cause: ``new``, ``expected``, ``held`` or ``not tried``."""
 
     word: str
     link: str = ""
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One cause over all runs."""
+    """A cause and its results in all runs."""
 
     what: str
     laws: str
@@ -39,7 +39,7 @@ class Row:
 
 
 def render_trend(paths: Sequence[Path], beside: Path) -> str:
-    """The page, which will lie in the folder ``beside``. Raises :class:`UsageError`."""
+    """Render the page for the folder ``beside``. Raises :class:`UsageError`."""
     nights = sorted((read_linked_report(path, beside) for path in paths), key=lambda night: night.report.started)
     rows = {name: _cause_row(name, nights) for night in nights for name in map(cause_key, night.report.findings)}
     groups: dict[str, list[Row]] = {"came with the last run": [], "there in the last run": [], "gone": []}
@@ -56,14 +56,14 @@ def render_trend(paths: Sequence[Path], beside: Path) -> str:
 
 
 def read_linked_report(path: Path, beside: Path) -> LinkedReport:
-    """Raises :class:`UsageError`."""
+    """Read a report; the link is relative to the folder ``beside``. Raises :class:`UsageError`."""
     report = read_report(path)
     folder = path if path.is_dir() else path.parent
     return LinkedReport(Path(os.path.relpath(folder, beside)).as_posix() + "/report.html", report)
 
 
 def cause_key(found: FindingLine) -> str:
-    """What findings of one cause are called in every run: the known cause's title, or place and kind, or else the signature."""
+    """The key that findings of one cause have in every run: the known cause's title, or place and kind, or else the signature."""
     return found.note if found.status == "expected" and found.note else found.cause or found.signature or found.id
 
 

@@ -1,5 +1,7 @@
-"""The files of a report: ``report.json``, ``junit.xml``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at
-its end what people read, ``report.md`` and ``report.html``.
+"""Write the files of a report.
+
+``report.json``, ``junit.xml``, ``findings/`` and ``cases.txt`` (a line for each judged case) are written during the run, ``report.md`` and
+``report.html`` at its end.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ REPORT_FILES = ("report.json", "report.md", "report.html", "junit.xml", "cases.t
 
 
 class ReportWriter:
-    """Writes the files of one run into ``folder``. Raises :class:`UsageError` where that cannot be done, before anything has started.
+    """Writes the files of one run into ``folder``. Raises :class:`UsageError` if the folder cannot be written, or has a ``report.json``
+    that is not ours.
 
-    What an earlier run left in the folder goes with the first word that is written, so that a request that is refused leaves the old
-    report as it was. A folder with somebody else's ``report.json`` is refused. What was done ``before`` by a run that this one goes on with
-    stays.
+    The files of an earlier run are removed with the first write, so that a request that is refused leaves the old report. ``before`` is the
+    run that this one resumes: its finished part is kept.
     """
 
     def __init__(self, folder: Path, before: EarlierRun | None = None) -> None:
@@ -42,14 +44,14 @@ class ReportWriter:
         check_folder("--report", folder)
 
     def add_case(self, verdict: Verdict, is_drawn: bool) -> None:
-        """Note one judged case."""
+        """Add a judged case to ``cases.txt``; buffered."""
         self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if is_drawn else 'swept'} {verdict.case.text}\n")
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
     def add_finding(self, found: Finding, run: RunState) -> FindingLine:
-        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out. Returns
-        its line of the report."""
+        """Write a finding and, if it is new, its script; a script that does not show the fault is not written. Returns the report's
+        line."""
         from shardlaw.conformance.law.script import ScriptError
         from shardlaw.conformance.laws import find
         from shardlaw.conformance.report.reproducer import LONG_SCRIPT_LINES, FaultInfo, ScriptTarget, render_reproducer
@@ -78,7 +80,7 @@ class ReportWriter:
         return finding_line(found, path, note, script)
 
     def write(self, run: RunState, exit_code: int | None = None) -> RunReport:
-        """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
+        """Write ``report.json`` with the state so far; with an exit code, also the files of the end."""
         self._write_cases()
         report = build_report(run, exit_code, self._scripts)
         report = self.last_report = self._before.join(report) if self._before is not None else report
@@ -94,7 +96,7 @@ class ReportWriter:
         self._unwritten.clear()
 
     def _open_cases_file(self) -> TextIO:
-        """Make room for this run, once; returns the open file of cases."""
+        """The open ``cases.txt``. The first call removes the files of an earlier run and writes those of ``before``."""
         if self._cases is None:
             clear_report(self.folder)
             (self.folder / "findings").mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ class ReportWriter:
 
 
 def write_report(folder: Path, report: RunReport) -> None:
-    """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
+    """Write ``report.json`` and ``junit.xml`` and, once the run has an exit code, the files of the end."""
     from shardlaw.conformance.report.junit import render_junit
 
     write_text(folder / "report.json", to_json(report))
@@ -121,7 +123,7 @@ def write_report(folder: Path, report: RunReport) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raises :class:`UsageError`, naming the ``option``, where a report cannot be written, or would take the place of something else."""
+    """Raise :class:`UsageError`, naming the ``option``, if a report cannot be written, or would replace another ``report.json``."""
     here = folder
     while not os.path.lexists(here) and here != here.parent:
         here = here.parent
@@ -137,7 +139,7 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def clear_report(folder: Path) -> None:
-    """Remove what an earlier run left, and nothing else."""
+    """Remove the files of an earlier run, and nothing else."""
     for name in REPORT_FILES:
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "findings").glob("*"):
