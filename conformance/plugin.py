@@ -1,12 +1,10 @@
-"""Laws as pytest items, and live ranks as a fixture.
+"""The pytest plugin: laws as items, and live ranks as fixtures.
 
-``pytest --pyargs shardlaw.conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. A test
-of one's own asks for :func:`world`; the marker ``shardlaw`` says what it needs; ``--shardlaw-target NAME`` (in an ini file:
-``shardlaw_target``) says what all of them run on. ``pytest --shardlaw PROFILE`` tries the laws beside the tests of whatever repository it
-is started in: what is known to deviate is an xfail, with its reason.
+``pytest --pyargs shardlaw.conformance.laws`` collects an item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. Your own
+tests use the fixture :func:`world`; the marker ``shardlaw`` says what a test needs; ``--shardlaw-target NAME`` (ini: ``shardlaw_target``)
+sets the target. ``pytest --shardlaw PROFILE`` runs the laws beside the tests of any repository; expected deviations are xfails.
 
-The plugin is loaded into every pytest of an environment that has Shardlaw installed: it imports neither torch nor hypothesis,
-nor anything else of the project, until one of these is asked for.
+pytest loads the plugin in every environment that has Shardlaw, so it imports torch, hypothesis and the rest of the project only on use.
 """
 
 from __future__ import annotations
@@ -66,13 +64,13 @@ def target_name(config: pytest.Config) -> str:
 
 
 def config_folders(config: pytest.Config) -> tuple[Path, ...]:
-    """Where a config file of targets may lie: where pytest was started, then where its own ini lies."""
+    """The folders to search for a config file of targets: the current one, then pytest's rootdir."""
     return config.invocation_params.dir, config.rootpath
 
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """What a person can mend ends pytest with its one line."""
+    """Turn a :class:`UsageError` into pytest's, which ends pytest with one line."""
     from shardlaw.conformance.errors import UsageError
 
     try:
@@ -81,16 +79,16 @@ def usage_errors() -> Iterator[None]:
         raise pytest.UsageError(f"shardlaw: {error}") from None
 
 
-# Live ranks for anybody's tests
+# Fixtures
 
 
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
-    """Live ranks of the chosen target, started when they are first asked for and kept for the whole session.
+    """Live ranks of the target, started on first use, for the whole session.
 
-    ``world(4).run(function, *args)`` runs ``function(here, *args)`` on four ranks and returns what each returned; ``world.run`` takes
-    as many ranks as the test's marker says (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` tries a case of a
-    law. See :class:`shardlaw.conformance.api.Worlds`. A session's fixture may be used in tests of Hypothesis.
+    ``world(4).run(function, *args)`` runs ``function(here, *args)`` on four ranks and returns the results by rank; ``world.run`` uses the
+    number of ranks in the test's marker (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` runs a case of a law. See
+    :class:`shardlaw.conformance.api.Worlds`. The fixture has session scope, so tests with ``@given`` may use it.
     """
     with get_worlds(request.config) as found:
         yield found
@@ -98,18 +96,17 @@ def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
 
 @pytest.fixture(scope="session")
 def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
-    """``twin("my_package.twin:make")``, or ``twin(make)`` of a function at the top of a module: the test fails where the sharded model is
-    not the whole one. Takes what :func:`shardlaw.twin` takes, and returns what that returns.
-    """
+    """``twin("my_package.twin:make")``, or ``twin(make)`` with a module-level function: fails the test if the sharded model deviates from
+    the unsharded one. Takes and returns the same as :func:`shardlaw.twin`."""
     from shardlaw.conformance.api import find_target
     from shardlaw.conformance.twin.report import text
     from shardlaw.conformance.twin.session import Session
-    from shardlaw.conformance.twin.session import twin as ask
+    from shardlaw.conformance.twin.session import twin as run_twin
 
-    @wraps(ask)
-    def same(make: str | Callable[..., Twin], **asked: Any) -> Result:
+    @wraps(run_twin)
+    def check_twin(make: str | Callable[..., Twin], **options: Any) -> Result:
         __tracebackhide__ = True
-        result = ask(make, **{"target": session, **asked})
+        result = run_twin(make, **{"target": session, **options})
         if result.departs:
             raise AssertionError("\n".join(text(result)))
         return result
@@ -117,7 +114,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
     with usage_errors():
         target = find_target(target_name(request.config), config_folders(request.config))
     with Session(target) as session:
-        yield same
+        yield check_twin
 
 
 WORLDS: pytest.StashKey[Worlds] = pytest.StashKey()
@@ -133,7 +130,7 @@ def get_worlds(config: pytest.Config) -> Worlds:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a marked test whose target cannot serve it, and give ``world`` the size that the marker asks for."""
+    """Set the default size of ``world`` from the marker, and skip the test if the target lacks what it needs."""
     marker = item.get_closest_marker("shardlaw")
     if marker is None and WORLDS not in item.config.stash:
         return
@@ -157,7 +154,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def law_files() -> dict[Path, str]:
-    """The files that hold laws of others, each with its module's name. Raises :class:`UsageError` for a module that cannot be found."""
+    """The files with laws of other packages, and their module names. Raises :class:`UsageError` for a module that cannot be imported."""
     from shardlaw.conformance.errors import UsageError
     from shardlaw.conformance.laws import foreign
 
@@ -190,7 +187,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
             module = law_files().get(file_path.resolve())
         return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
     except UsageError as error:
-        # somebody's broken package must not keep anybody from their own tests; whoever asks for laws is told
+        # a broken package of laws must not break other tests: only our own files report it
         if is_own:
             raise pytest.UsageError(f"shardlaw: {error}") from None
         return None
@@ -198,13 +195,13 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @cache
 def has_foreign_laws() -> bool:
-    """Whether a package or the environment names a module of laws: the same as ``shardlaw.conformance.laws.foreign``, without importing
-    it."""
+    """Whether an entry point or the environment names a module of laws, as ``shardlaw.conformance.laws.foreign`` does, which is not
+    imported here."""
     return bool(os.environ.get("SHARDLAW_LAWS") or entry_points(group="shardlaw.laws"))
 
 
 class LawFile(pytest.File):
-    """A module of laws."""
+    """A module of laws as a pytest file."""
 
     def __init__(self, *, law_module: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -223,7 +220,7 @@ class LawFile(pytest.File):
 
 
 class LawItem(pytest.Item):
-    """One law: it passes when the law held, or deviated only as expected; it is skipped when nothing could be judged."""
+    """One law as a pytest item: fails on a new finding, is an xfail if only expected ones occurred, skipped if no case was judged."""
 
     def __init__(self, *, law: Law, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -239,7 +236,7 @@ class LawItem(pytest.Item):
             raise LawDeviates("\n".join(result.lines))
 
     def next_laws(self) -> Iterator[Law]:
-        """The laws whose turns are next, in order."""
+        """The laws of the items after this one, in order."""
         items = self.session.items
         return (item.law for item in items[items.index(self) + 1 :] if isinstance(item, LawItem))
 
@@ -253,14 +250,14 @@ class LawItem(pytest.Item):
 
 
 class LawDeviates(Exception):
-    """A law does not hold: the text lists its new findings."""
+    """A law deviates; the text lists its new findings."""
 
 
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
 def get_run(session: pytest.Session) -> Run:
-    """The run that this pytest session is part of; started for the laws that are its items, where a user runs pytest on them."""
+    """The run of this session: that of ``shardlaw run``, or a new one for the laws that a user's pytest has collected."""
     config = session.config
     if RUN not in config.stash:
         from shardlaw.conformance.report.reporter import Reporter
@@ -282,7 +279,7 @@ OWNS_RUN: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The end of a run that a user's pytest has started: its report is whole."""
+    """End a run that a user's pytest started, and write its final report."""
     if OWNS_RUN in session.config.stash:
         run = session.config.stash[RUN]
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED

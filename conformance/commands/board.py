@@ -1,4 +1,4 @@
-"""``shardlaw board``: one page of certified runs. Each folder is verified first; one that does not stand is shown as such."""
+"""``shardlaw board``: a page of certified runs. Each folder is verified; one that fails is marked so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardlaw.conformance.report.trend import read_linked_report
 
 @dataclass(frozen=True)
 class CauseView:
-    """A cause of what deviates, by its smallest finding; ``more``: how many further findings it has."""
+    """A cause, shown by its smallest finding; ``more`` is the number of its other findings."""
 
     link: str
     id: str
@@ -45,7 +45,7 @@ class RunCell:
 
 
 def render_board(paths: Sequence[Path], beside: Path) -> str:
-    """The page, which will lie in the folder ``beside``. Raises :class:`UsageError`."""
+    """Render the page for the folder ``beside``. Raises :class:`UsageError`."""
     cells: dict[tuple[str, tuple[str, str]], RunCell] = {}
     for at, path in enumerate(paths):
         night = read_linked_report(path, beside)

@@ -1,7 +1,7 @@
-"""The command line. Nothing heavy is imported before a request is understood.
+"""The command line. torch and hypothesis are imported only after the arguments were parsed.
 
-Exit codes: 0 nothing new; 1 a new finding; 2 the request cannot be understood, the target cannot start, or no case was judged: one line
-on stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
+Exit codes: 0 nothing new; 1 a new finding; 2 the request is invalid, the target cannot start, or no case was judged: one line on
+stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def repro(
 
 
 def _write_output(text: str, output: Path | None) -> None:
-    """Write a text where it was asked for, or print it. Raises :class:`UsageError`."""
+    """Write a text to a file, or print it without one. Raises :class:`UsageError`."""
     if output is None:
         sys.stdout.write(text)
         return
@@ -355,7 +355,7 @@ def doctor(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code. Never a traceback for what a person can mend."""
+    """Run one command; returns the exit code. A :class:`UsageError` is printed as one line, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if threading.current_thread() is not threading.main_thread():
         return _run_command(arguments)

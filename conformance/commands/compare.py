@@ -1,4 +1,4 @@
-"""``shardlaw compare``: two reports side by side. Two nights, two versions of torch, or a target of one's own against ``gloo``."""
+"""``shardlaw compare``: compare two reports, such as of two nights, two versions of torch, or a target and ``gloo``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from shardlaw.conformance.run.finding_file import to_json, write_text
 
 
 def compare(first: Path, second: Path, as_json: bool = False, page: bool = False) -> int:
-    """Print what differs; returns 1 where the second report says anything worse than the first, else 0. With ``page`` the second's
-    ``report.html`` is written anew and says it too. Raises :class:`UsageError`."""
+    """Print the differences and return the exit code of the comparison: 1 if the second report is worse, 2 if the requests differ, else 0.
+
+    With ``page`` the second's ``report.html`` is rewritten and includes the comparison. Raises :class:`UsageError`.
+    """
     found = compare_reports(first, second)
     if page:
         _write_page(second, found)

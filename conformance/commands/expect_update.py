@@ -1,10 +1,9 @@
-"""``shardlaw expect update``: the new findings of a report as expectations, each with a reason to fill in.
+"""``shardlaw expect update``: write the new findings of a report as expectations, each with a reason to fill in.
 
-An entry names the fewest features that part what deviates from what holds, and as few entries are written as account for all findings:
-each is of a law, of its chapter or of all, and of one error or all of its class, where hardly any case with its features holds
-(:mod:`shardlaw.conformance.report.separate`); or of all that departs at one place of torch, or that calls a collective which its own law
-shows to be wrong. Entries are only ever added, at the end of the file: what somebody wrote there stays as it is. What a run saw of the
-entries that it was given is listed: those that are stale, and those that are too wide.
+As few entries as possible are written that together account for all findings. An entry is about a law, its variants, its chapter or all
+laws, and about one error or all of its class, and names the fewest features that separate deviating cases from holding ones
+(:mod:`shardlaw.conformance.report.separate`); or it is about all findings at one place in torch, or with one collective that a backend does
+wrong. Entries are appended to the file; nothing in it is changed. Stale and too wide entries of the report are listed.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 DEFAULT_FILE = Path("shardlaw-expect.toml")
-# what tells little of a cause: named only where the other features would match too much
+# features that say little about a cause: named only if the entry would be too wide without
 LAST_FEATURES = ("world:", "op:")
 COMMENT_WIDTH = 300
 
 
 def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
-    """Write an entry for each new finding of a report; returns the exit code. Raises :class:`UsageError`."""
+    """Write entries for the new findings of a report; returns the exit code. Raises :class:`UsageError`."""
     from shardlaw.conformance.laws import catalogue
 
     report = read_report(report_path)
@@ -75,8 +74,10 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
 
 @dataclass(frozen=True)
 class Draft:
-    """An entry to be: what it matches (``features`` also holds words of fields, as ``NAME=WORD``), the findings that it accounts for, and
-    the share of its law's cases that it would match and which hold. One with ``at`` is about a place, however anything departs there."""
+    """An entry to write.
+
+    ``features`` may include field values as ``NAME=WORD``. With ``at`` the entry matches every kind of deviation at that place. ``share``
+    is the share of the law's cases that it matches and that hold. ``found`` are the findings that it accounts for."""
 
     law: str
     kind: str
@@ -87,7 +88,7 @@ class Draft:
     found: list[FindingLine] = field(default_factory=list, compare=False)
 
     def accounts_for(self, found: FindingLine) -> bool:
-        """Whether it accounts for a finding."""
+        """Whether the entry would match a finding."""
         if self.at:
             return self.at in found.spots
         same = matches(self.law, found.law) and found.kind == self.kind and {*self.features} <= {*_features_and_facts(found)}
@@ -95,8 +96,7 @@ class Draft:
 
 
 def _choose_drafts(findings: Sequence[FindingLine], cases: Mapping[str, CaseTable]) -> list[Draft]:
-    """The fewest entries that account for all these findings: again and again the one that accounts for most of what is left. Of equals the
-    first, which says more."""
+    """Choose few entries that account for all findings, greedily: each time the one that covers most of the rest, the narrowest first."""
     drafts = list(dict.fromkeys(draft for found in findings for draft in _candidate_drafts(found, cases)))
     drafts += [Draft("*", ANY_KIND, at=spot) for spot in _shared_spots(findings)]
     drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*") + bool(draft.at))
@@ -111,14 +111,14 @@ def _choose_drafts(findings: Sequence[FindingLine], cases: Mapping[str, CaseTabl
 
 
 def _shared_spots(findings: Sequence[FindingLine]) -> list[str]:
-    """The places at which findings may belong together, each of them once."""
+    """The places for entries with ``at``: collectives of a backend and places in torch, without duplicates."""
     wrong = [name.partition(":")[2] for found in findings if found.in_back_end for name in found.features if name.startswith("collective:")]
     first = [spot for found in findings if tells(found.where) and not found.in_back_end for spot in spots(found.where, ())]
     return list(dict.fromkeys([*wrong, *first]))
 
 
 def _candidate_drafts(found: FindingLine, cases: Mapping[str, CaseTable]) -> Iterator[Draft]:
-    """The entries that a finding may get, those first that say more."""
+    """Yield the entries that a finding may get, the most specific first."""
     choices = separating_features(_features_and_facts(found), found.kind, cases.get(found.law, CaseTable(())))
     signatures = dict.fromkeys((_signature(found), _error_class(found)))
     for pattern in law_patterns(found.law):
@@ -131,13 +131,13 @@ def _candidate_drafts(found: FindingLine, cases: Mapping[str, CaseTable]) -> Ite
 
 
 def _features_and_facts(found: FindingLine) -> list[str]:
-    """The features of a finding and the words of its case; of one that needs a history the features alone, since its entry has no case."""
+    """The features of a finding and the ``NAME=WORD`` facts of its case; no facts with a history, since then the entry has no case."""
     case = Case.from_json(found.case)
     return [*found.features, *(() if case.after else sorted(facts(case)))]
 
 
 def _error_class(found: FindingLine) -> str:
-    """The class of the error alone, as a signature: where every case with some features deviates, their errors differ as the cases do."""
+    """The class of the error as a signature, for cases whose error texts differ; for other kinds the whole signature."""
     name = re.match(r"[A-Za-z_.]+(?=: )", _error_text(found).strip())
     return name[0] if name and found.kind in ("raised", "divergence") else _signature(found)
 
@@ -153,7 +153,7 @@ def _version_range(report: RunReport, path: Path) -> str:
 
 
 def _check_finding(found: FindingLine, laws: set[str], path: Path) -> None:
-    """Raises :class:`UsageError` for a finding of which no entry can be made."""
+    """Raise :class:`UsageError` for a finding that no entry can describe."""
     from shardlaw.conformance.law.features.features import FEATURES, known
 
     def refuse(message: str) -> UsageError:
@@ -177,12 +177,12 @@ def _check_finding(found: FindingLine, laws: set[str], path: Path) -> None:
 
 
 def _error_text(found: FindingLine) -> str:
-    """The struck error of a finding."""
+    """The error text in a finding's signature, without numbers and names."""
     return found.signature.split(" | ", 3)[3] if found.signature.count(" | ") >= 3 else ""
 
 
 def _find_entry(found: FindingLine, law: Law, existing: Sequence[Entry], report: RunReport) -> Entry | None:
-    """The entry that accounts for a finding, or else one that names it."""
+    """The existing entry that accounts for a finding, or else one that names its id."""
     matching = [entry for entry in existing if _accounts_for(entry, found, law, report)]
     naming = [entry for entry in existing if entry.finding == found.id]
     return next(iter([*matching, *naming]), None)
@@ -194,7 +194,7 @@ def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport)
 
 
 def _entry_lines(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
-    """The lines of an entry, with what a reader needs to find its reason."""
+    """The lines of an entry, after comments that help to find its reason."""
     first, *others = draft.found
     after = len(first.case.get("after", ()))
     shown = f"shown by {folder / first.reproducer}" if first.reproducer else first.note or "no reproducer"
@@ -227,7 +227,7 @@ def _entry_lines(draft: Draft, versions: str, report: RunReport, folder: Path) -
 
 
 def _fallback_features(found: FindingLine, cases: CaseTable) -> tuple[list[str], float]:
-    """The features for an entry, and the share of a law's cases that have them and hold; the share is 0 where nobody can tell."""
+    """Features for an entry if none separate, and the share of the law's cases that have them and hold (0: unknown)."""
     features = [feature for feature in found.features if not feature.startswith(LAST_FEATURES)]
     share = _holding_share(features, found.kind, cases)
     for family in LAST_FEATURES:
@@ -240,14 +240,14 @@ def _fallback_features(found: FindingLine, cases: CaseTable) -> tuple[list[str],
 
 
 def _holding_share(features: Sequence[str], kind: str, cases: CaseTable) -> float:
-    """The share of cases with these features which do not deviate so, as far as a case's text tells; 0 where too few are there to say."""
+    """The share of a law's cases that have these features and do not deviate with this kind; 0 if there are too few cases."""
     if cases.total < MIN_CASES:
         return 0.0
     return cases.count_cases([name for name in features if not name.startswith(RANK_FEATURES)], kind)[1] / cases.total
 
 
 def _signature(found: FindingLine) -> str:
-    """As much of the struck error as an entry may hold: all of it, or the longest part that striking leaves as it is."""
+    """The signature for an entry: the finding's error text, or its longest part that is free of numbers and names."""
     error = _error_text(found).strip()
     parts = [error, *re.split(r"[\[\](){}'\"]", error)]
     fitting = [part.strip() for part in parts if part.strip() and struck(part) == part.strip() and part.count(" | ") < 3]
@@ -273,7 +273,7 @@ def _format_toml(value: str | list[str] | dict[str, str]) -> str:
 
 
 def _append_blocks(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
-    """Add blocks of lines to a file, which is made where it is missing; returns the line of each block's table."""
+    """Append blocks of lines to a file, which is created if missing; returns the line number of each block's table."""
     if not blocks:
         return []
     old = path.read_bytes() if os.path.exists(path) else f"# For: shardlaw run --expect {_printable(str(path))}\n".encode()
@@ -298,7 +298,7 @@ def _append_blocks(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _doubtful_entries(report: RunReport) -> Iterator[str]:
-    """What the run saw of the entries that it was given, where somebody has to mend them."""
+    """Yield a line for each stale or too wide entry of the run."""
     for line in report.expectations:
         what = f"{line.kind} of {line.law}" + (f" with {', '.join(line.features)}" if line.features else "")
         if line.stale:

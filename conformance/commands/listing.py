@@ -1,4 +1,4 @@
-"""The catalogue as text or JSON."""
+"""``shardlaw laws``: the laws and features as text or JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 WIDTH = 100
-
-
-MAX_DETAILED = 5  # laws, of which a person wants to see more than the clause
+MAX_DETAILED = 5  # so many selected laws are shown with the fields of their cases
 
 
 def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
-    """The laws that the patterns select; of few also what their cases may say. Raises
+    """The laws that the patterns select; if they are few, also the fields of their cases. Raises
     :class:`~shardlaw.conformance.errors.UsageError`."""
     from shardlaw.conformance.law.selection import select
     from shardlaw.conformance.laws import catalogue
@@ -52,7 +50,7 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
 
 
 def _field_lines(law: Law) -> list[str]:
-    """What the cases of a law may say: a line for each parameter, with the fields that it is read from, its own first."""
+    """The fields of a law's cases: a line for each parameter, with the fields that it is read from."""
     from shardlaw.conformance.law.act import parameters
 
     lines, seen = [], set[str]()
@@ -72,7 +70,7 @@ def _field_lines(law: Law) -> list[str]:
 
 
 def list_features(patterns: tuple[str, ...], as_json: bool) -> str:
-    """The features that the patterns select, by the line of the input space that they belong to. Raises
+    """The features that the patterns select, grouped by the axis of the input space. Raises
     :class:`~shardlaw.conformance.errors.UsageError`."""
     from shardlaw.conformance.errors import UsageError, one_of
     from shardlaw.conformance.law.features.feature_lines import LINES

@@ -1,7 +1,7 @@
-"""``shardlaw merge``: the reports of the shards of one request (``--shard I/N``) as the report of the whole.
+"""``shardlaw merge``: merge the reports of the shards of one run (``--shard I/N``).
 
-What the shards counted is added up. What a report says on top of its counts (outcomes, stale and too wide expectations, the exit code)
-is worked out again from the sums. Where a shard is missing the merged run is one that could not be finished.
+Counts are added up; outcomes, stale and too wide expectations and the exit code are decided again from the sums. If a shard is missing, the
+merged run counts as not finished.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardlaw.conformance.report.writer import check_folder, clear_report, write
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import write_text
 
-# of a law's counts those that are no sums over shards: every shard comes upon all cases of the enumerator
+# counts of a law that are equal in all shards: each shard enumerates all cases
 EQUAL_IN_SHARDS = ("swept", "combinations")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The report of one shard, and what stands beside it: by name the files of its findings, and the lines of its judged cases."""
+    """The report of one shard, the files of its findings by name, and the lines of its ``cases.txt``."""
 
     path: Path
     report: RunReport
@@ -40,7 +40,7 @@ class Shard:
 
     @classmethod
     def read(cls, path: Path) -> Shard:
-        """Raises :class:`UsageError`."""
+        """Read a report, given by folder or file. Raises :class:`UsageError`."""
         report = read_report(path)
         folder = path if os.path.isdir(path) else path.parent
         part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
@@ -67,7 +67,7 @@ def _read_case_lines(folder: Path) -> list[str] | None:
 
 
 def merge(paths: Sequence[Path], output: Path) -> int:
-    """Write the report of the whole into ``output``, and say what it says; returns its exit code. Raises :class:`UsageError`."""
+    """Write the merged report into ``output`` and print its summary; returns its exit code. Raises :class:`UsageError`."""
     from shardlaw.conformance.report.github import annotate
     from shardlaw.conformance.report.terminal import make_console, print_not_judged, print_summary
 
@@ -95,7 +95,7 @@ def merge(paths: Sequence[Path], output: Path) -> int:
 
 
 def _check_shards(shards: Sequence[Shard]) -> None:
-    """Raises :class:`UsageError` for reports that are not those of one request, or of the same shard."""
+    """Raise :class:`UsageError` unless the reports are of different shards of one request."""
     first = shards[0]
     request = _request_fields(first)
     for other in shards[1:]:
@@ -113,7 +113,7 @@ def _check_shards(shards: Sequence[Shard]) -> None:
 
 
 def _request_fields(shard: Shard) -> dict[str, object]:
-    """What is the same in all shards of one request, by the words for it."""
+    """The values that all shards of one request share, by name."""
     report, target = shard.report, shard.report.target
     return {
         "harness": report.harness,
@@ -135,7 +135,7 @@ def _entry_key(line: ExpectationLine) -> tuple[object, ...]:
 
 
 def merge_shards(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
-    """The report of the whole, and the files of its findings and cases by their names below its folder. ``shards`` are in order."""
+    """The merged report, and the files of its findings and cases by path in its folder. ``shards`` are in order."""
     reports = [shard.report for shard in shards]
     first, count = reports[0], shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
@@ -175,7 +175,7 @@ def merge_shards(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
 
 
 def _merge_law_lines(lines: Sequence[LawLine]) -> LawLine:
-    """One law in all shards: its counts; what follows from them comes later."""
+    """Sum the counts of a law over all shards; outcome and reason are set later."""
     counts = {
         field.name: (max if field.name in EQUAL_IN_SHARDS else sum)(getattr(line, field.name) for line in lines)
         for field in msgspec.structs.fields(LawLine)
@@ -208,14 +208,14 @@ def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations,
 
 
 def _untested_reason(law: LawLine, reports: Sequence[RunReport]) -> str:
-    """Why no shard says anything of a law."""
+    """Why no shard judged a law."""
     lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
     reasons = [line.reason or "" for line in lines if line.cases or not law.cases]
     return "; ".join(dict.fromkeys(reasons)) or "every case is refused, on every rank alike"
 
 
 def _merge_findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
-    """Each new signature and each expectation's finding once, the one met first; with the files of those that are kept."""
+    """Keep one finding for each new signature and each expectation, the first in the law's plan; also return the files of these."""
     first_met: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
     order = {law_id: at for at, law_id in enumerate(laws)}
     met = [(shard, found) for shard in shards for found in shard.report.findings]
@@ -231,12 +231,12 @@ def _merge_findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[
 
 
 def _report_order(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
-    """Where a finding stands in the report of a run: by law, what is expected first, then by the case that showed it first."""
+    """The order of findings in a report: by law, expected before new, by number of the first case."""
     return order.get(found.law, len(order)), found.status == "new", found.number
 
 
 def _merge_key(found: FindingLine) -> tuple[str, ...]:
-    """What two shards that came upon the same thing have in common."""
+    """The key that equal findings of two shards share."""
     if found.status == "expected":
         return ("expected", Path(found.entry).name or found.law, found.kind, found.note)
     return ("new", found.signature or found.id, found.law)
@@ -258,7 +258,7 @@ def _merge_unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
 
 
 def _merge_case_lines(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[int, str | None]:
-    """How many different cases were judged, and the lines of all, law by law; no lines where a shard's are missing."""
+    """The number of distinct judged cases, and the merged ``cases.txt`` in the order of laws (``None`` if a shard has none)."""
     if any(shard.cases is None for shard in shards):
         return sum(shard.report.totals.distinct for shard in shards), None
     order = {law_id: at for at, law_id in enumerate(laws)}
@@ -276,7 +276,7 @@ def _stopped_by(shards: Sequence[Shard], missing: Sequence[int]) -> str | None:
 
 
 def _exit_code(reports: Sequence[RunReport], merged: RunReport, known: Expectations, missing: bool) -> int:
-    """The first that applies: interrupted, nothing judged, a new finding (or, under ``--strict``, a stale expectation), not finished."""
+    """The first that applies: interrupted, no case judged, a new finding (``--strict``: or a stale expectation), not finished."""
     interrupted = [report.exit for report in reports if report.exit in (130, 143)]
     if interrupted:
         return interrupted[0] or 130
@@ -290,5 +290,5 @@ def _exit_code(reports: Sequence[RunReport], merged: RunReport, known: Expectati
 
 
 def _was_not_finished(report: RunReport) -> bool:
-    """Whether a run was not finished. One that broke before anything was judged ends with 2, as does one that has nothing to judge."""
+    """Whether a run broke. One that broke before any case was judged ends with 2, as does one without cases."""
     return report.exit in (None, 3) or (report.exit == 2 and report.stopped_by not in (None, "budget"))

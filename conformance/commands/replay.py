@@ -1,4 +1,4 @@
-"""Trying a case again: from a stored finding, from a folder of them, or from one line of text."""
+"""``shardlaw replay``: run a case again, from a stored finding, a folder of findings, or its text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayCase:
-    """One case to try, on the target and the storage on which it was found, and the signature that it had there: ``name`` says where it
-    comes from, ``expected`` why it was expected there."""
+    """A case to run. For a stored finding ``name`` is its id, ``target``, ``storage`` and ``signature`` are those of the run that found it,
+    and ``expected`` is the reason if it was expected there."""
 
     case: Case
     law: Law
@@ -44,17 +44,17 @@ class ReplayCase:
 
 
 def replay(what: str, target: str | None = None, storage: str | None = None, times: int = 1, trace: bool = False) -> int:
-    """Try ``what`` again, each time in a fresh world, and print every verdict; returns the exit code. A stored finding is tried on its own
-    target and storage unless others are named.
+    """Run ``what`` again, each time in a fresh world, and print every verdict. A stored finding runs on its own target and storage unless
+    others are given.
 
-    1 when any case deviates otherwise than an expectation says; 0 when all hold or are known. Raises :class:`UsageError`.
+    Returns 1 if a case deviates and no expectation covers it, else 0. Raises :class:`UsageError`.
     """
     from shardlaw.conformance.target.config import check_target, named_target, read_config, with_storage
     from shardlaw.conformance.world import Pool, WorldError
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    cases = sorted(_find_cases(what), key=lambda one: not one.expected)  # what is known first, so that what is new is read last
+    cases = sorted(_find_cases(what), key=lambda one: not one.expected)  # expected ones first, so that new ones end the output
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
     for one in cases:
@@ -89,7 +89,7 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
 
 def reproducer_of(what: str) -> str:
-    """The reproducer of a stored finding, or of a case by its text. Raises :class:`UsageError` where there is none."""
+    """The script of a stored finding, or of a case given as text. Raises :class:`UsageError` if there is none."""
     from shardlaw.conformance.law.script import ScriptError
     from shardlaw.conformance.report.reproducer import FaultInfo, ScriptTarget, render_reproducer
     from shardlaw.conformance.target.config import named_target, read_config
@@ -101,7 +101,7 @@ def reproducer_of(what: str) -> str:
         data = read_finding(path)
         law, case, seen = resolve_law(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
         about = FaultInfo(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
-        with suppress(UsageError):  # a target that is not described here
+        with suppress(UsageError):  # the config here may lack the target
             join = ScriptTarget.from_target(named_target(str(data["target"].get("name", "gloo")), read_config()))
     else:
         (one,) = _find_cases(what)
@@ -113,7 +113,7 @@ def reproducer_of(what: str) -> str:
 
 
 def _resolve_path(what: str) -> Path:
-    """The file or folder that is meant: of a finding's id alone its file in the report of the last run here."""
+    """The path that ``what`` names. A finding's id stands for its file in the default report folder."""
     stored = DEFAULT_REPORT / "findings" / f"{what}.json"
     return stored if re.fullmatch(r"[0-9a-f]{8}", what) and stored.is_file() else Path(what)
 
@@ -143,7 +143,7 @@ def _find_cases(what: str) -> list[ReplayCase]:
 
 
 def _is_law_id(what: str) -> bool:
-    """Whether somebody names a law alone, which stands for its control case."""
+    """Whether ``what`` is a law id, which stands for the law's control case."""
     return not Path(what).exists() and not what.endswith(".json") and "." in what and not {*what} & set(" =/")
 
 
@@ -154,14 +154,14 @@ def _read_stored(path: Path) -> ReplayCase:
     check_case(law, case)
     expected = (data.get("note") or "as its report says") if data["status"] == "expected" else ""
     where, storage = str(data["target"].get("name") or "gloo"), str(data["target"].get("storage") or "")
-    if data["check"] == REFUSED_NOW:  # this release was found to refuse what earlier ones did
+    if data["check"] == REFUSED_NOW:  # a refusal that earlier releases did not have: it deviates
         law = law.unrefused()
     return ReplayCase(case, law, data["id"], data["signature"], expected, where, storage)
 
 
 @cache
 def _load_expectations(target: Target) -> Expectations:
-    """What is known to deviate on a target."""
+    """The expectations for a target and the installed torch."""
     import torch
 
     from shardlaw.conformance.laws import catalogue
@@ -213,7 +213,7 @@ def _answer_lines(verdict: Verdict, trace: bool) -> list[str]:
 
 
 def _find_entry(one: ReplayCase, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
-    """The entry that accounts for a deviation, if need be by a trace of its case."""
+    """The entry that accounts for a deviation; the case is traced if an entry with ``at`` needs it."""
     entry = expected.match_verdict(one.law, verdict)
     if entry is None and expected.needs_trace(one.law, verdict):
         entry = expected.match_verdict(one.law, verdict, trace_spots(pool, for_installed_torch(one.law), verdict))
@@ -221,7 +221,7 @@ def _find_entry(one: ReplayCase, verdict: Verdict, expected: Expectations, pool:
 
 
 def _conclude(one: ReplayCase, verdicts: list[Verdict], expected: Expectations, pool: Pool) -> str:
-    """Say what all tries together mean; returns ``held``, ``expected`` or ``new``."""
+    """Print the conclusion from all runs of a case; returns ``held``, ``expected`` or ``new``."""
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
     if not deviating:

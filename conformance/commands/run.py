@@ -1,6 +1,6 @@
-"""``shardlaw run``: pytest, started on the folder of laws.
+"""``shardlaw run``: run pytest on the folder of laws.
 
-It runs under an ini, a rootdir and a plugin set of its own, so that nothing of the folder that it is started in leaks in.
+pytest gets its own ini file, rootdir and plugins, so that the configuration in the current folder has no effect.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ INI = Path(__file__).parents[1] / "run.ini"
 
 
 def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
-    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. Where ``launch`` starts the
-    ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
+    """Run the laws of ``request``; returns the exit code. ``launch`` starts the ranks if they are on several hosts; ``ranks_here`` of the
+    largest world are then on this machine. Raises :class:`UsageError`, only before any case is judged."""
     from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.target.config import find_target
 
@@ -46,8 +46,8 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     code = 3
     try:
 
-        class HandOver:
-            """Hands the run to the plugin."""
+        class RunPlugin:
+            """Passes the run to the plugin."""
 
             @staticmethod
             def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +63,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
         ]
         live.scout()
         with _isolated_pytest():
-            status = pytest.main(arguments, plugins=[HandOver()])
+            status = pytest.main(arguments, plugins=[RunPlugin()])
         if status == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         live.probe()
@@ -83,7 +83,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
 
 
 def _continue_earlier(request: RunRequest) -> tuple[RunRequest, EarlierRun | None]:
-    """What is left of a request that goes on from an earlier report, and that report. Raises :class:`UsageError`."""
+    """For ``--last-failed`` and ``--resume``: the restricted request, and the run to resume. Raises :class:`UsageError`."""
     if not (request.last_failed or request.resume):
         return request, None
     from shardlaw.conformance.report import resume  # loads torch
@@ -93,7 +93,7 @@ def _continue_earlier(request: RunRequest) -> tuple[RunRequest, EarlierRun | Non
 
 @contextmanager
 def _isolated_pytest() -> Iterator[None]:
-    """Keep the surroundings' pytest options and plugins out, while our items run."""
+    """Remove the pytest options and plugins of the environment while our items run."""
     theirs = {name: os.environ.pop(name, None) for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
     auto = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -107,7 +107,7 @@ def _isolated_pytest() -> Iterator[None]:
 
 
 def _print_failure(live: Run) -> int:
-    """Say why a run broke: 2 when the target's ranks never started, else 3."""
+    """Print why a run broke; returns the exit code: 2 if the target's ranks never started, else 3."""
     import traceback
 
     from shardlaw.conformance.world import WorldError

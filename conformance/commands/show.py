@@ -1,4 +1,4 @@
-"""Who holds what: a layout as text for people. Nothing is started and torch is not asked."""
+"""``shardlaw show``: a layout as text: which rank holds what. Computed by the reference, without ranks or torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TORCH_PLACEMENT = re.compile(r"(Replicate|Partial|_?Shard|_?StridedShard)\(([^()
 
 
 def show(shape: str, mesh: str, placements: str) -> str:
-    """The layout of a tensor, as several lines. Raises :class:`UsageError` for what has no meaning."""
+    """Describe a layout in several lines. Raises :class:`UsageError` for invalid arguments."""
     layout = parse_layout(shape, mesh, placements)
     return "\n".join([*describe_layout(layout), "", *_rank_table(layout), "", *remarks(layout), *_element_table(layout)]).rstrip()
 
 
 def parse_layout(shape: str, mesh: str, placements: str) -> Layout:
-    """The layout that the texts mean. Raises :class:`UsageError` where they mean none, or one too large to list."""
+    """Parse the texts of a layout. Raises :class:`UsageError` if they are invalid, or the layout is too large to list."""
     try:
         sizes, table, parsed = (
             parse_shape(shape),
@@ -41,7 +41,7 @@ def parse_layout(shape: str, mesh: str, placements: str) -> Layout:
 
 
 def _to_notation(printed: re.Match[str]) -> str:
-    """The notation for a placement as torch prints it, or as its users write it."""
+    """Convert a placement from torch's notation (``Shard(dim=0)``) to ours."""
     name, argument = printed[1].strip("_"), re.sub(r"\s|\w+=|['\"]", "", printed[2])
     return {"Replicate": "R", "Shard": f"S({argument})", "StridedShard": f"_S({argument})", "Partial": f"P({argument or 'sum'})"}[name]
 
@@ -76,7 +76,7 @@ def _rank_table(layout: Layout) -> list[str]:
 
 
 def remarks(layout: Layout) -> list[str]:
-    """What is not plain to see: empty ranks, replicas, uneven and scattered shards. A blank line follows them."""
+    """Lines about empty ranks, replicas, uneven and scattered shards, with a blank line at the end; none if nothing applies."""
     mesh, lines = layout.mesh, []
     coords_by_owned: dict[tuple[tuple[int, ...], ...], list[Coord]] = {}
     for coord in mesh.coords():
@@ -102,7 +102,7 @@ def remarks(layout: Layout) -> list[str]:
 
 
 def _element_table(layout: Layout) -> list[str]:
-    """A tensor of one or two dims as a table of elements, each with the ranks that hold it."""
+    """The elements of a tensor of one or two dims as a table, each with the ranks that hold it."""
     if len(layout.shape) not in (1, 2) or 0 in layout.shape:
         return []
     rows, columns = (1, *layout.shape)[-2:]
@@ -126,7 +126,7 @@ def _element_table(layout: Layout) -> list[str]:
 
 
 def format_indices(owned: Sequence[int]) -> str:
-    """An ordered list of indices; a long run as its two ends: ``0..6 9 11``, and ``-`` for none."""
+    """Format sorted indices; a run of six or more as its ends: ``0..6 9 11``. ``-`` for none."""
     if not owned:
         return "-"
     parts: list[str] = []
@@ -142,7 +142,7 @@ def format_indices(owned: Sequence[int]) -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, every column as wide as its widest cell."""
+    """Format rows of cells as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -1,7 +1,7 @@
-"""Who holds what, as an SVG picture: every element in the colours of the ranks that hold it.
+"""``shardlaw show --svg``: a layout as an SVG picture, every element in the colours of the ranks that hold it.
 
-A tensor of one or two dims is one grid; of one with more dims every slice along its leading dims is a grid. Along a long dim,
-neighbouring elements that the same ranks hold stand for each other: one cell for all of them.
+A tensor of one or two dims is one grid; a tensor of more dims has a grid for each slice along its leading dims. Along a long dim, a run of
+elements that the same ranks hold is one cell.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stripe:
 
 @dataclass(frozen=True)
 class Label:
-    """A text; ``anchor`` is ``start``, ``middle`` or ``end`` of what it labels, ``title`` what it stands for in full."""
+    """A text. ``anchor`` is SVG's text-anchor (``start``, ``middle`` or ``end``), ``title`` the full text of a shortened one."""
 
     x: float
     y: float
@@ -75,7 +75,7 @@ class Frame:
 
 
 def show_svg(shape: str, mesh: str, placements: str) -> str:
-    """The picture of a layout, an SVG document. Raises :class:`UsageError` for what has no meaning, or is too much to draw."""
+    """Render a layout as an SVG document. Raises :class:`UsageError` for invalid arguments or too many ranks."""
     from shardlaw.conformance.report.templates import render_template
 
     layout = parse_layout(shape, mesh, placements)
@@ -87,7 +87,7 @@ def show_svg(shape: str, mesh: str, placements: str) -> str:
 
 
 class _Drawing:
-    """Everything that is drawn, from top to bottom: what the placements say, a legend, grids, remarks."""
+    """The shapes of the picture, from top to bottom: description, legend, grids, remarks."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -147,7 +147,7 @@ class _Drawing:
             self._add_line(line, 0, quiet=True)
 
     def _holders(self, at: Sequence[Block]) -> list[int]:
-        """The ranks that hold the elements of a cell; the cell may have more dims than the tensor, in front."""
+        """The ranks that hold the elements of a cell, whose leading blocks may belong to added dims."""
         own = at[len(at) - len(self.layout.shape) :]
         return [rank for rank, owned in self._owned_by_rank if all(block.first in some for block, some in zip(own, owned, strict=True))]
 
@@ -175,7 +175,7 @@ class _Drawing:
 
 
 def _split_dim(layout: Layout, dim: int, extent: int) -> list[Block]:
-    """The cells along a dim: its elements, or runs of those that the same ranks hold. A ``dim`` before the first is one that is added."""
+    """The blocks of a dim: single elements, or runs that the same ranks hold if the dim is long. A negative ``dim`` is an added one."""
     if dim < 0:
         return [Block(0, 0)]
     if extent <= MAX_EXTENT:
@@ -189,12 +189,12 @@ def _split_dim(layout: Layout, dim: int, extent: int) -> list[Block]:
 
 
 def _rank_label(ranks: Sequence[int]) -> str:
-    """The ranks of a cell, as many as are readable."""
+    """The label of a cell: its ranks, or how many they are."""
     return ",".join(map(str, ranks)) if len(ranks) <= MAX_NAMED_RANKS else f"{len(ranks)} ranks"
 
 
 def _legend(layout: Layout) -> list[str]:
-    """What each rank holds, in order of rank."""
+    """A line for each rank, in ascending order, with what it holds."""
     lines = []
     for rank in sorted(layout.mesh.ranks):
         coord = layout.mesh.coord(rank)
@@ -210,5 +210,5 @@ def _tuple(values: Sequence[int]) -> str:
 
 
 def _hue(at: int) -> str:
-    """A colour for a rank beyond the first few: a golden angle away from that of the one before."""
+    """A colour for a rank beyond ``COLOURS``; successive ones differ by the golden angle."""
     return f"hsl({at * 137 % 360}, 70%, 78%)"

@@ -1,4 +1,4 @@
-"""``shardlaw twin``: a model whole and sharded, step by step; what comes out as text, twin.json and twin.html."""
+"""``shardlaw twin``: compare an unsharded model with its sharded version step by step; writes text, twin.json and twin.html."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def twin(
     resume: Sequence[str] | None = None,
     dropout: bool = False,
 ) -> int:
-    """Run it, print what it says, and leave a page; returns the exit code: 1 where the model departs. Raises :class:`UsageError`."""
+    """Run the comparison, print and write the result; returns 1 if the sharded model deviates, else 0. Raises :class:`UsageError`."""
     from shardlaw.conformance.twin.report import data, page, script, text
     from shardlaw.conformance.twin.session import Session, planned, resumed_on
     from shardlaw.conformance.twin.spec import VALUES

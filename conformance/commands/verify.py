@@ -1,7 +1,7 @@
-"""``shardlaw verify``: whether a folder is what a certified run of this version leaves behind, and whether its verdicts come out again.
+"""``shardlaw verify``: check that a folder is the report of a certified run of this version.
 
-Everything that a report says twice must agree, with the list of the profile and with this version's laws and expectations. A submission
-whose parts were all changed alike is seen by ``--rerun``, which tries cases again, on the target as it is described here.
+Its files must agree with each other, with the profile, and with the laws and expectations of this version. A consistent forgery is found
+only by ``--rerun``, which runs cases again on the target as it is configured here.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from shardlaw.conformance.run.finding_file import read_finding
 
 WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
 NOT_JUDGED = {MISSING, ABSENT, UNSAID}
-FOLDER_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for the name of a report's folder, which no page tells otherwise
+FOLDER_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # in place of the report's folder, which occurs only in the pages
 
 
 def verify(folder: Path, rerun: int = 0) -> int:
-    """Print what is wrong with a submission, or what it certifies; returns 1 or 0. Raises :class:`UsageError` where it is none, or where
-    its cases cannot be tried here."""
+    """Print the problems of a submission, or what it certifies; returns 1 or 0. Raises :class:`UsageError` if it has no certificate, or its
+    cases cannot be run here."""
     if rerun < 0:
         raise UsageError(f"--rerun {rerun}: want a number of cases, 0 or more")
     report = read_report(folder)
@@ -65,7 +65,7 @@ def verify(folder: Path, rerun: int = 0) -> int:
 
 
 def find_problems(folder: Path, report: RunReport, claimed: Certificate) -> Iterator[str]:
-    """In a line each, what does not fit."""
+    """Yield a line for each contradiction in a submission."""
     name = f"{claimed.profile}-{claimed.release}"
     if name not in profile_names():
         yield f"{name} is no certified profile of this version ({', '.join(profile_names())})"
@@ -99,7 +99,7 @@ def find_problems(folder: Path, report: RunReport, claimed: Certificate) -> Iter
 
 
 def _check_request(report: RunReport, claimed: Certificate) -> Iterator[str]:
-    """How the run was made."""
+    """Check the request and the environment of the run."""
     target, loaded = report.target, claimed.loaded
     for what, got, want in (
         ("version of shardlaw", report.harness, __version__),
@@ -128,7 +128,7 @@ def _check_request(report: RunReport, claimed: Certificate) -> Iterator[str]:
 
 
 def _parse_words(text: str, profile: CertifiedProfile) -> list[str] | None:
-    """What was said of each case of the list; nothing where the file says something else."""
+    """Parse ``verdicts.txt`` into a word for each case of the profile; ``None`` if the file does not fit it."""
     lines = text.splitlines()
     if len(lines) != len(profile.cases):
         return None
@@ -142,7 +142,7 @@ def _parse_words(text: str, profile: CertifiedProfile) -> list[str] | None:
 
 
 def _check_laws(report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
-    """Whether the report's laws are those of the list, told as this version tells them, with as many cases as there are verdicts."""
+    """Check that the report has the profile's laws as this version defines them, and that their counts agree with the verdicts."""
     laws = {law_id: find(law_id) for law_id in profile.laws}
     if [line.id for line in report.laws] != [law.id for law in laws.values()]:
         yield "its laws are not those of the list, in their order"
@@ -173,7 +173,7 @@ def _check_laws(report: RunReport, profile: CertifiedProfile, words_by_case: dic
 
 
 def _check_findings(folder: Path, report: RunReport, words_by_case: dict[str, str]) -> Iterator[str]:
-    """Whether each law that deviates has a finding, and each finding its file."""
+    """Check that each deviating law has a finding, and each finding its file."""
     wrong = Counter(text.split(" ", 1)[0] for text, word in words_by_case.items() if word in KINDS)
     for law_id in sorted(set(wrong) ^ {found.law for found in report.new()}):
         yield (
@@ -195,7 +195,7 @@ def _check_findings(folder: Path, report: RunReport, words_by_case: dict[str, st
 
 
 def _check_expected(report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
-    """Whether what is called expected is what this version expects of that torch."""
+    """Check the expectations of the report, and that they account for each expected case."""
     ours = _load_shipped(report.target.torch, report.target.name)
     keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.requirements), entry.reason) for entry in ours.entries}
     for line in report.expectations:
@@ -221,7 +221,7 @@ def _load_shipped(torch: str, target: str) -> expectations.Expectations:
 
 
 def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
-    """Whether the cases that were judged, as they came, are those of the list with these verdicts."""
+    """Check ``cases.txt`` against the profile, the verdicts and the counts of the report."""
     try:
         lines = (folder / "cases.txt").read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -261,7 +261,7 @@ def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, wor
 
 
 def _check_pages(folder: Path, report: RunReport) -> Iterator[str]:
-    """Whether what people read is what this report gives, whatever its folder was called when it was written."""
+    """Check that the pages are those of this report, whatever its folder was named when they were written."""
     pages = {
         "report.html": render_html(report, folder, shown_folder=FOLDER_MARK),
         "report.md": render_markdown(report, Path(FOLDER_MARK)),
@@ -278,8 +278,8 @@ def _check_pages(folder: Path, report: RunReport) -> Iterator[str]:
 
 
 def _rerun_cases(folder: Path, report: RunReport, claimed: Certificate, rerun: int) -> tuple[list[str], int]:
-    """What does not come out again of some cases, and how many were tried. Raises :class:`UsageError` where the target is not described
-    here."""
+    """Run up to ``rerun`` random cases again. Returns the differences, and how many cases were run. Raises :class:`UsageError` if the
+    target is not configured here."""
     from shardlaw.conformance.run.certified_profile import query_loaded
     from shardlaw.conformance.target.config import find_target
     from shardlaw.conformance.world import Pool, WorldError

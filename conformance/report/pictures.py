@@ -130,7 +130,7 @@ def _differing_positions(expected: Elements | None, got: Elements | None) -> fro
     return frozenset(at for at, (due, held) in enumerate(pairs) if due != held)
 
 
-def _draw_tensor(tensor: Elements, differing: frozenset[int], label: str) -> Picture:
+def _draw_tensor(tensor: Elements, differing: frozenset[int], side: str) -> Picture:
     rows, columns = (1, 1, *tensor.shape)[-2:]
     leading = tensor.shape[:-2]
     cells = [Cell(_shorten_element(text, tensor.dtype), text, at in differing) for at, text in enumerate(tensor.elements)]
@@ -145,7 +145,7 @@ def _draw_tensor(tensor: Elements, differing: frozenset[int], label: str) -> Pic
     size, shown = math.prod(tensor.shape), sum(len(row) for part in slices for row in part.rows)
     note = "no elements" if size == 0 else f"{shown} of {size} elements are drawn" if shown < size else ""
     count = f", {len(differing)} differ" if differing else ""
-    return Picture(tensor.title, f"{label}: {tensor.title}{count}", tuple(slices), note)
+    return Picture(tensor.title, f"{side}: {tensor.title}{count}", tuple(slices), note)
 
 
 def _shorten_element(text: str, dtype: str) -> str:
