@@ -9,9 +9,10 @@ from pathlib import Path
 
 from shardlaw.conformance.commands.verify import find_problems
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.run_report import Certificate, RunReport
+from shardlaw.conformance.report.run_report import Certificate, RunReport, report_folder
 from shardlaw.conformance.report.templates import render_template
 from shardlaw.conformance.report.trend import read_linked_report
+from shardlaw.conformance.report.wording import count_noun
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ def render_board(paths: Sequence[Path], beside: Path) -> str:
         place = report.target.name, (f"{report.certificate.profile}-{report.certificate.release}", report.target.torch)
         if place in cells:
             raise UsageError(f"{path}: a second run of {place[1][0]} on {place[0]} with torch {place[1][1]}: want one")
-        folder = path if path.is_dir() else path.parent
-        wrong = tuple(find_problems(folder, report, report.certificate))
+        wrong = tuple(find_problems(report_folder(path), report, report.certificate))
         cells[place] = _run_cell(f"run-{at + 1}", report, report.certificate, night.link, wrong)
     columns = sorted({column for _, column in cells})
     targets = sorted({target for target, _ in cells})
@@ -77,7 +77,7 @@ def _run_cell(anchor: str, report: RunReport, certificate: Certificate, link: st
     return RunCell(
         anchor=anchor,
         title=f"{report.target.name}, {certificate.profile}-{certificate.release}, torch {report.target.torch}",
-        word="passed" if passed else f"{len(causes)} cause{'s' * (len(causes) != 1)}" if causes else "not passed",
+        word="passed" if passed else count_noun(len(causes), "cause") if causes else "not passed",
         mark="passed" if passed else "failed",
         counts=f"{certificate.held} of {certificate.cases} hold"
         + (f", {certificate.missing} declared missing" if certificate.missing else ""),

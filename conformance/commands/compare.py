@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.report.comparison import Comparison, compare_reports
-from shardlaw.conformance.report.run_report import read_report
+from shardlaw.conformance.report.run_report import read_report, report_folder
 from shardlaw.conformance.run.finding_file import to_json, write_text
 
 
@@ -31,7 +31,7 @@ def compare(first: Path, second: Path, as_json: bool = False, page: bool = False
 def _write_page(path: Path, found: Comparison) -> None:
     from shardlaw.conformance.report.html import render_html
 
-    folder = path if path.is_dir() else path.parent
+    folder = report_folder(path)
     try:
         write_text(folder / "report.html", render_html(read_report(path), folder, since=found))
     except OSError as error:

@@ -25,11 +25,13 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import facts
 from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, spots, struck
-from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
 from shardlaw.conformance.report.separate import RANK_FEATURES, CaseTable, is_allowed, law_patterns, read_tables, separating_features
+from shardlaw.conformance.report.wording import one_line
 from shardlaw.conformance.run.entry import ANY_KIND, EMPTY_REASON, MIN_CASES, SIGNED_KINDS, Entry
 from shardlaw.conformance.run.expectation_file import read_entries
 from shardlaw.conformance.run.expectations import MAX_HOLDING_SHARE
+from shardlaw.conformance.run.finding_file import is_finding_id
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
     from shardlaw.conformance.laws import catalogue
 
     report = read_report(report_path)
-    folder = report_path if os.path.isdir(report_path) else report_path.parent
+    folder = report_folder(report_path)
     laws = catalogue()
     aliases = {alias: law.id for law in laws.values() for alias in law.aliases}
     versions = _version_range(report, report_path)
@@ -159,7 +161,7 @@ def _check_finding(found: FindingLine, laws: set[str], path: Path) -> None:
     def refuse(message: str) -> UsageError:
         return UsageError(f"{path}: finding {found.id!r}: {message}")
 
-    if not re.fullmatch(r"[0-9a-f]{8}", found.id):
+    if not is_finding_id(found.id):
         raise refuse("want an id of 8 hex digits")
     if found.law not in laws:
         raise refuse(f"no law here is called {found.law!r} ({one_of(found.law, laws)})")
@@ -255,9 +257,7 @@ def _signature(found: FindingLine) -> str:
 
 
 def _printable(text: str) -> str:
-    line = " ".join(text.split())
-    line = line if len(line) <= COMMENT_WIDTH else f"{line[: COMMENT_WIDTH - 3]}..."
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in one_line(text, COMMENT_WIDTH))
 
 
 def _format_toml(value: str | list[str] | dict[str, str]) -> str:

@@ -18,6 +18,7 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
     :class:`~shardlaw.conformance.errors.UsageError`."""
     from shardlaw.conformance.law.selection import select
     from shardlaw.conformance.laws import catalogue
+    from shardlaw.conformance.report.wording import count_noun
 
     def record(law: Law) -> dict[str, Any]:
         return {
@@ -46,7 +47,7 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
         lines += textwrap.wrap(f"source: {law.source}", WIDTH, initial_indent="    ", subsequent_indent="      ")
         if len(laws) <= MAX_DETAILED:
             lines += [f"    case:   {law.control}", *_field_lines(law)]
-    return "\n".join([*lines, f"{len(laws)} law{'s' * (len(laws) != 1)}"])
+    return "\n".join([*lines, count_noun(len(laws), "law")])
 
 
 def _field_lines(law: Law) -> list[str]:

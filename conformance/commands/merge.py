@@ -18,10 +18,19 @@ import msgspec
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
-from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, UnconfirmedLine, read_report
+from shardlaw.conformance.report.run_report import (
+    ExpectationLine,
+    FindingLine,
+    LawLine,
+    RunReport,
+    UnconfirmedLine,
+    read_case_lines,
+    read_report,
+    report_folder,
+)
 from shardlaw.conformance.report.writer import check_folder, clear_report, write_report
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.finding_file import write_text
+from shardlaw.conformance.run.finding_file import is_finding_id, write_text
 
 # counts of a law that are equal in all shards: each shard enumerates all cases
 EQUAL_IN_SHARDS = ("swept", "combinations")
@@ -42,28 +51,21 @@ class Shard:
     def read(cls, path: Path) -> Shard:
         """Read a report, given by folder or file. Raises :class:`UsageError`."""
         report = read_report(path)
-        folder = path if os.path.isdir(path) else path.parent
+        folder = report_folder(path)
         part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
         if part is None or int(part[1]) > int(part[2]):
             raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4")
-        return cls(path, report, int(part[1]), int(part[2]), dict(_read_finding_files(folder, report)), _read_case_lines(folder))
+        return cls(path, report, int(part[1]), int(part[2]), dict(_read_finding_files(folder, report)), read_case_lines(folder))
 
 
 def _read_finding_files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
     for found in report.findings:
-        if re.fullmatch(r"[0-9a-f]{8}", found.id, re.ASCII):
+        if is_finding_id(found.id):
             for name in (f"{found.id}.json", f"{found.id}.py"):
                 try:
                     yield name, (folder / "findings" / name).read_text("utf-8")
                 except (OSError, UnicodeDecodeError):
                     continue
-
-
-def _read_case_lines(folder: Path) -> list[str] | None:
-    try:
-        return (folder / "cases.txt").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def merge(paths: Sequence[Path], output: Path) -> int:
@@ -74,9 +76,7 @@ def merge(paths: Sequence[Path], output: Path) -> int:
     shards = sorted(map(Shard.read, paths), key=lambda shard: shard.number)
     _check_shards(shards)
     check_folder("-o", output)
-    if any(
-        os.path.realpath(output) == os.path.realpath(shard.path if os.path.isdir(shard.path) else shard.path.parent) for shard in shards
-    ):
+    if any(os.path.realpath(output) == os.path.realpath(report_folder(shard.path)) for shard in shards):
         raise UsageError(f"-o {output}: is one of the reports: want another folder")
     report, files = merge_shards(shards)
     try:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.report.wording import one_line
 from shardlaw.conformance.run.case_check import INVALID_CASE_ERRORS, check_case, resolve_law
 from shardlaw.conformance.run.confirm import trace_spots
-from shardlaw.conformance.run.finding_file import answer_fields, finding_files, read_finding
+from shardlaw.conformance.run.finding_file import answer_fields, finding_files, is_finding_id, read_finding
 from shardlaw.conformance.run.request import DEFAULT_REPORT
 from shardlaw.conformance.run.supported import for_installed_torch
 from shardlaw.conformance.world.judge import REFUSED_NOW
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.entry import Entry
     from shardlaw.conformance.run.expectations import Expectations
     from shardlaw.conformance.world import Pool
+
+_one_line = partial(one_line, limit=400)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def reproducer_of(what: str) -> str:
 def _resolve_path(what: str) -> Path:
     """The path that ``what`` names. A finding's id stands for its file in the default report folder."""
     stored = DEFAULT_REPORT / "findings" / f"{what}.json"
-    return stored if re.fullmatch(r"[0-9a-f]{8}", what) and stored.is_file() else Path(what)
+    return stored if is_finding_id(what) and stored.is_file() else Path(what)
 
 
 def _find_cases(what: str) -> list[ReplayCase]:
@@ -240,8 +242,3 @@ def _conclude(one: ReplayCase, verdicts: list[Verdict], expected: Expectations, 
     known = all(entries) or (as_stored == len(deviating) and bool(one.expected))
     print(text, *(f"  which is expected: {reason}" for reason in reasons if known), sep="\n", flush=True)
     return "expected" if known else "new"
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 400 else f"{line[:397]}..."

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.wording import count_noun
 from shardlaw.reference.layout import Layout, LayoutError
 from shardlaw.reference.mesh import Coord, Mesh
 from shardlaw.reference.notation import NotationError, format_shape, parse_shape
@@ -55,7 +56,7 @@ def describe_layout(layout: Layout) -> list[str]:
         what = "replicates" if not is_reduction(placement) else "holds contributions"
         if along is not None:
             what = f"shards tensor dim {along}"
-        lines.append(f"  mesh dim {dim} ({size} rank{'s' * (size != 1)}) {what}: {placement}")
+        lines.append(f"  mesh dim {dim} ({count_noun(size, 'rank')}) {what}: {placement}")
     return lines
 
 

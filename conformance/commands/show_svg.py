@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardlaw.conformance.commands.show import describe_layout, parse_layout, remarks
+from shardlaw.conformance.commands.show import describe_layout, format_tuple, parse_layout, remarks
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.layouts import COLOURS
+from shardlaw.conformance.report.layouts import COLOURS, rank_label
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import format_shape
 
@@ -130,7 +130,7 @@ class _Drawing:
         if len(slices) > MAX_SLICES:
             cut.append(f"{math.prod(map(len, leading))} slices, {MAX_SLICES} of them drawn")
         holders = (self._holders((*at, row, column)) for at in slices[:MAX_SLICES] for row in rows for column in columns)
-        widest = max(len(_rank_label(ranks)) for ranks in holders)
+        widest = max(len(rank_label(ranks, MAX_NAMED_RANKS)) for ranks in holders)
         cell = max(CELL, LETTER * widest + 10, *(LETTER * len(column.label) + 8 for column in columns))
         margin = LETTER * max(len(row.label) for row in rows) + 8 if len(layout.shape) > 1 else 0
         slice_width = margin + cell * len(columns) + GAP
@@ -171,7 +171,7 @@ class _Drawing:
                 self.stripes += [Stripe(left + part * width, top, width, self.colours[rank]) for part, rank in enumerate(ranks)]
                 self.frames.append(Frame(left, top, cell))
                 title = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
-                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, _rank_label(ranks), "middle", title=title))
+                self.labels.append(Label(left + cell / 2, top + CELL / 2 + 4, rank_label(ranks, MAX_NAMED_RANKS), "middle", title=title))
 
 
 def _split_dim(layout: Layout, dim: int, extent: int) -> list[Block]:
@@ -188,11 +188,6 @@ def _split_dim(layout: Layout, dim: int, extent: int) -> list[Block]:
     return [Block(first, last) for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
 
 
-def _rank_label(ranks: Sequence[int]) -> str:
-    """The label of a cell: its ranks, or how many they are."""
-    return ",".join(map(str, ranks)) if len(ranks) <= MAX_NAMED_RANKS else f"{len(ranks)} ranks"
-
-
 def _legend(layout: Layout) -> list[str]:
     """A line for each rank, in ascending order, with what it holds."""
     lines = []
@@ -200,13 +195,10 @@ def _legend(layout: Layout) -> list[str]:
         coord = layout.mesh.coord(rank)
         assert coord is not None
         empty = coord in layout.empty_coords()
-        part = f"{format_shape(layout.local_shape(coord))}" + ("" if empty or not layout.shape else f" from {_tuple(layout.offset(coord))}")
-        lines.append(f"rank {rank} at {_tuple(coord)} holds {part}" + (", nothing" if empty else ""))
+        offset = "" if empty or not layout.shape else f" from {format_tuple(layout.offset(coord))}"
+        part = f"{format_shape(layout.local_shape(coord))}{offset}{', nothing' if empty else ''}"
+        lines.append(f"rank {rank} at {format_tuple(coord)} holds {part}")
     return lines
-
-
-def _tuple(values: Sequence[int]) -> str:
-    return f"({', '.join(map(str, values))})"
 
 
 def _hue(at: int) -> str:

@@ -26,7 +26,7 @@ from shardlaw.conformance.report.certificate import FILE, make_certificate
 from shardlaw.conformance.report.html import render_html
 from shardlaw.conformance.report.junit import render_junit
 from shardlaw.conformance.report.markdown import render_markdown
-from shardlaw.conformance.report.run_report import Certificate, RunReport, read_report
+from shardlaw.conformance.report.run_report import Certificate, RunReport, read_case_lines, read_report
 from shardlaw.conformance.run import expectations
 from shardlaw.conformance.run.certified_profile import (
     ABSENT,
@@ -222,9 +222,8 @@ def _load_shipped(torch: str, target: str) -> expectations.Expectations:
 
 def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
     """Check ``cases.txt`` against the profile, the verdicts and the counts of the report."""
-    try:
-        lines = (folder / "cases.txt").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+    lines = read_case_lines(folder)
+    if lines is None:
         yield "cases.txt cannot be read"
         return
     judged: dict[str, list[str]] = {}

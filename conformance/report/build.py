@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.report.certificate import certify_run
+from shardlaw.conformance.report.combine import sum_totals
 from shardlaw.conformance.report.hang_places import describe_waits
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
@@ -16,7 +17,6 @@ from shardlaw.conformance.report.run_report import (
     LawLine,
     RunReport,
     TargetLine,
-    Totals,
     UnconfirmedLine,
 )
 from shardlaw.conformance.run.finding_file import answer_fields
@@ -44,6 +44,8 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
     order = {law: index for index, law in enumerate(run.results)}
     by_law = sorted(run.findings, key=lambda found: (order[found.law], found.status, found.number * (found.status == "new"), found.id))
     findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
+    laws = [_law_line(result, target) for result in results]
+    unconfirmed = [_unconfirmed_line(verdict) for verdict in run.unconfirmed]
     return RunReport(
         seed=request.seed,
         profile=request.profile,
@@ -66,27 +68,16 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
             cannot=list(target.cannot),
             stale=list(run.stale),
         ),
-        laws=[_law_line(result, target) for result in results],
+        laws=laws,
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
-        unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
+        unconfirmed=unconfirmed,
         certificate=certified[0] if (certified := certify_run(run, exit_code)) is not None else None,
         expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
         features_missing=missing(run.features),
-        totals=Totals(
-            cases=run.judged,
-            checks=sum(result.checks for result in results),
-            distinct=len(run.distinct),
-            drawn=run.drawn,
-            rejected=sum(result.rejected for result in results),
-            refused=sum(result.refused for result in results),
-            skipped_expected=sum(result.skipped_expected for result in results),
-            findings=len(findings),
-            new=sum(found.status == "new" for found in findings),
-            unconfirmed=len(run.unconfirmed),
-        ),
+        totals=sum_totals(laws, findings, unconfirmed, len(run.distinct), run.drawn),
     )
 
 

@@ -7,14 +7,14 @@ Expected findings are also paired by their entry, whose example may differ. The 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_report
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_case_lines, read_report, report_folder
+from shardlaw.conformance.report.wording import count_noun
 
 SCHEMA = 1
 
@@ -306,42 +306,34 @@ def _regressions(old: RunReport, new: RunReport, findings: Findings, laws: Laws,
     deviating = [law for law in laws.changed if law.second == "deviates" and law.id not in known]
     silent = [law for law in laws.changed if law.second == "untested" and not (cannot and "cannot do" in (law.reason or ""))]
     refused = [case for case in cases.changed if case.second == "refused"] if cases else []
-    worse = [
-        _count_text(len(came), "new finding"),
-        _count_text(len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
-        _count_text(len(deviating), "law that deviates now", "laws that deviate now"),
-        _count_text(len(refused), "case that is refused now", "cases that are refused now"),
-        _count_text(len(silent), "law that says nothing any more", "laws that say nothing any more"),
+    counts = [
+        (len(came), "new finding", "new findings"),
+        (len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
+        (len(deviating), "law that deviates now", "laws that deviate now"),
+        (len(refused), "case that is refused now", "cases that are refused now"),
+        (len(silent), "law that says nothing any more", "laws that say nothing any more"),
     ]
-    if old.complete and not new.complete:
-        worse.append("the second run was not finished")
-    return [words for words in worse if words]
+    worse = [count_noun(*count) for count in counts if count[0]]
+    return worse + ["the second run was not finished"] * (old.complete and not new.complete)
 
 
 def _request_differences(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
     """Say in what the requests of the two runs differ."""
-    apart = [
-        _count_text(len(laws.only_first), "law in the first only", "laws in the first only"),
-        _count_text(len(laws.only_second), "law in the second only", "laws in the second only"),
-    ]
-    if (old.target.torch, old.target.name) == (new.target.torch, new.target.name) and not any(apart):
-        before, after = len(old.expectations), len(new.expectations)
+    sides = (("first", laws.only_first), ("second", laws.only_second))
+    apart = [count_noun(len(only), f"law in the {side} only", f"laws in the {side} only") for side, only in sides if only]
+    before, after = len(old.expectations), len(new.expectations)
+    same_target = (old.target.torch, old.target.name) == (new.target.torch, new.target.name)
+    if same_target and not apart and before != after:
         empty = "first" if not before else "second" if not after else ""
         why = f" (the {empty} was told to expect nothing: --no-expect)" if empty else ""
-        apart.append(f"{before} expectations in the first, {after} in the second{why}" if before != after else "")
-    return [words for words in apart if words]
-
-
-def _count_text(number: int, one: str, many: str | None = None) -> str:
-    return "" if not number else f"{number} {one if number == 1 else many or f'{one}s'}"
+        apart.append(f"{before} expectations in the first, {after} in the second{why}")
+    return apart
 
 
 def _read_verdicts(path: Path) -> dict[str, str] | None:
     """The verdicts in ``cases.txt`` by case text; ``None`` if the file is missing."""
-    folder = path if os.path.isdir(path) else path.parent
-    try:
-        lines = (folder / "cases.txt").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+    lines = read_case_lines(report_folder(path))
+    if lines is None:
         return None
     words = (line.split(" ", 2) for line in lines)
     return {parts[2]: parts[0] for parts in words if len(parts) == 3}

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from shardlaw.conformance.report.comparison import ChangedFinding, ChangedRefusal, Comparison, FoundLine, KnownCause, Side
-from shardlaw.conformance.report.terminal import STYLES, shorten
+from shardlaw.conformance.report.terminal import STYLES
+from shardlaw.conformance.report.wording import one_line
 
 SHOWN_EXPECTED = 8
 SHOWN_CASES = 3
@@ -70,10 +71,10 @@ def _print_findings(out: Console, title: str, findings: Sequence[FoundLine], sty
     for found in findings:
         if found.status != "expected":
             out.print(Text.assemble("  ", (found.kind, style), f" {found.id} {found.text}"))
-            out.print(f"    {shorten(found.message)}")
+            out.print(f"    {one_line(found.message)}")
     for found in known[:SHOWN_EXPECTED]:
         out.print(Text.assemble("  ", (found.kind, "yellow"), f" {found.id} (expected) {found.text}"))
-        out.print(f"    {shorten(found.note)}")
+        out.print(f"    {one_line(found.note)}")
     if len(known) > SHOWN_EXPECTED:
         out.print(f"  and {len(known) - SHOWN_EXPECTED} more that are expected: see --json")
 
@@ -83,7 +84,7 @@ def _print_changed(out: Console, pair: ChangedFinding) -> None:
     name = second.id if first.id == second.id else f"{first.id} -> {second.id}"
     out.print(Text.assemble("  ", (second.kind, "yellow"), f" {name} {second.text}"))
     for changed in pair.changed:
-        out.print(f"    {changed}: {shorten(getattr(first, changed))} -> {shorten(getattr(second, changed))}")
+        out.print(f"    {changed}: {one_line(getattr(first, changed))} -> {one_line(getattr(second, changed))}")
 
 
 def _print_causes(out: Console, title: str, causes: Sequence[KnownCause]) -> None:
@@ -101,7 +102,7 @@ def _print_laws(out: Console, found: Comparison) -> None:
             groups.setdefault((law.first, law.second, law.reason or ""), []).append(law.id)
         for (before, after, reason), laws in groups.items():
             line = Text.assemble("  ", (before, STYLES.get(before, "")), " -> ", (after, STYLES.get(after, "")))
-            out.print(line + Text(f": {_list_names(laws, SHOWN_LAWS)}" + (f" ({shorten(reason)})" if reason else "")))
+            out.print(line + Text(f": {_list_names(laws, SHOWN_LAWS)}" + (f" ({one_line(reason)})" if reason else "")))
     for laws, which in ((found.laws.only_first, "first"), (found.laws.only_second, "second")):
         if laws:
             _print_heading(out, f"laws in the {which} only ({len(laws)})")
@@ -112,7 +113,7 @@ def _print_refusals(out: Console, title: str, refusals: Sequence[ChangedRefusal]
     if refusals:
         _print_heading(out, f"{title} ({len(refusals)})")
         for refused in refusals:
-            out.print(Text.assemble("  ", (refused.law, "yellow"), f" ({refused.cases} cases) {shorten(refused.text)}"))
+            out.print(Text.assemble("  ", (refused.law, "yellow"), f" ({refused.cases} cases) {one_line(refused.text)}"))
 
 
 def _print_features(out: Console, found: Comparison) -> None:

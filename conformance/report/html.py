@@ -23,6 +23,7 @@ from shardlaw.conformance.report.markdown import common_lines, declared_lines, h
 from shardlaw.conformance.report.pictures import AnswerView, group_answers
 from shardlaw.conformance.report.run_report import EXIT_MEANINGS, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
 from shardlaw.conformance.report.templates import FOLDER, render_template
+from shardlaw.conformance.run.finding_file import is_finding_id
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.comparison import Comparison
@@ -177,7 +178,7 @@ def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], fo
     # the report may come from somebody else: link and include only files of findings
     script = found.reproducer or ""
     script = script if re.fullmatch(r"findings/[0-9a-f]{8}\.py", script) else ""
-    named = re.fullmatch(r"[0-9a-f]{8}", found.id)
+    named = is_finding_id(found.id)
     # the answers of expected findings, of which there may be hundreds, stay in their files
     ranks = group_answers(_read_answers(folder / "findings" / f"{found.id}.json")) if named and found.status == "new" else []
     return FindingView(

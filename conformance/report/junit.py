@@ -6,6 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from shardlaw.conformance.report.run_report import FindingLine, RunReport
+from shardlaw.conformance.report.wording import count_noun
 
 # characters that XML 1.0 forbids, escaped or not
 UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -34,7 +35,7 @@ def render_junit(report: RunReport) -> str:
         )
         if law.outcome == "deviates":
             found = [finding for finding in report.new() if finding.law == law.id]
-            message = f"{len(found)} new finding{'s' * (len(found) != 1)}"
+            message = count_noun(len(found), "new finding")
             failure = ElementTree.SubElement(case, "failure", message=message, type=found[0].kind if found else "deviates")
             failure.text = _replace_unwritable("\n\n".join([law.clause, *map(_finding_text, found)]))
         elif law.outcome == "expected":  # as pytest writes it

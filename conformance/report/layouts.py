@@ -90,7 +90,7 @@ def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
     rows, columns = math.prod(layout.shape[:-1]), (layout.shape or (1,))[-1]
     is_drawn = 0 < rows <= MAX_EXTENT and 0 < columns <= MAX_EXTENT
     areas = list(_merge_areas(_ranks_by_element(layout, rows, columns))) if is_drawn else []
-    cell = min(MAX_CELL, max([CELL, *((len(_rank_label(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
+    cell = min(MAX_CELL, max([CELL, *((len(rank_label(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
     colours = {rank: COLOURS[at % len(COLOURS)] for at, rank in enumerate(sorted(mesh.ranks))}
     stripes, names = [], []
     for left, top, wide, tall, ranks in areas:
@@ -100,7 +100,7 @@ def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
             for at, rank in enumerate(ranks)
         ]
         middle = round((left + wide / 2) * cell, 1), (top + tall / 2) * CELL + 4
-        names.append(Area(*middle, _rank_label(ranks), f"held by rank {', '.join(map(str, ranks))}"))
+        names.append(Area(*middle, rank_label(ranks), f"held by rank {', '.join(map(str, ranks))}"))
     across = "".join(f"M0 {at * CELL}h{columns * cell:g}" for at in range(1, rows))
     down = "".join(f"M{at * cell:g} 0v{rows * CELL}" for at in range(1, columns))
     return LayoutPicture(
@@ -147,6 +147,6 @@ def _merge_areas(ranks_by_element: Sequence[Sequence[tuple[int, ...]]]) -> Itera
             open_.setdefault(run, row)
 
 
-def _rank_label(ranks: Sequence[int]) -> str:
-    """The label of an area: its ranks, or how many they are."""
-    return ",".join(map(str, ranks)) if len(ranks) <= MAX_NAMED_RANKS else f"{len(ranks)} ranks"
+def rank_label(ranks: Sequence[int], limit: int = MAX_NAMED_RANKS) -> str:
+    """The ranks as a list, or how many they are if there are more than ``limit``."""
+    return ",".join(map(str, ranks)) if len(ranks) <= limit else f"{len(ranks)} ranks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardlaw.conformance.report.run_report import EXIT_MEANINGS, OUTCOMES, FindingLine, RunReport
+from shardlaw.conformance.report.wording import count_noun, one_line
 
 SHOWN_OTHERS = 4
 SHOWN_FINDINGS = 10
@@ -47,7 +48,7 @@ def render_markdown(report: RunReport, folder: Path) -> str:
     if totals.unconfirmed:
         lines += [
             "",
-            f"{totals.unconfirmed} deviation{'s' * (totals.unconfirmed != 1)} did not repeat: see `unconfirmed` in report.json.",
+            f"{count_noun(totals.unconfirmed, 'deviation')} did not repeat: see `unconfirmed` in report.json.",
         ]
     if report.errors:
         lines += ["", "## Errors of the harness", "", *(f"- {error.law}: {_escape_line(error.message)}" for error in report.errors)]
@@ -59,9 +60,7 @@ def render_markdown(report: RunReport, folder: Path) -> str:
     if reasons or report.features_missing:
         lines += ["", "## Not reached", ""]
         for reason, laws in list(reasons.items())[:SHOWN_REASONS]:
-            lines.append(
-                f"- {len(laws)} law{'s' * (len(laws) != 1)}, {_escape_line(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}"
-            )
+            lines.append(f"- {count_noun(len(laws), 'law')}, {_escape_line(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}")
         if report.features_missing:
             lines.append(f"- {missing_features(report, SHOWN_FEATURES)}")
     return "\n".join(lines) + "\n"
@@ -72,7 +71,7 @@ def headline(report: RunReport) -> str:
     if report.exit is None:
         return "not finished"
     new = report.totals.new
-    found = f"{new} new finding{'s' * (new != 1)}" if new else ""
+    found = count_noun(new, "new finding") if new else ""
     if report.exit in (0, 1):
         expected = report.totals.findings - new
         stale = sum(law.outcome == "stale" for law in report.laws)
@@ -127,6 +126,4 @@ def _finding_lines(at: int, found: FindingLine, folder: Path) -> list[str]:
 
 def _escape_line(text: str) -> str:
     """The text on one line, cut at 300 characters, with Markdown's special characters escaped."""
-    line = " ".join(text.split())
-    line = line if len(line) <= 300 else f"{line[:297]}..."
-    return "".join(f"\\{char}" if char in "\\`*_<>[]|" else char for char in line)
+    return "".join(f"\\{char}" if char in "\\`*_<>[]|" else char for char in one_line(text, 300))

@@ -10,7 +10,7 @@ import msgspec
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.selection import select_ids
 from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
-from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_report
+from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_case_lines, read_report
 from shardlaw.conformance.run.request import RunRequest
 
 UNFINISHED_REASONS = ("the run was ended before it", "the run broke here", "an error of the harness")
@@ -98,10 +98,7 @@ def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
     remaining = [law.id for law in report.laws if law.id not in done]
     if not remaining:
         raise UsageError(f"--resume {request.report}: that run was finished: there is nothing left")
-    try:
-        lines = (request.report / "cases.txt").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
+    lines = read_case_lines(request.report) or []
     names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
     files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
     done_cases = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)

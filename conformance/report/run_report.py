@@ -301,6 +301,19 @@ class RunReport(msgspec.Struct, kw_only=True):
         return found
 
 
+def report_folder(path: Path) -> Path:
+    """The folder of a report that is given by its folder or its file."""
+    return path if os.path.isdir(path) else path.parent
+
+
+def read_case_lines(folder: Path) -> list[str] | None:
+    """The lines of a report's ``cases.txt`` (verdict, ``drawn`` or ``swept``, case); ``None`` if it cannot be read."""
+    try:
+        return (folder / "cases.txt").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def read_report(path: Path) -> RunReport:
     """Read a report from its file or its folder. Raises :class:`UsageError`."""
     path = path / "report.json" if os.path.isdir(path) else path

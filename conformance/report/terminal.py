@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shardlaw import __version__
+from shardlaw.conformance.report.wording import count_noun, one_line
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -89,7 +90,7 @@ class Terminal:
         by_weight = {law.id: law.weight / weights for law in laws}
         by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
         self._shares = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
-        self._print(Text(f"{self._laws} law{'s' * (self._laws != 1)}, up to {planned:,} cases"))
+        self._print(Text(f"{count_noun(self._laws, 'law')}, up to {planned:,} cases"))
         self._start = time.monotonic()
 
     def on_law_begin(self, law_id: str) -> None:
@@ -184,13 +185,13 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
     """Print a finding as a self-contained paragraph."""
     out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
     out.print(f"  {found.text}")
-    _prose(out, shorten(found.message))
+    _prose(out, one_line(found.message))
     if clause:
-        _prose(out, f"law: {shorten(clause)}")
+        _prose(out, f"law: {one_line(clause)}")
     for line in found.waits[:SHOWN_LINES]:
         _prose(out, line)
     if found.where:
-        _prose(out, f"where to look: {shorten(found.where)}")
+        _prose(out, f"where to look: {one_line(found.where)}")
     if found.features:
         _prose(out, f"features: {', '.join(found.features)}")
     if found.reproducer:
@@ -199,7 +200,7 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
     else:
         out.print(f"  shardlaw replay {folder}/findings/{found.id}.json")
     if found.note:
-        _prose(out, f"({shorten(found.note)})")
+        _prose(out, f"({one_line(found.note)})")
 
 
 def print_summary(out: Console, report: RunReport, folder: str) -> None:
@@ -233,7 +234,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         out.print(f"expected on a release of torch that nobody tried yet: {count_and_list(unseen, SHOWN_UNSEEN, 'causes')}")
     _print_list(out, [f"warning: {warning}" for warning in report.warnings])
     for error in report.errors[:SHOWN_LINES]:
-        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {shorten(error.message)}"))
+        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {one_line(error.message)}"))
     if report.certificate is not None:
         out.print(Text(report.certificate.line(), style="green" if report.certificate.passed else "bold red"))
     code = report.exit if report.exit is not None else 3
@@ -268,7 +269,7 @@ def _print_counts(out: Console, report: RunReport) -> None:
     from shardlaw.conformance.report.run_report import OUTCOMES
 
     counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in OUTCOMES}
-    line = Text(f"{len(report.laws)} law{'s' * (len(report.laws) != 1)}:")
+    line = Text(f"{count_noun(len(report.laws), 'law')}:")
     for outcome, count in counts.items():
         if count:
             line.append(f"{',' if line.plain[-1] != ':' else ''} {count} ").append(outcome, style=STYLES[outcome])
@@ -294,7 +295,7 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
     if count > 1:
         out.print(
             Text(
-                f"{len(causes)} cause{'s' * (len(causes) != 1)}, {count} findings" if len(causes) < count else f"{count} findings",
+                f"{count_noun(len(causes), 'cause')}, {count} findings" if len(causes) < count else f"{count} findings",
                 style="bold",
             )
         )
@@ -322,21 +323,15 @@ def _print_expected(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
         reasons = list(dict.fromkeys(found.note for found in expected))
-        out.print(f"expected: {len(expected)} finding{'s' * (len(expected) != 1)} of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
+        out.print(f"expected: {count_noun(len(expected), 'finding')} of {count_noun(len(reasons), 'known cause')}")
         for reason in reasons[:SHOWN_EXPECTED]:
-            _prose(out, shorten(reason))
+            _prose(out, one_line(reason))
         if len(reasons) > SHOWN_EXPECTED:
             out.print(f"  and {len(reasons) - SHOWN_EXPECTED} more, each with its reason in the report")
     _print_list(
         out,
         [
-            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {shorten(seen.message)}"
+            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {one_line(seen.message)}"
             for seen in report.unconfirmed
         ],
     )
-
-
-def shorten(text: str) -> str:
-    """The text on one line, cut at 240 characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= 240 else f"{line[:237]}..."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
 from shardlaw.conformance.report.templates import render_template
 
 SHOWN_LAWS = 4
@@ -58,8 +58,7 @@ def render_trend(paths: Sequence[Path], beside: Path) -> str:
 def read_linked_report(path: Path, beside: Path) -> LinkedReport:
     """Read a report; the link is relative to the folder ``beside``. Raises :class:`UsageError`."""
     report = read_report(path)
-    folder = path if path.is_dir() else path.parent
-    return LinkedReport(Path(os.path.relpath(folder, beside)).as_posix() + "/report.html", report)
+    return LinkedReport(Path(os.path.relpath(report_folder(path), beside)).as_posix() + "/report.html", report)
 
 
 def cause_key(found: FindingLine) -> str:

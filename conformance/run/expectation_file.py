@@ -47,6 +47,7 @@ from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import select_ids
 from shardlaw.conformance.law.verdict import struck
 from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_part
+from shardlaw.conformance.run.finding_file import is_finding_id
 
 
 def read_entries(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
@@ -246,7 +247,7 @@ def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
     error = error_part(signature)
     if error and struck(error) != error.strip():
         raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {struck(error)!r}")
-    if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):
+    if "finding" in block and not is_finding_id(block["finding"]):
         raise refuse("finding", f"finding = {block['finding']!r}: want the 8 hex digits of a finding's id")
     try:
         SpecifierSet(block.get("torch", ""))

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
+def is_finding_id(text: str) -> bool:
+    """Whether a text is a finding's id: 8 hex digits."""
+    return re.fullmatch(r"[0-9a-f]{8}", text) is not None
+
+
 def write_text(path: Path, text: str) -> Path:
     """Write a file atomically: a reader sees the old content or the new. Raises ``OSError``."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -136,7 +141,7 @@ def read_finding(path: Path) -> dict[str, Any]:
 def finding_files(folder: Path) -> list[Path]:
     """The files of findings in a folder, or in ``findings/`` of a report's folder, sorted by name."""
     inner = folder / "findings"
-    return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if re.fullmatch(r"[0-9a-f]{8}", path.stem))
+    return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if is_finding_id(path.stem))
 
 
 def read_cases(folder: Path) -> Iterator[Case]:
