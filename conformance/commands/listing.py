@@ -81,15 +81,16 @@ def list_features(patterns: tuple[str, ...], as_json: bool) -> str:
     for pattern in patterns:
         if not any(glob(pattern).fullmatch(name) for name in known):
             raise UsageError(f"no feature matches {pattern!r} ({one_of(pattern.strip('*'), known)})")
-    chosen = {
-        line: {name: meaning for name, meaning in names.items() if not patterns or any(glob(one).fullmatch(name) for one in patterns)}
-        for line, names in LINES.items()
-    }
-    chosen = {line: names for line, names in chosen.items() if names}
+
+    def is_selected(name: str) -> bool:
+        return not patterns or any(glob(pattern).fullmatch(name) for pattern in patterns)
+
+    selected = {line: {name: names[name] for name in filter(is_selected, names)} for line, names in LINES.items()}
+    selected = {line: names for line, names in selected.items() if names}
     if as_json:
-        return json.dumps(chosen, indent=2)
-    width = max(len(name) for names in chosen.values() for name in names)
+        return json.dumps(selected, indent=2)
+    width = max(len(name) for names in selected.values() for name in names)
     lines = []
-    for line, names in chosen.items():
+    for line, names in selected.items():
         lines += [line, *(f"    {name:{width}}  {meaning}" for name, meaning in names.items())]
     return "\n".join(lines)

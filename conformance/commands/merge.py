@@ -107,9 +107,9 @@ def _check_shards(shards: Sequence[Shard]) -> None:
                     else f" by its {name}"
                 )
                 raise UsageError(f"{other.path}: belongs to another run than {first.path}{difference}")
-    for shard, next_one in pairwise(shards):
-        if shard.number == next_one.number:
-            raise UsageError(f"{next_one.path}: is shard {next_one.number}/{next_one.count}, and so is {shard.path}: want each shard once")
+    for shard, other in pairwise(shards):
+        if shard.number == other.number:
+            raise UsageError(f"{other.path}: is shard {other.number}/{other.count}, and so is {shard.path}: want each shard once")
 
 
 def _request_fields(shard: Shard) -> dict[str, object]:

@@ -56,37 +56,37 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    cases = sorted(_find_cases(what), key=lambda one: not one.expected)  # expected ones first, so that new ones end the output
+    cases = sorted(_find_cases(what), key=lambda item: not item.expected)  # expected ones first, so that new ones end the output
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
-    for one in cases:
-        name = target or one.target, storage or one.storage
+    for item in cases:
+        name = target or item.target, storage or item.storage
         try:
             targets[name] = with_storage(named_target(name[0], config), name[1] or None, config)
         except UsageError as error:
-            raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
-        check_target(targets[name], max(one.case.world, one.law.smallest))
+            raise UsageError(f"{item.name + ': ' if item.name and not target else ''}{error}") from None
+        check_target(targets[name], max(item.case.world, item.law.smallest))
     judged, counts_by_word = 0, Counter[str]()
     new: list[ReplayCase] = []
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
-        for one in cases:
-            name = target or one.target, storage or one.storage
+        for item in cases:
+            name = target or item.target, storage or item.storage
             try:
                 if name not in pools:
                     pools[name] = stack.enter_context(Pool(targets[name]))
-                verdicts = _run_fresh(one, pools[name], times, trace)
-                word = _conclude(one, verdicts, _load_expectations(targets[name]), pools[name])
+                verdicts = _run_fresh(item, pools[name], times, trace)
+                word = _conclude(item, verdicts, _load_expectations(targets[name]), pools[name])
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
             counts_by_word[word] += 1
-            new += [one] * (word == "new")
+            new += [item] * (word == "new")
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
     if len(cases) > 1:
         counts = ", ".join(f"{counts_by_word[word]} {word}" for word in ("held", "expected", "new") if counts_by_word[word])
-        print(f"{len(cases)} findings tried again: {counts}", *(f"  {one.name} {one.case.text}" for one in new), sep="\n")
+        print(f"{len(cases)} findings tried again: {counts}", *(f"  {item.name} {item.case.text}" for item in new), sep="\n")
     return 1 if new else 0
 
 
@@ -106,8 +106,8 @@ def reproducer_of(what: str) -> str:
         with suppress(UsageError):  # the config here may lack the target
             join = ScriptTarget.from_target(named_target(str(data["target"].get("name", "gloo")), read_config()))
     else:
-        (one,) = _find_cases(what)
-        law, case, about, seen = one.law, one.case, FaultInfo(), ""
+        (item,) = _find_cases(what)
+        law, case, about, seen = item.law, item.case, FaultInfo(), ""
     try:
         return render_reproducer(law, case, about, seen, join)
     except (ScriptError, NotationError) as error:
@@ -172,18 +172,18 @@ def _load_expectations(target: Target) -> Expectations:
     return expectations.load(expectations.expectation_files(target), list(catalogue().values()), torch.__version__, target.name)
 
 
-def _run_fresh(one: ReplayCase, pool: Pool, times: int, trace: bool) -> list[Verdict]:
-    history = f" (after {len(one.case.after)} earlier cases)" if one.case.after else ""
-    print(f"{one.name + ': ' if one.name else ''}{one.case.text}{history}")
+def _run_fresh(item: ReplayCase, pool: Pool, times: int, trace: bool) -> list[Verdict]:
+    history = f" (after {len(item.case.after)} earlier cases)" if item.case.after else ""
+    print(f"{item.name + ': ' if item.name else ''}{item.case.text}{history}")
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.fresh(for_installed_torch(one.law), one.case, traced=trace)
+            verdict = pool.fresh(for_installed_torch(item.law), item.case, traced=trace)
         except NotationError as error:
-            raise UsageError(f"case {one.case.text!r}: {error}") from None
+            raise UsageError(f"case {item.case.text!r}: {error}") from None
         for answer in verdict.ranks:
             if answer.raised is not None and answer.raised.error in INVALID_CASE_ERRORS:
-                raise UsageError(f"case {one.case.text!r}: {answer.raised.text}")
+                raise UsageError(f"case {item.case.text!r}: {answer.raised.text}")
         count = f"{at + 1} of {times}: " if times > 1 else ""
         print(f"  {count}{_verdict_text(verdict)}", flush=True)
         if trace or (verdict.status == "deviates" and not any(_has_same_outcome(verdict, seen) for seen in verdicts)):
@@ -214,15 +214,15 @@ def _answer_lines(verdict: Verdict, trace: bool) -> list[str]:
     return lines
 
 
-def _find_entry(one: ReplayCase, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
+def _find_entry(item: ReplayCase, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
     """The entry that accounts for a deviation; the case is traced if an entry with ``at`` needs it."""
-    entry = expected.match_verdict(one.law, verdict)
-    if entry is None and expected.needs_trace(one.law, verdict):
-        entry = expected.match_verdict(one.law, verdict, trace_spots(pool, for_installed_torch(one.law), verdict))
+    entry = expected.match_verdict(item.law, verdict)
+    if entry is None and expected.needs_trace(item.law, verdict):
+        entry = expected.match_verdict(item.law, verdict, trace_spots(pool, for_installed_torch(item.law), verdict))
     return entry
 
 
-def _conclude(one: ReplayCase, verdicts: list[Verdict], expected: Expectations, pool: Pool) -> str:
+def _conclude(item: ReplayCase, verdicts: list[Verdict], expected: Expectations, pool: Pool) -> str:
     """Print the conclusion from all runs of a case; returns ``held``, ``expected`` or ``new``."""
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
@@ -231,14 +231,14 @@ def _conclude(one: ReplayCase, verdicts: list[Verdict], expected: Expectations, 
             f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True
         )
         return "held"
-    as_stored = sum(verdict.signature == one.signature for verdict in deviating)
+    as_stored = sum(verdict.signature == item.signature for verdict in deviating)
     text = f"  deviates {len(deviating)} of {times} times"
-    if one.signature:
-        text += ", as stored" if as_stored == len(deviating) else f", {as_stored} of them as stored ({one.signature})"
-    entries = [_find_entry(one, verdict, expected, pool) for verdict in deviating]
+    if item.signature:
+        text += ", as stored" if as_stored == len(deviating) else f", {as_stored} of them as stored ({item.signature})"
+    entries = [_find_entry(item, verdict, expected, pool) for verdict in deviating]
     reasons = [f"{entry.reason} ({entry.where})" for entry in dict.fromkeys(filter(None, entries))]
-    if not all(entries) and one.expected and as_stored == len(deviating):
-        reasons.append(one.expected)
-    known = all(entries) or (as_stored == len(deviating) and bool(one.expected))
+    if not all(entries) and item.expected and as_stored == len(deviating):
+        reasons.append(item.expected)
+    known = all(entries) or (as_stored == len(deviating) and bool(item.expected))
     print(text, *(f"  which is expected: {reason}" for reason in reasons if known), sep="\n", flush=True)
     return "expected" if known else "new"

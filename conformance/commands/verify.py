@@ -54,13 +54,13 @@ def verify(folder: Path, rerun: int = 0) -> int:
     if report.certificate is None:
         raise UsageError(f"{folder}: its report has no certificate: want the folder of shardlaw run --certify")
     found = list(find_problems(folder, report, report.certificate))
-    again = ""
+    rerun_note = ""
     if not found and rerun:
         found, tried = _rerun_cases(folder, report, report.certificate, rerun)
-        again = f"; {tried} of its cases were tried again"
+        rerun_note = f"; {tried} of its cases were tried again"
     for problem in found:
         print(f"  {problem}")
-    print(f"{folder}: {'not verified' if found else f'verified{again}'}: {report.certificate.line()}")
+    print(f"{folder}: {'not verified' if found else f'verified{rerun_note}'}: {report.certificate.line()}")
     return 1 if found else 0
 
 
@@ -243,7 +243,7 @@ def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, wor
         for name, count in counts.items():
             if getattr(law, name) != count:
                 yield f"{law.id}: the report counts {getattr(law, name)} under {name}, cases.txt {count}"
-    unsure = {one.law for one in report.unconfirmed if one.kind in judged.get(one.text, ())}
+    unsure = {line.law for line in report.unconfirmed if line.kind in judged.get(line.text, ())}
     for each in report.unconfirmed:
         if each.law not in unsure:
             yield f"{each.text}: unconfirmed {each.kind}, {_count_words(judged.get(each.text, ['not judged']))} in cases.txt"

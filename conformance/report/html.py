@@ -116,7 +116,7 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
     commands on the page (default: ``folder``). ``since``: the comparison with an earlier report."""
     clauses = {law.id: (law.clause, law.source) for law in report.laws}
     shown = [_finding_view(found, clauses, folder, shown_folder or str(folder)) for found in report.findings]
-    by_id = {one.id: one for one in shown}
+    by_id = {view.id: view for view in shown}
     causes = _add_scripts(
         [
             FindingGroup(f"cause-{at}", found[0].where or f"{found[0].kind} of {found[0].law}", tuple(by_id[line.id] for line in found))
@@ -124,7 +124,7 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
         ],
         folder,
     )
-    expected = _group_by_reason(one for line, one in zip(report.findings, shown, strict=True) if line.status == "expected")
+    expected = _group_by_reason(view for line, view in zip(report.findings, shown, strict=True) if line.status == "expected")
     unconfirmed = [_unconfirmed_view(line, clauses) for line in report.unconfirmed]
     rows = _law_rows(report.laws, causes, expected)
     refusals = [(law.id, text, count) for law in report.laws for text, count in law.refusals.items()]
@@ -159,7 +159,7 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
         choices=_filter_choices(report, shown, rows),
         shared=common_lines(report),
         since=since,
-        anchors={one.id: one.anchor for one in shown},
+        anchors={view.id: view.anchor for view in shown},
         unconfirmed=unconfirmed,
         expected=expected,
         rows=rows,
@@ -178,9 +178,9 @@ def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], fo
     # the report may come from somebody else: link and include only files of findings
     script = found.reproducer or ""
     script = script if re.fullmatch(r"findings/[0-9a-f]{8}\.py", script) else ""
-    named = is_finding_id(found.id)
+    has_id = is_finding_id(found.id)
     # the answers of expected findings, of which there may be hundreds, stay in their files
-    ranks = group_answers(_read_answers(folder / "findings" / f"{found.id}.json")) if named and found.status == "new" else []
+    ranks = group_answers(_read_answers(folder / "findings" / f"{found.id}.json")) if has_id and found.status == "new" else []
     return FindingView(
         anchor=f"finding-{found.id}",
         id=found.id,
@@ -198,7 +198,7 @@ def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], fo
         waits=tuple(found.waits),
         layouts=draw_layouts(found.case) if found.status == "new" else (),
         source=clauses.get(found.law, ("", ""))[1],
-        replay=f"shardlaw replay {shown_folder}/findings/{found.id}.json" if named else "",
+        replay=f"shardlaw replay {shown_folder}/findings/{found.id}.json" if has_id else "",
     )
 
 
@@ -244,7 +244,11 @@ def _add_scripts(causes: Sequence[FindingGroup], folder: Path) -> list[FindingGr
         if len(text) <= remaining:
             texts[found.id] = text
             remaining -= len(text)
-    return [replace(cause, findings=tuple(replace(one, script_text=texts.get(one.id, "")) for one in cause.findings)) for cause in causes]
+
+    def with_text(view: FindingView) -> FindingView:
+        return replace(view, script_text=texts.get(view.id, ""))
+
+    return [replace(cause, findings=tuple(map(with_text, cause.findings))) for cause in causes]
 
 
 def _law_rows(laws: Sequence[LawLine], causes: Sequence[FindingGroup], expected: Sequence[FindingGroup]) -> list[LawRow]:
@@ -267,10 +271,10 @@ def _law_rows(laws: Sequence[LawLine], causes: Sequence[FindingGroup], expected:
 
 def _filter_choices(report: RunReport, shown: Sequence[FindingView], rows: Sequence[LawRow]) -> dict[str, list[str]]:
     """The filters of the page with their values."""
-    features = {name for one in shown for name in one.features} | {name for row in rows for name in row.law.deviating}
+    features = {name for view in shown for name in view.features} | {name for row in rows for name in row.law.deviating}
     return {
         "chapter": list(report.chapters()),
-        "kind": sorted({one.kind for one in shown}),
+        "kind": sorted({view.kind for view in shown}),
         "loud": ["silent", "loud"],
         "feature": sorted(features),
         "outcome": list(OUTCOMES),

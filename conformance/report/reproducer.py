@@ -208,7 +208,7 @@ def render_reproducer(
     ends = "Exits 1 while the fault is there, 0 once it is gone, 2 when neither can be said."
     header = [law.clause, case.text, f"Seen with torch {torch_version}{kind}. {ends}"]
     laws = [law, *(find(earlier.law) for earlier in case.after)]
-    homes = {one.acts[0].function.__module__.partition(".")[0] for one in laws if one.acts}
+    homes = {each.acts[0].function.__module__.partition(".")[0] for each in laws if each.acts}
     return render(script, header, before, join or ScriptTarget(), about, homes)
 
 

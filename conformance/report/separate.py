@@ -87,7 +87,7 @@ def separating_features(features: Sequence[str], kind: str, table: CaseTable) ->
             cost = NAME_COST * len(chosen) + sum(WORD_COST * ("=" in name) + LAST_COST * name.startswith(LAST_FEATURES) for name in chosen)
             scored.append((2 * wrong / (wrong + others + every) - cost, chosen))
     best = max((score for score, _ in scored), default=0.0)
-    return [chosen for score, chosen in sorted(scored, key=lambda one: -one[0]) if score >= best - 2 * NAME_COST]
+    return [chosen for score, chosen in sorted(scored, key=lambda item: -item[0]) if score >= best - 2 * NAME_COST]
 
 
 def law_patterns(law: str) -> list[str]:

@@ -119,7 +119,7 @@ class Run(RunState):
             self.laws.sort(key=lambda law: law.id != wrong.law)
             self.stored_cases.setdefault(wrong.law, []).insert(0, wrong)
 
-    # One law
+    # Laws
 
     def try_law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
         """Try one law: its stored findings, its enumerated and its drawn cases; then shrink and confirm what is new.

@@ -54,7 +54,7 @@ class Cause:
 
         if _format_release(version) in self.tried:
             return {_format_release(version)}
-        at = bisect([Version(one) for one in self.tried], Version(_format_release(version)))
+        at = bisect([Version(release) for release in self.tried], Version(_format_release(version)))
         return set(self.tried[max(0, at - 1) : at + 1])
 
 

@@ -51,6 +51,11 @@ class _JudgedCase:
     plan_number: int
 
 
+def _earlier(first: _JudgedCase | None, seen: _JudgedCase) -> _JudgedCase:
+    """The one of two judged cases that is earlier in the plan."""
+    return seen if first is None or seen.plan_number < first.plan_number else first
+
+
 def reuses_plans(law: Law, profile: str) -> bool:
     """Whether ranks share sharding plans in a law's first pass. Not for laws about torch's caches, nor for those that inspect how torch
     plans."""
@@ -186,16 +191,14 @@ class LawRun:
             result.refusals[struck(verdict.error)] += 1
             if not self._match_expectation(seen, reached):
                 self._unexpected_refusals += 1
-                if self._first_refused is None or seen.plan_number < self._first_refused.plan_number:
-                    self._first_refused = seen
+                self._first_refused = _earlier(self._first_refused, seen)
         elif verdict.status == "deviates":
             result.wrong += 1
             result.deviating.update(reached)
             if self._match_expectation(seen, reached):
                 return
             self._counts[verdict.signature] += 1
-            if verdict.signature not in self._new_by_signature or seen.plan_number < self._new_by_signature[verdict.signature].plan_number:
-                self._new_by_signature[verdict.signature] = seen
+            self._new_by_signature[verdict.signature] = _earlier(self._new_by_signature.get(verdict.signature), seen)
             if run.request.exitfirst and not run.expectations.needs_trace(self.law, verdict):
                 self._stop = True
 
@@ -211,11 +214,10 @@ class LawRun:
             run.verdict_words[verdict.case.text] = f"expected {entry.cause.id if entry.cause else '-'} {verdict.kind}"
         if entry.reason not in result.reasons:
             result.reasons.append(entry.reason)
-        if entry not in self._expected_by_entry or seen.plan_number < self._expected_by_entry[entry].plan_number:
-            self._expected_by_entry[entry] = seen
+        self._expected_by_entry[entry] = _earlier(self._expected_by_entry.get(entry), seen)
         return True
 
-    # What they come to
+    # The result
 
     def finish(self) -> None:
         """Wait for all verdicts, shrink and confirm the new deviations, and set the law's outcome."""
@@ -269,11 +271,8 @@ class LawRun:
         run = self._run
         limit = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
         confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans)
-        unexpected = [
-            seen
-            for seen in sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)
-            if not self._is_expected_after_trace(seen)
-        ]
+        in_plan_order = sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)
+        unexpected = [seen for seen in in_plan_order if not self._is_expected_after_trace(seen)]
         for seen in unexpected[:limit]:
             began = time.monotonic()
             self._listener.on_shrink(self.law.id, seen.verdict)
@@ -317,9 +316,10 @@ class LawRun:
         """In a certified run, retry the deviating cases of a law without a finding in fresh worlds until one deviates: every deviation in
         the certificate must reproduce."""
         run = self._run
-        for seen in [one for one in self._memory.values() if one.status == "deviates" and run.verdict_words.get(one.case.text) == one.kind]:
-            again = self._pool.fresh(self.law, seen.case)
-            run.verdict_words[seen.case.text] = again.kind or again.status
+        deviating = [verdict for verdict in self._memory.values() if verdict.status == "deviates"]
+        for case in [verdict.case for verdict in deviating if run.verdict_words.get(verdict.case.text) == verdict.kind]:
+            again = self._pool.fresh(self.law, case)
+            run.verdict_words[case.text] = again.kind or again.status
             if again.status == "deviates" and not self._is_known(again):
-                self._add(replace(Finding.from_verdict(self.law, again, seen.case), confirmed=(1, 1), note="not shrunk"))
+                self._add(replace(Finding.from_verdict(self.law, again, case), confirmed=(1, 1), note="not shrunk"))
                 return
