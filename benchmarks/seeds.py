@@ -48,7 +48,7 @@ def main(first: int, last: int, patterns: list[str]) -> int:
         for law in select(every, patterns):
             if law.profile != "smoke" or law.draw is None:
                 continue
-            share = replace(smoke_shares().get(law.id, full_share(law, "smoke")), sweeps=0, places=None, cases=())
+            share = replace(smoke_shares().get(law.id, full_share(law, "smoke")), sweeps=0, indices=None, cases=())
 
             def take(case: Case, drawn: bool, law: Law = law) -> None:
                 if case not in judged:
