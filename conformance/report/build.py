@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.report.certificate import certify_run
-from shardlaw.conformance.report.combine import sum_totals
+from shardlaw.conformance.report.combine import add_counts, sum_totals
 from shardlaw.conformance.report.hang_places import describe_waits
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
@@ -73,7 +73,10 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
         unconfirmed=unconfirmed,
         certificate=certified[0] if (certified := certify_run(run, exit_code)) is not None else None,
-        expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
+        expectations=[
+            add_counts(_expectation_line(entry, str(torch.__version__)), entry, run.expectations, id(entry) in too_wide)
+            for entry in entries
+        ],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
         features_missing=missing(run.features),
@@ -146,25 +149,21 @@ def _unconfirmed_line(verdict: Verdict) -> UnconfirmedLine:
     )
 
 
-def _expectation_line(entry: Entry, run: RunState, torch_version: str, refused: bool) -> ExpectationLine:
+def _expectation_line(entry: Entry, torch_version: str) -> ExpectationLine:
+    """The line of an entry, without its counts."""
     return ExpectationLine(
         law=entry.law,
         kind=entry.kind,
-        hits=entry.hits,
-        masked=round(run.expectations.masked_share(entry), 4),
-        stale=entry.is_stale,
+        hits=0,
+        masked=0.0,
+        stale=False,
         features=entry.requirements,
         reason=entry.reason,
         finding=entry.finding,
         where=entry.where,
         wide=entry.wide,
         rare=entry.rare,
-        refused=refused,
-        happened=bool(entry.deviated),
         cause=entry.cause.id if entry.cause else "",
         case=entry.case,
-        mended=entry.mended,
         unseen=entry.is_untried_on(torch_version),
-        matched=dict(entry.matched),
-        deviated=dict(entry.deviated),
     )

@@ -25,7 +25,7 @@ def sum_expectations(
     entries = [_sum_entry(lines) for lines in groups]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen_laws() if chosen else ())
     too_wide = {found.entry: str(found) for found in known.too_wide()}
-    lines_of_all = [_expectation_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
+    lines_of_all = [add_counts(lines[0], entry, known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
     return known, lines_of_all, list(too_wide.values())
 
 
@@ -53,7 +53,8 @@ def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
     )
 
 
-def _expectation_line(entry: Entry, line: ExpectationLine, known: Expectations, refused: bool) -> ExpectationLine:
+def add_counts(line: ExpectationLine, entry: Entry, known: Expectations, refused: bool) -> ExpectationLine:
+    """The line of an expectation with the counts of its entry."""
     return msgspec.structs.replace(
         line,
         hits=entry.hits,

@@ -74,7 +74,7 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
     )
     @hypothesis.seed(seed)
     @hypothesis.given(strategy)
-    def drawn(case: Case) -> None:
+    def run_example(case: Case) -> None:
         try:
             take(case)
         except Exception as error:
@@ -84,7 +84,7 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
             raise StopDrawing from None
 
     try:
-        drawn()
+        run_example()
     except StopDrawing:
         if raised:
             raise raised[0] from None
