@@ -23,11 +23,11 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.report.reproducer import About, reproducer
+from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run.entry import Cause, Entry
-from shardlaw.conformance.run.expectation_file import read
-from shardlaw.conformance.run.nearby import traced_near
-from shardlaw.conformance.run.place import places_of
+from shardlaw.conformance.run.expectation_file import read_entries
+from shardlaw.conformance.run.nearby import trace_nearby
+from shardlaw.conformance.run.place import find_places
 from shardlaw.conformance.world import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def known(files: Iterable[Path]) -> dict[str, Known]:
     found: dict[str, Known] = {}
     for file in files:
         causes = found.setdefault(file.stem, {})
-        for entry in read(file, ids):
+        for entry in read_entries(file, ids):
             if entry.cause is not None:
                 causes.setdefault(entry.cause, []).append(entry)
     return found
@@ -65,12 +65,12 @@ def known(files: Iterable[Path]) -> dict[str, Known]:
 
 def silent(entries: Sequence[Entry]) -> bool:
     """Whether one of them goes on with something wrong, and says nothing."""
-    return any(not entry.loud for entry in entries)
+    return any(not entry.is_loud for entry in entries)
 
 
 def example(entries: Sequence[Entry]) -> Entry:
     """The entry to show: a silent one, if there is one, with the shortest case."""
-    return min(entries, key=lambda entry: (not entry.case, entry.loud, len(entry.case), entry.case))
+    return min(entries, key=lambda entry: (not entry.case, entry.is_loud, len(entry.case), entry.case))
 
 
 # The pages
@@ -159,7 +159,7 @@ def issue(cause: Cause, entries: Sequence[Entry]) -> str:
             "The script exits with 1 while the fault is there:",
             "",
             "```python",
-            reproducer(law, case, About.of(verdict)).rstrip(),
+            render_reproducer(law, case, FaultInfo.from_verdict(verdict)).rstrip(),
             "```",
         ]
     )
@@ -206,8 +206,8 @@ def places(chapters: dict[str, Known]) -> None:
     unheard: list[str] = []
     with Pool(Target()) as pool:
         for cause, entries in (item for causes in chapters.values() for item in causes.items()):
-            entry = example([entry for entry in entries if entry.holds(torch.__version__, "gloo")] or entries)
-            if not (cause.where and entry.case and entry.holds(torch.__version__, "gloo")):
+            entry = example([entry for entry in entries if entry.applies_to(torch.__version__, "gloo")] or entries)
+            if not (cause.where and entry.case and entry.applies_to(torch.__version__, "gloo")):
                 continue
             if not cause.where.partition(", ")[2].startswith(HEARD):
                 unheard.append(cause.id)
@@ -215,7 +215,7 @@ def places(chapters: dict[str, Known]) -> None:
             case = Case.parse(entry.case)
             law = find(case.law)
             verdict = pool.check_fresh(law, case, traced=True)
-            named = places_of(verdict, [] if verdict.kind in ("hang", "crash") else traced_near(pool, law, case, LIMITS))
+            named = find_places(verdict, [] if verdict.kind in ("hang", "crash") else trace_nearby(pool, law, case, LIMITS))
             hits = [_same_place(place, cause.where) for place in named]
             traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits)
             if True not in hits[:1]:

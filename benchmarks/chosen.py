@@ -38,8 +38,8 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.op.results import specs
-from shardlaw.conformance.run.chosen import written
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
+from shardlaw.conformance.run.shares import format_share
 from shardlaw.conformance.target.config import find_target
 from shardlaw.reference.placement import Shard
 from shardlaw.strategies.op_corners import corner_gradients, corner_samples
@@ -297,7 +297,7 @@ def choose(folders: Iterable[Path]) -> None:
         count = len(drawn) / DRAWN_ANEW
         if not places and not drawn:
             places, count = ({0}, count) if law.sweeps else (set(), LEAST)
-        print(written(law_id, places, min(count, law.draws), drawn))
+        print(format_share(law_id, places, min(count, law.draws), drawn))
     for chapter, its in chapters.items():
         chosen = [case for case in its if case.text in taken]
         spent, kept = (sum(case.cost for case in some) for some in (its, chosen))

@@ -23,9 +23,9 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import LARGER_WORLD, RunRequest
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import law_share
 from shardlaw.reference.placement import Partial
 
 LEAST, THIN = 10, 8
@@ -137,7 +137,7 @@ def planned(globs: Iterable[str]) -> Iterator[Case]:
     for law in named(globs):
         if law.profile == "smoke":
             found: list[Case] = []
-            Plan.of(law, limits, 0, "smoke", share=share_of(law, request)).feed(lambda case, drawn, found=found: found.append(case))  # type: ignore[misc]
+            Plan.for_law(law, limits, 0, "smoke", share=law_share(law, request)).feed(lambda case, drawn, found=found: found.append(case))  # type: ignore[misc]
             yield from found
 
 

@@ -15,8 +15,8 @@ from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.chosen import SCALE
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import SCALE
 
 LONGEST = 25 * 60
 
@@ -24,7 +24,7 @@ LONGEST = 25 * 60
 def counted(law: Law, profile: str) -> int:
     """How many cases a law has; 0 where its samples cannot be read."""
     limits = Limits()
-    plan = Plan.of(law, limits, 0, profile)
+    plan = Plan.for_law(law, limits, 0, profile)
     try:
         swept = min(plan.share.sweeps, len(law.sweep(limits))) if law.sweep is not None else 0
     except TorchMovedError:

@@ -26,7 +26,7 @@ from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find, laws_of
 from shardlaw.conformance.laws.layout.arithmetic import checks
 from shardlaw.conformance.laws.plan.scale import SECONDS
-from shardlaw.conformance.run.search import Enough, Plan
+from shardlaw.conformance.run.search import Plan, StopDrawing
 from shardlaw.conformance.world import Pool
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def tried(pool: Pool, laws: list[Law], seconds: float, count: Callable[[Case], i
             if fed - len(verdicts) > BACKLOG:
                 pool.flush()
             if time.monotonic() > until:
-                raise Enough
+                raise StopDrawing
 
-        with suppress(Enough):
-            Plan.of(law, Limits(), SEED, "nightly").feed(take)
+        with suppress(StopDrawing):
+            Plan.for_law(law, Limits(), SEED, "nightly").feed(take)
     pool.flush()
     return len(verdicts), sum(count(verdict.case) for verdict in verdicts), time.monotonic() - began
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.frozen import RANKS
+from shardlaw.conformance.run.certified_profile import RANKS
 
 
 def main(name: str, release: str, count: str, patterns: str, *reports: str) -> None:

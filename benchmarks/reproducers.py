@@ -16,9 +16,9 @@ from shardlaw.conformance.law.script import ScriptError
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.report.reproducer import About, reproducer
+from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
-from shardlaw.conformance.run.expectations import layers, load
+from shardlaw.conformance.run.expectations import expectation_files, load
 from shardlaw.conformance.world import Pool
 
 
@@ -26,7 +26,7 @@ def cases(patterns: list[str]) -> Iterator[str]:
     """The texts of cases of known faults."""
     laws = list(catalogue().values())
     wanted = {law.id for law in select(laws, patterns, ())}
-    entries = load(layers(Target()), laws, torch.__version__).entries
+    entries = load(expectation_files(Target()), laws, torch.__version__).entries
     yield from dict.fromkeys(entry.case for entry in entries if entry.case and Case.parse(entry.case).law in wanted)
 
 
@@ -42,7 +42,7 @@ def main(patterns: list[str]) -> int:
                 print(f"{verdict.status}: {told}", flush=True)
                 continue
             try:
-                text = reproducer(law, case, About.of(verdict))
+                text = render_reproducer(law, case, FaultInfo.from_verdict(verdict))
             except ScriptError as error:
                 without += 1
                 print(f"no script: {told}: {error}", flush=True)

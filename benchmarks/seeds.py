@@ -19,11 +19,11 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.selection import select
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.chosen import chosen, whole_of
-from shardlaw.conformance.run.expectations import layers, load
-from shardlaw.conformance.run.law_run import reuses
+from shardlaw.conformance.run.expectations import expectation_files, load
+from shardlaw.conformance.run.law_run import reuses_plans
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import full_share, smoke_shares
 from shardlaw.conformance.world import Pool
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def main(first: int, last: int, patterns: list[str]) -> int:
     target, every = Target(), [*catalogue().values()]
-    known = load(layers(target), every, torch.__version__)
+    known = load(expectation_files(target), every, torch.__version__)
     judged: set[Case] = set()
     found: set[str] = set()
 
@@ -48,16 +48,16 @@ def main(first: int, last: int, patterns: list[str]) -> int:
         for law in select(every, patterns):
             if law.profile != "smoke" or law.draw is None:
                 continue
-            share = replace(chosen().get(law.id, whole_of(law, "smoke")), sweeps=0, places=None, cases=())
+            share = replace(smoke_shares().get(law.id, full_share(law, "smoke")), sweeps=0, indices=None, cases=())
 
             def take(case: Case, drawn: bool, law: Law = law) -> None:
                 if case not in judged:
                     judged.add(case)
-                    pool.submit(law, case, lambda verdict: done(law, verdict), reuse=reuses(law, "smoke"))
+                    pool.submit(law, case, lambda verdict: done(law, verdict), reuse=reuses_plans(law, "smoke"))
 
             for seed in range(first, last + 1):
-                plan = Plan.of(law, Limits(DEFAULT_WORLD, larger=LARGER_WORLD), seed, "smoke", share=share)
-                plan.covered = lambda case, law=law: known.covers(case, features_of(case, law))  # type: ignore[misc]
+                plan = Plan.for_law(law, Limits(DEFAULT_WORLD, larger=LARGER_WORLD), seed, "smoke", share=share)
+                plan.is_covered = lambda case, law=law: known.covers(case, features_of(case, law))  # type: ignore[misc]
                 plan.feed(take)
         pool.flush()
     print(f"{len(judged)} cases of seeds {first} to {last}, torch {torch.__version__}: {len(found)} kinds of deviation that are not known")

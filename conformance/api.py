@@ -1,4 +1,4 @@
-"""The suite as a library: one case of a law on live ranks, functions of one's own on live ranks.
+"""The library: run one case of a law, or your own functions, on live ranks.
 
 ::
 
@@ -6,13 +6,12 @@
 
     with Worlds("gloo") as world:
         world.check("redistribute.local", "redistribute.local mesh=2 x=5:S(0) to=R")    # a Verdict
-        world(4).run(function, 1, 2)                                                    # what function(here, 1, 2) returned, by rank
+        world(4).run(function, 1, 2)                                                    # the results of function(here, 1, 2), by rank
 
-:func:`check` is the same for a single case, on ranks that are kept until the process ends. Ranks start at the first question and
-serve all further ones; a rank that hangs or dies costs its world and nothing else. Whatever a person can mend raises
-:class:`UsageError`, one line that says how.
+:func:`check` runs a single case, on ranks that live until the process ends. Ranks start with the first call and serve all later ones; a
+rank that hangs or dies costs its world only. A mistake of the caller raises :class:`UsageError`, one line that says how to fix it.
 
-Nothing here is for several threads at once.
+Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Answer, Verdict
     from shardlaw.conformance.world import Pool
 
-RANKS = 2
-MOST_RANKS = 64
+DEFAULT_RANKS = 2
+MAX_RANKS = 64
 HOME = os.path.dirname(os.path.abspath(__file__))
-OURS = (f"{HOME}/world/", f"{HOME}/rank/spmd.py", 'File "<string>"')
+INTERNAL_FRAMES = (f"{HOME}/world/", f"{HOME}/rank/spmd.py", 'File "<string>"')
 
 
 class DeviationError(AssertionError):
-    """A function did not do on every rank what it says. Its text has what every rank said, ``verdict`` the same as data."""
+    """A function raised, hung or recorded a deviation on some rank. The text has the answers of all ranks, ``verdict`` the same as data."""
 
     def __init__(self, text: str, verdict: Verdict) -> None:
         super().__init__(text)
@@ -54,14 +53,14 @@ class DeviationError(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: the verdict, and what the function returned, by rank, as far as ranks came to that."""
+    """The result of a call: the verdict, and what the function returned, by rank, for the ranks on which it returned."""
 
     verdict: Verdict
     returned: Mapping[int, Any]
 
 
 class Ranks:
-    """So many live ranks of one target, ready to run a function. Made by calling :class:`Worlds`."""
+    """A number of live ranks of one target, ready to run a function. Created by calling a :class:`Worlds`."""
 
     def __init__(self, worlds: Worlds, size: int) -> None:
         self._worlds = worlds
@@ -77,8 +76,8 @@ class Ranks:
         :class:`~shardlaw.conformance.rank.context.RankContext`. Arguments and results are copied: anything that can be pickled, tensors
         included (they arrive on the CPU), a DTensor not.
 
-        Raises :class:`DeviationError` where a rank raises, dies, does not come to an end, or records a deviation through
-        ``here``; its text has the stack of every rank. Raises :class:`UsageError` where ranks could not find the function.
+        Raises :class:`DeviationError` if a rank raises, dies, hangs, or records a deviation through ``here``; its text has the stack of
+        every rank. Raises :class:`UsageError` if ranks cannot import the function.
         """
         __tracebackhide__ = True
         outcome = self.judge(function, *args, **options)
@@ -87,39 +86,38 @@ class Ranks:
         return [outcome.returned[rank] for rank in range(self.size)]
 
     def judge(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> Outcome:
-        """As :meth:`run`, but what deviates is an :class:`Outcome` like any other and raises nothing."""
+        """As :meth:`run`, but returns an :class:`Outcome` and does not raise for a deviation."""
         __tracebackhide__ = True
         found = Function.from_callable(function)
         case = Case.of(CALL, world=self.size, function=found)
-        return self._worlds._call(_law_of_calls(), found, (args, options), case)
+        return self._worlds._call(_function_law(), found, (args, options), case)
 
 
 class Worlds:
-    """Live ranks of one target, in worlds of every size that is asked for. A context manager: leaving it ends every rank.
+    """Live ranks of one target, in worlds of any size. A context manager: leaving it ends every rank.
 
-    ``target`` is a name, built in, in the config file of the current folder or offered by a package, or a :class:`Target`.
-    ``ranks`` is how many there are where a call does not say. ``timeout``: seconds that a case may take, instead of the target's.
-    ``folder``: where the config file lies. Raises :class:`UsageError` for a target that is not known or cannot be here.
-    """
+    ``target`` is a :class:`Target` or its name: built in, in the config file, or from a package. ``ranks`` is the default number of ranks
+    of a call. ``timeout``: seconds for a case, instead of the target's. ``folder``: that of the config file (default: the current one).
+    Raises :class:`UsageError` for an unknown target."""
 
     def __init__(
-        self, target: str | Target = "gloo", *, ranks: int = RANKS, timeout: float | None = None, folder: Path | None = None
+        self, target: str | Target = "gloo", *, ranks: int = DEFAULT_RANKS, timeout: float | None = None, folder: Path | None = None
     ) -> None:
         found = target if isinstance(target, Target) else find_target(target, (Path.cwd(),) if folder is None else (folder,))
         if timeout is not None and not timeout > 0:
             raise UsageError(f"timeout={timeout!r}: want seconds, more than 0")
         self.target: Target = found if timeout is None else replace(found, timeout=float(timeout))
-        self.ranks = _size(ranks)
-        self._live: Pool | None = None
-        self._numbers = itertools.count(1)
-        self._checked = 0
+        self.ranks = _check_size(ranks)
+        self._pool: Pool | None = None
+        self._call_numbers = itertools.count(1)
+        self._checked_size = 0
 
     def __repr__(self) -> str:
         return f"<live ranks of {self.target.name}>"
 
     def __call__(self, size: int | None = None) -> Ranks:
-        """``size`` ranks, or the default number of them. Raises :class:`UsageError` for a number that makes no world."""
-        return Ranks(self, self.ranks if size is None else _size(size))
+        """``size`` ranks, or the default number. Raises :class:`UsageError` for an invalid number."""
+        return Ranks(self, self.ranks if size is None else _check_size(size))
 
     def run(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> list[Any]:
         """:meth:`Ranks.run` on the default number of ranks."""
@@ -131,36 +129,36 @@ class Worlds:
         return self().judge(function, *args, **options)
 
     def check(self, law: str | Law, case: str | Case | None = None, *, fresh: bool = False) -> Verdict:
-        """Try one case of a law.
+        """Run one case of a law.
 
-        ``law`` is an id, or a law, which need not be in the catalogue as long as its check stands at the top of a module. ``case`` is a
-        case or its text, with or without the law's id before it; left out, it is the law's control. ``fresh``: in a world that
-        has served nothing before, under the target's full limits.
+        ``law`` is an id, or a law, which need not be in the catalogue if its check is a module-level function. ``case`` is a case or its
+        text, with or without the law's id before it; default: the law's control. ``fresh``: in a world that has served no case before,
+        under the target's full limits.
 
         Returns a :class:`~shardlaw.conformance.law.verdict.Verdict`: ``status`` is ``held``, ``deviates`` (``kind`` and ``message`` say
-        how, ``ranks`` what each rank said), ``refused`` (by all ranks alike, where the law allows it) or ``rejected`` (the case means
-        nothing). Raises :class:`UsageError` for a law that is not known, a case that cannot be read, and what the target says it cannot do.
+        how, ``ranks`` has the answer of each rank), ``refused`` (by all ranks alike, if the law allows it) or ``rejected`` (the case is
+        invalid). Raises :class:`UsageError` for an unknown law, an unreadable case, and a capability that the target declares missing.
         """
         __tracebackhide__ = True
         from shardlaw.conformance.laws import catalogue
-        from shardlaw.conformance.run.asked import check_case
+        from shardlaw.conformance.run.case_check import check_case
 
-        law = _law(law)
-        case = _case(law, case)
+        law = _resolve_law(law)
+        case = _resolve_case(law, case)
         check_case(law, case)
         if reason := self.lacks(law.needs):
             raise UsageError(f"{law.id} cannot be tried: {reason}")
         if catalogue().get(law.id) is law:
-            return _meant(self._judge(law, case, fresh), case)
+            return _check_readable(self._check_listed_law(law, case, fresh), case)
         sizes = law.stages(case) if law.stages else None
         stages = (lambda _: sizes) if sizes else None
-        stand_in = replace(_law_of_calls(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
-        return _meant(self._call(stand_in, Function.from_law(law), case, case, fresh=fresh).verdict, case)
+        stand_in = replace(_function_law(), refusal=law.refusal, needs=law.needs, smallest=law.smallest, stages=stages)
+        return _check_readable(self._call(stand_in, Function.from_law(law), case, case, fresh=fresh).verdict, case)
 
     def lacks(self, needs: Iterable[str] = (), size: int = 1) -> str:
-        """Why the target cannot serve what ``needs`` these capabilities on ``size`` ranks: one line, or nothing.
+        """Why the target cannot provide the capabilities ``needs`` on ``size`` ranks: one line, or an empty text.
 
-        Raises :class:`UsageError` for a word that is no capability.
+        Raises :class:`UsageError` for an unknown capability.
         """
         from shardlaw.conformance.law.target import CAPABILITIES
         from shardlaw.conformance.target.builtin import check_devices
@@ -179,18 +177,18 @@ class Worlds:
         return ""
 
     def planted(self, *faults: Callable[[], object] | str) -> Worlds:
-        """Further worlds of the target, in whose ranks each of ``faults`` was called before the process group started.
+        """New worlds of the target, whose ranks call each of ``faults`` before the process group starts.
 
-        A fault is a function without arguments at the top of a module, or its ``module:name``, that breaks something: a law that is
-        worth its name deviates there. Raises :class:`UsageError` where ranks could not find it.
+        A fault is a module-level function without arguments, or its ``module:name``, that breaks something which a law should notice.
+        Raises :class:`UsageError` if ranks cannot import it.
         """
         setups = [*([Function.from_setup(self.target.setup)] if self.target.setup else []), *map(Function.from_callable, faults)]
         env = (*self.target.env, (PLANTED, json.dumps([asdict(setup) for setup in setups])))
         return Worlds(replace(self.target, setup="shardlaw.conformance.rank.spmd:plant_faults", env=env), ranks=self.ranks)
 
     def close(self) -> None:
-        """End every rank. Asking again starts new ones."""
-        live, self._live = self._live, None
+        """End every rank. A later call starts new ones."""
+        live, self._pool = self._pool, None
         if live is not None:
             live.close()
 
@@ -200,109 +198,109 @@ class Worlds:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _pool(self, size: int) -> Pool:
+    def _get_pool(self, size: int) -> Pool:
         from shardlaw.conformance.target.config import check_target
         from shardlaw.conformance.world import Pool
 
-        if size > self._checked:
+        if size > self._checked_size:
             check_target(self.target, size)
-            self._checked = size
-        if self._live is None:
-            self._live = Pool(self.target)
-        return self._live
+            self._checked_size = size
+        if self._pool is None:
+            self._pool = Pool(self.target)
+        return self._pool
 
-    def _call(self, law: Law, function: Function, given: object, case: Case, *, fresh: bool = False) -> Outcome:
-        """Have every rank of a world call ``function``. ``case`` stands for the call in the verdict."""
+    def _call(self, law: Law, function: Function, arguments: object, case: Case, *, fresh: bool = False) -> Outcome:
+        """Call ``function`` on every rank of a world; again in a fresh world if ranks ran out of time. ``case`` is put into the verdict."""
         __tracebackhide__ = True
-        outcome = self._once(law, function, given, case, fresh)
-        return self._once(law, function, given, case, True) if not fresh and _is_of_time(outcome.verdict) else outcome
+        outcome = self._call_once(law, function, arguments, case, fresh)
+        return self._call_once(law, function, arguments, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
 
-    def _once(self, law: Law, function: Function, given: object, case: Case, fresh: bool) -> Outcome:
-        number, size = next(self._numbers), max(case.world, law.smallest)
-        pool = self._pool(size)
+    def _call_once(self, law: Law, function: Function, arguments: object, case: Case, fresh: bool) -> Outcome:
+        number, size = next(self._call_numbers), max(case.world, law.smallest)
+        pool = self._get_pool(size)
         try:
-            with call_folder(Path(pool.folder), number, function, given) as room:
-                verdict = self._ask(law, Case.of(CALL, world=case.world, call=number), fresh)
+            with call_folder(Path(pool.folder), number, function, arguments) as room:
+                verdict = self._run_case(law, Case.of(CALL, world=case.world, call=number), fresh)
                 return Outcome(replace(verdict, case=case, history=()), read_results(room, size))
         except TypeError as error:
             raise UsageError(f"{function}: {error}") from None
 
-    def _judge(self, law: Law, case: Case, fresh: bool) -> Verdict:
-        self._pool(max(case.world, law.smallest))
-        verdict = self._ask(law, case, fresh or bool(case.after))
-        # many worlds are in a hurry; what is said of time is asked again under the full limits
-        return self._ask(law, case, True) if not fresh and _is_of_time(verdict) else verdict
+    def _check_listed_law(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        self._get_pool(max(case.world, law.smallest))
+        verdict = self._run_case(law, case, fresh or bool(case.after))
+        # shared worlds have shorter limits: repeat a timeout in a fresh world, under the full limits
+        return self._run_case(law, case, True) if not fresh and _is_timeout(verdict) else verdict
 
-    def _ask(self, law: Law, case: Case, fresh: bool) -> Verdict:
-        from shardlaw.conformance.run.supported import as_listed
+    def _run_case(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        from shardlaw.conformance.run.supported import for_installed_torch
         from shardlaw.conformance.world import WorldError
 
-        assert self._live is not None
-        law = as_listed(law)
+        assert self._pool is not None
+        law = for_installed_torch(law)
         try:
-            return self._live.check_fresh(law, case) if fresh else self._live.check(law, [case])[0]
+            return self._pool.check_fresh(law, case) if fresh else self._pool.check(law, [case])[0]
         except WorldError as error:
             self.close()
             raise UsageError(f"target {self.target.name} cannot start: {error}") from None
         except BaseException:
-            # somebody ended the wait: what the ranks are at by now is not known
+            # interrupted: the state of the ranks is unknown
             self.close()
             raise
 
 
 def check(law: str | Law, case: str | Case | None = None, *, target: str | Target = "gloo", fresh: bool = False) -> Verdict:
-    """Try one case of a law on live ranks of ``target``: :meth:`Worlds.check`.
+    """Run one case of a law on live ranks of ``target``: see :meth:`Worlds.check`.
 
-    The ranks are kept for the next call with the same target, until :func:`close` or the end of the process.
+    The ranks serve later calls with the same target too, until :func:`close` or the end of the process.
     """
     __tracebackhide__ = True
     key = target if isinstance(target, str) else repr(target)
-    if key not in _KEPT:
-        _KEPT[key] = Worlds(target)
-    return _KEPT[key].check(law, case, fresh=fresh)
+    if key not in _WORLDS_BY_TARGET:
+        _WORLDS_BY_TARGET[key] = Worlds(target)
+    return _WORLDS_BY_TARGET[key].check(law, case, fresh=fresh)
 
 
-_KEPT: dict[str, Worlds] = {}
+_WORLDS_BY_TARGET: dict[str, Worlds] = {}
 
 
 @atexit.register
 def close() -> None:
-    """End the ranks that :func:`check` keeps."""
-    while _KEPT:
-        _KEPT.popitem()[1].close()
+    """End the ranks that :func:`check` started."""
+    while _WORLDS_BY_TARGET:
+        _WORLDS_BY_TARGET.popitem()[1].close()
 
 
 def explain(verdict: Verdict, target: Target | None = None) -> str:
-    """A verdict for people: what is wrong, then what every rank said, with its stack and the last of what it printed."""
+    """Format a verdict: what is wrong, then for every rank its answer, stack, and last lines of output."""
     lines = [f"{verdict.kind or verdict.status}{f' ({verdict.check})' if verdict.check else ''}: {verdict.message}"]
     lines += [f"  {verdict.case.text}" + (f"  on target {target.name}" if target else "")]
     for answer in verdict.ranks:
-        lines += _told(answer)
+        lines += _answer_lines(answer)
     return "\n".join(lines)
 
 
-def _told(answer: Answer) -> list[str]:
-    said = {"held": "came to its end", "silent": "did not answer", "crashed": f"ended: {answer.reason}", "rejected": answer.reason}
+def _answer_lines(answer: Answer) -> list[str]:
+    outcomes = {"held": "came to its end", "silent": "did not answer", "crashed": f"ended: {answer.reason}", "rejected": answer.reason}
     first = answer.deviations[0] if answer.deviations else None
     if answer.raised is not None:
         text = f"raised {answer.raised.error}: {answer.raised.text}".removesuffix(": ")
     else:
-        text = f"{first.kind} ({first.check}): {first.message}" if first else said.get(answer.outcome, answer.outcome)
+        text = f"{first.kind} ({first.check}): {first.message}" if first else outcomes.get(answer.outcome, answer.outcome)
     lines = [f"  rank {answer.rank} {text}".replace("\n", "\n      ").rstrip()]
     if first is not None:
         lines += [f"      {name} {text}" for name, text in (("expected", first.expected), ("got", first.got)) if text]
     stack = answer.raised.stack if answer.raised else "" if answer.outcome == "held" else answer.stack
-    lines += _frames(stack.splitlines())
+    lines += _frame_lines(stack.splitlines())
     if answer.output.strip():
         lines += ["      it printed:", *(f"      | {line}" for line in answer.output.rstrip().splitlines()[-20:])]
     return lines
 
 
-def _frames(stack: Iterable[str]) -> list[str]:
-    """The frames of a stack, with the line of code of each where it is known; those of ours that every call has are left out."""
+def _frame_lines(stack: Iterable[str]) -> list[str]:
+    """The frames of a stack with their source lines, without the harness's own frames."""
     lines = []
     for frame in stack:
-        if any(ours in frame for ours in OURS) or not frame.strip():
+        if any(ours in frame for ours in INTERNAL_FRAMES) or not frame.strip():
             continue
         lines.append(f"      {frame}")
         file, _, rest = frame.partition(":")
@@ -312,30 +310,30 @@ def _frames(stack: Iterable[str]) -> list[str]:
     return lines
 
 
-def _law_of_calls() -> Law:
+def _function_law() -> Law:
     from shardlaw.conformance.laws import find
 
     return find(CALL)
 
 
-def _is_of_time(verdict: Verdict) -> bool:
-    """Whether a verdict says no more than that ranks did not answer in time."""
+def _is_timeout(verdict: Verdict) -> bool:
+    """Whether a verdict is only about ranks that did not answer in time."""
     late = verdict.kind == "hang" or (verdict.kind == "divergence" and verdict.check == "process")
     return late and not any(answer.raised for answer in verdict.ranks)
 
 
-def _meant(verdict: Verdict, case: Case) -> Verdict:
-    """The verdict, unless it says that the case could not be read. Raises :class:`UsageError`."""
-    from shardlaw.conformance.run.asked import MEANINGLESS
+def _check_readable(verdict: Verdict, case: Case) -> Verdict:
+    """Return the verdict. Raises :class:`UsageError` if ranks could not parse the case."""
+    from shardlaw.conformance.run.case_check import INVALID_CASE_ERRORS
 
     for answer in verdict.ranks:
-        if answer.raised is not None and answer.raised.error in MEANINGLESS:
+        if answer.raised is not None and answer.raised.error in INVALID_CASE_ERRORS:
             raise UsageError(f"case {case.text!r}: {answer.raised.text}")
     return verdict
 
 
 def find_target(name: str, folders: Sequence[Path]) -> Target:
-    """The target of this name, as the first of ``folders`` that has a config file describes it. Raises :class:`UsageError`."""
+    """The target with this name, by the config file in the first of ``folders`` that has one. Raises :class:`UsageError`."""
     from shardlaw.conformance.target.config import get_target, read_config, with_storage
 
     configs = [read_config(folder) for folder in folders]
@@ -343,46 +341,48 @@ def find_target(name: str, folders: Sequence[Path]) -> Target:
     return with_storage(get_target(name, config), None, config)
 
 
-def wanted(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """How many ranks, and which capabilities, ``@pytest.mark.shardlaw(world=N, needs=[...])`` asks for. Raises :class:`UsageError`."""
+def parse_marker(args: Sequence[object], options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Ranks and capabilities in ``@pytest.mark.shardlaw(world=N, needs=[...])``. Raises :class:`UsageError`."""
     for name in options:
         if name not in ("world", "needs"):
             raise UsageError(f"unknown {name!r} ({one_of(name, ('world', 'needs'))})")
     needs = options.get("needs", ())
     if args or not isinstance(needs, (list, tuple)) or not all(isinstance(need, str) for need in needs):
         raise UsageError("want world=N and needs=[...], such as world=4, needs=['all_to_all']")
-    return _size(options.get("world", RANKS)), tuple(needs)
+    return _check_size(options.get("world", DEFAULT_RANKS)), tuple(needs)
 
 
-def _size(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
-        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MOST_RANKS}")
+def _check_size(size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
+        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MAX_RANKS}")
     return size
 
 
-def _law(law: str | Law) -> Law:
+def _resolve_law(law: str | Law) -> Law:
     from shardlaw.conformance.laws import catalogue
-    from shardlaw.conformance.run.asked import law_of
+    from shardlaw.conformance.run.case_check import resolve_law
 
     if isinstance(law, Law):
         known = catalogue().get(law.id)
-        # a module that was loaded twice has its laws twice
-        return known if known is not None and _code(known).co_qualname == _code(law).co_qualname and _same_file(known, law) else law
-    return law_of(law)
+        # a module that was imported under two names defines its laws twice: use the one in the catalogue
+        return (
+            known if known is not None and _law_code(known).co_qualname == _law_code(law).co_qualname and _is_same_file(known, law) else law
+        )
+    return resolve_law(law)
 
 
-def _code(law: Law) -> CodeType:
-    """Where a law's own text stands."""
+def _law_code(law: Law) -> CodeType:
+    """The code object of a law's act or check."""
     function: Any = law.acts[0].function if law.acts else law.check
     return function.__code__  # type: ignore[no-any-return]
 
 
-def _same_file(one: Law, other: Law) -> bool:
-    files = [_code(law).co_filename for law in (one, other)]
-    return bool(files[0]) and os.path.abspath(files[0]) == os.path.abspath(files[1])
+def _is_same_file(law: Law, other: Law) -> bool:
+    file, other_file = (_law_code(each).co_filename for each in (law, other))
+    return bool(file) and os.path.abspath(file) == os.path.abspath(other_file)
 
 
-def _case(law: Law, case: str | Case | None) -> Case:
+def _resolve_case(law: Law, case: str | Case | None) -> Case:
     from shardlaw.reference.notation import NotationError
 
     if isinstance(case, Case):

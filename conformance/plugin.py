@@ -1,12 +1,10 @@
-"""Laws as pytest items, and live ranks as a fixture.
+"""The pytest plugin: laws as items, and live ranks as fixtures.
 
-``pytest --pyargs shardlaw.conformance.laws`` collects one item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. A test
-of one's own asks for :func:`world`; the marker ``shardlaw`` says what it needs; ``--shardlaw-target NAME`` (in an ini file:
-``shardlaw_target``) says what all of them run on. ``pytest --shardlaw PROFILE`` tries the laws beside the tests of whatever repository it
-is started in: what is known to deviate is an xfail, with its reason.
+``pytest --pyargs shardlaw.conformance.laws`` collects an item for each law, named by its id, so that ``FILE::LAW-ID`` selects one. Your own
+tests use the fixture :func:`world`; the marker ``shardlaw`` says what a test needs; ``--shardlaw-target NAME`` (ini: ``shardlaw_target``)
+sets the target. ``pytest --shardlaw PROFILE`` runs the laws beside the tests of any repository; expected deviations are xfails.
 
-The plugin is loaded into every pytest of an environment that has Shardlaw installed: it imports neither torch nor hypothesis,
-nor anything else of the project, until one of these is asked for.
+pytest loads the plugin in every environment that has Shardlaw, so it imports torch, hypothesis and the rest of the project only on use.
 """
 
 from __future__ import annotations
@@ -45,14 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     if config.getoption("--shardlaw-target"):
-        with refusing():
+        with usage_errors():
             from shardlaw.conformance.api import find_target
 
             find_target(target_name(config), config_folders(config))
     if config.getoption("--shardlaw"):
         if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
             raise pytest.UsageError("--shardlaw: ranks are started by one process: want no -n")
-        with refusing():
+        with usage_errors():
             config.args += [str(LAWS_FOLDER), *map(str, law_files())]
 
 
@@ -66,13 +64,13 @@ def target_name(config: pytest.Config) -> str:
 
 
 def config_folders(config: pytest.Config) -> tuple[Path, ...]:
-    """Where a config file of targets may lie: where pytest was started, then where its own ini lies."""
+    """The folders to search for a config file of targets: the current one, then pytest's rootdir."""
     return config.invocation_params.dir, config.rootpath
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """What a person can mend ends pytest with its one line."""
+def usage_errors() -> Iterator[None]:
+    """Turn a :class:`UsageError` into pytest's, which ends pytest with one line."""
     from shardlaw.conformance.errors import UsageError
 
     try:
@@ -81,51 +79,50 @@ def refusing() -> Iterator[None]:
         raise pytest.UsageError(f"shardlaw: {error}") from None
 
 
-# Live ranks for anybody's tests
+# Fixtures
 
 
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
-    """Live ranks of the chosen target, started when they are first asked for and kept for the whole session.
+    """Live ranks of the target, started on first use, for the whole session.
 
-    ``world(4).run(function, *args)`` runs ``function(here, *args)`` on four ranks and returns what each returned; ``world.run`` takes
-    as many ranks as the test's marker says (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` tries a case of a
-    law. See :class:`shardlaw.conformance.api.Worlds`. A session's fixture may be used in tests of Hypothesis.
+    ``world(4).run(function, *args)`` runs ``function(here, *args)`` on four ranks and returns the results by rank; ``world.run`` uses the
+    number of ranks in the test's marker (``@pytest.mark.shardlaw(world=4)``), or 2. ``world.check(law, case)`` runs a case of a law. See
+    :class:`shardlaw.conformance.api.Worlds`. The fixture has session scope, so tests with ``@given`` may use it.
     """
-    with worlds_of(request.config) as found:
+    with get_worlds(request.config) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Result]]:
-    """``twin("my_package.twin:make")``, or ``twin(make)`` of a function at the top of a module: the test fails where the sharded model is
-    not the whole one. Takes what :func:`shardlaw.twin` takes, and returns what that returns.
-    """
+    """``twin("my_package.twin:make")``, or ``twin(make)`` with a module-level function: fails the test if the sharded model deviates from
+    the unsharded one. Takes and returns the same as :func:`shardlaw.twin`."""
     from shardlaw.conformance.api import find_target
     from shardlaw.conformance.twin.report import terminal_lines
     from shardlaw.conformance.twin.session import Session
-    from shardlaw.conformance.twin.session import twin as ask
+    from shardlaw.conformance.twin.session import twin as run_twin
 
-    @wraps(ask)
-    def same(make: str | Callable[..., Twin], **asked: Any) -> Result:
+    @wraps(run_twin)
+    def check_twin(make: str | Callable[..., Twin], **options: Any) -> Result:
         __tracebackhide__ = True
-        result = ask(make, **{"target": session, **asked})
+        result = run_twin(make, **{"target": session, **options})
         if result.departs:
             raise AssertionError("\n".join(terminal_lines(result)))
         return result
 
-    with refusing():
+    with usage_errors():
         target = find_target(target_name(request.config), config_folders(request.config))
     with Session(target) as session:
-        yield same
+        yield check_twin
 
 
 WORLDS: pytest.StashKey[Worlds] = pytest.StashKey()
 
 
-def worlds_of(config: pytest.Config) -> Worlds:
+def get_worlds(config: pytest.Config) -> Worlds:
     if WORLDS not in config.stash:
-        with refusing():
+        with usage_errors():
             from shardlaw.conformance.api import Worlds, find_target
 
             config.stash[WORLDS] = Worlds(find_target(target_name(config), config_folders(config)))
@@ -133,17 +130,17 @@ def worlds_of(config: pytest.Config) -> Worlds:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a marked test whose target cannot serve it, and give ``world`` the size that the marker asks for."""
+    """Set the default size of ``world`` from the marker, and skip the test if the target lacks what it needs."""
     marker = item.get_closest_marker("shardlaw")
     if marker is None and WORLDS not in item.config.stash:
         return
-    from shardlaw.conformance.api import wanted
+    from shardlaw.conformance.api import parse_marker
     from shardlaw.conformance.errors import UsageError
 
-    worlds = worlds_of(item.config)
+    worlds = get_worlds(item.config)
     wrong = reason = ""
     try:
-        worlds.ranks, needs = wanted(marker.args if marker else (), marker.kwargs if marker else {})
+        worlds.ranks, needs = parse_marker(marker.args if marker else (), marker.kwargs if marker else {})
         reason = worlds.lacks(needs, worlds.ranks) if marker else ""
     except UsageError as error:
         wrong = str(error)
@@ -157,7 +154,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def law_files() -> dict[Path, str]:
-    """The files that hold laws of others, each with its module's name. Raises :class:`UsageError` for a module that cannot be found."""
+    """The files with laws of other packages, and their module names. Raises :class:`UsageError` for a module that cannot be imported."""
     from shardlaw.conformance.errors import UsageError
     from shardlaw.conformance.laws import foreign
 
@@ -175,36 +172,36 @@ def law_files() -> dict[Path, str]:
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if file_path.suffix != ".py":
         return None
-    ours = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
-    asked = parent.session.isinitpath(file_path)
+    is_own = LAWS_FOLDER in file_path.parents and file_path.name != "__init__.py"
+    is_selected = parent.session.isinitpath(file_path)
     module: str | None
-    if not (ours or (asked and others_have_laws())):
+    if not (is_own or (is_selected and has_foreign_laws())):
         return None
     from shardlaw.conformance.errors import UsageError
     from shardlaw.conformance.laws import modules
 
     try:
-        if ours:
+        if is_own:
             module = ".".join(("shardlaw.conformance.laws", *file_path.relative_to(LAWS_FOLDER).with_suffix("").parts))
         else:
             module = law_files().get(file_path.resolve())
         return LawFile.from_parent(parent, path=file_path, law_module=module) if module in modules() else None
     except UsageError as error:
-        # somebody's broken package must not keep anybody from their own tests; whoever asks for laws is told
-        if ours:
+        # a broken package of laws must not break other tests: only our own files report it
+        if is_own:
             raise pytest.UsageError(f"shardlaw: {error}") from None
         return None
 
 
 @cache
-def others_have_laws() -> bool:
-    """Whether a package or the environment names a module of laws: the same as ``shardlaw.conformance.laws.foreign``, without importing
-    it."""
+def has_foreign_laws() -> bool:
+    """Whether an entry point or the environment names a module of laws, as ``shardlaw.conformance.laws.foreign`` does, which is not
+    imported here."""
     return bool(os.environ.get("SHARDLAW_LAWS") or entry_points(group="shardlaw.laws"))
 
 
 class LawFile(pytest.File):
-    """A module of laws."""
+    """A module of laws as a pytest file."""
 
     def __init__(self, *, law_module: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -223,28 +220,28 @@ class LawFile(pytest.File):
 
 
 class LawItem(pytest.Item):
-    """One law: it passes when the law held, or deviated only as expected; it is skipped when nothing could be judged."""
+    """One law as a pytest item: fails on a new finding, is an xfail if only expected ones occurred, skipped if no case was judged."""
 
     def __init__(self, *, law: Law, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.law = law
 
     def runtest(self) -> None:
-        result = running(self.session).law(self.law, self.following())
+        result = get_run(self.session).try_law(self.law, self.next_laws())
         if result.outcome == "expected":
             pytest.xfail("; ".join(result.reasons))
         if result.outcome == "untested":
             pytest.skip(result.reason or "no case was judged")
         if result.outcome == "deviates":
-            raise Deviates("\n".join(result.lines))
+            raise LawDeviates("\n".join(result.lines))
 
-    def following(self) -> Iterator[Law]:
-        """The laws whose turns are next, in order."""
+    def next_laws(self) -> Iterator[Law]:
+        """The laws of the items after this one, in order."""
         items = self.session.items
         return (item.law for item in items[items.index(self) + 1 :] if isinstance(item, LawItem))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
-        if isinstance(excinfo.value, (Deviates, pytest.xfail.Exception)):  # pytest's own text would quote our source, which takes long
+        if isinstance(excinfo.value, (LawDeviates, pytest.xfail.Exception)):  # pytest's own text would quote our source, which takes long
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -252,15 +249,15 @@ class LawItem(pytest.Item):
         return self.path, None, self.law.id
 
 
-class Deviates(Exception):
-    """A law does not hold: the text lists its new findings."""
+class LawDeviates(Exception):
+    """A law deviates; the text lists its new findings."""
 
 
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
-def running(session: pytest.Session) -> Run:
-    """The run that this pytest session is part of; started for the laws that are its items, where a user runs pytest on them."""
+def get_run(session: pytest.Session) -> Run:
+    """The run of this session: that of ``shardlaw run``, or a new one for the laws that a user's pytest has collected."""
     config = session.config
     if RUN not in config.stash:
         from shardlaw.conformance.report.reporter import Reporter
@@ -269,21 +266,21 @@ def running(session: pytest.Session) -> Run:
         from shardlaw.conformance.target.config import find_target
 
         laws = tuple(item.law.id for item in session.items if isinstance(item, LawItem))
-        with refusing():
+        with usage_errors():
             request = RunRequest(laws=laws, target=target_name(config), profile=config.getoption("--shardlaw") or "smoke")
             target = find_target(request.target, None, None, request.world_size)
             config.stash[RUN] = run = Run.start(request, target, Reporter(request.report, quiet=True))
-        config.stash[OWN] = True
+        config.stash[OWNS_RUN] = True
         config.add_cleanup(run.close)
     return config.stash[RUN]
 
 
-OWN: pytest.StashKey[bool] = pytest.StashKey()
+OWNS_RUN: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The end of a run that a user's pytest has started: its report is whole."""
-    if OWN in session.config.stash:
+    """End a run that a user's pytest started, and write its final report."""
+    if OWNS_RUN in session.config.stash:
         run = session.config.stash[RUN]
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         run.stopped_by = run.stopped_by or ("interrupt" if interrupted else None)
@@ -292,7 +289,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if OWN in config.stash:
+    if OWNS_RUN in config.stash:
         run = config.stash[RUN]
         new = sum(found.status == "new" for found in run.findings)
         expected = len(run.findings) - new
@@ -305,9 +302,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if RUN not in config.stash:
         return
     run = config.stash[RUN]
-    wanted = {law.id: at for at, law in enumerate(run.laws)}
-    kept = sorted((item for item in items if isinstance(item, LawItem) and item.law.id in wanted), key=lambda item: wanted[item.law.id])
-    dropped = [item for item in items if item not in set(kept)]
-    items[:] = kept
+    order = {law.id: at for at, law in enumerate(run.laws)}
+    selected = sorted((item for item in items if isinstance(item, LawItem) and item.law.id in order), key=lambda item: order[item.law.id])
+    dropped = [item for item in items if item not in set(selected)]
+    items[:] = selected
     if dropped:
         config.hook.pytest_deselected(items=dropped)

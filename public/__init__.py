@@ -1,7 +1,7 @@
-"""Shardlaw as a library: :func:`check`, :class:`Worlds` and what they speak of, below.
+"""The public API of Shardlaw: :func:`check`, :class:`Worlds` and the types that they use.
 
-Importing the package loads none of it; each name is fetched when it is first asked for. ``docs/library.md`` shows how to use them.
-Beside them stand :mod:`shardlaw.reference`, the executable specification, and :mod:`shardlaw.strategies`, what can be asked of it.
+Names are imported on first use, so that ``import shardlaw`` is fast. ``docs/library.md`` shows how to use them. The other public packages
+are :mod:`shardlaw.reference`, the executable specification, and :mod:`shardlaw.strategies`, Hypothesis strategies.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ __all__ = [
     "twin",
 ]
 
-_ROOMS = {
+_NAMES_BY_MODULE = {
     "api": ("DeviationError", "Outcome", "Ranks", "Worlds", "check", "close", "explain"),
     "errors": ("UsageError",),
     "law.act": ("fields", "law", "texts"),
@@ -100,7 +100,7 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
-    for room, names in _ROOMS.items():
+    for module, names in _NAMES_BY_MODULE.items():
         if name in names:
-            return getattr(importlib.import_module(f"shardlaw.conformance.{room}"), name)
+            return getattr(importlib.import_module(f"shardlaw.conformance.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""The command line. Nothing heavy is imported before a request is understood.
+"""The command line. torch and hypothesis are imported only after the arguments were parsed.
 
-Exit codes: 0 nothing new; 1 a new finding; 2 the request cannot be understood, the target cannot start, or no case was judged: one line
-on stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
+Exit codes: 0 nothing new; 1 a new finding; 2 the request is invalid, the target cannot start, or no case was judged: one line on
+stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-FIRST = """\
+FIRST_STEPS = """\
 Where to begin:
   shardlaw doctor                     does gloo work here: some seconds
   shardlaw run 'redistribute.*'       the laws of one chapter: a minute
@@ -51,7 +51,7 @@ def shardlaw(
         print(f"shardlaw {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(f"{FIRST}\n{context.get_help()}")
+        print(f"{FIRST_STEPS}\n{context.get_help()}")
 
 
 @app.command()
@@ -95,7 +95,7 @@ def run(
         target=target,
         storage=storage,
         world_size=world_size if world_size is not None else launched.size if launched else DEFAULT_WORLD,
-        larger=LARGER_WORLD if world_size is None and not launched else 0,
+        larger_world_size=LARGER_WORLD if world_size is None and not launched else 0,
         profile=profile,
         budget=None if budget is None else parse_duration(budget),
         ops=tuple(op or ()),
@@ -156,14 +156,14 @@ def repro(
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
     """Write a finding's script, torch alone: 1 while the fault is there."""
-    from shardlaw.conformance.commands.replay import script_of
+    from shardlaw.conformance.commands.replay import reproducer_of
 
-    _give(script_of(finding), output)
+    _write_output(reproducer_of(finding), output)
     return 0
 
 
-def _give(text: str, output: Path | None) -> None:
-    """Write a text where it was asked for, or print it. Raises :class:`UsageError`."""
+def _write_output(text: str, output: Path | None) -> None:
+    """Write a text to a file, or print it without one. Raises :class:`UsageError`."""
     if output is None:
         sys.stdout.write(text)
         return
@@ -243,9 +243,9 @@ def board(
     output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-board.html"),
 ) -> int:
     """One page of many certified runs: target by profile and release."""
-    from shardlaw.conformance.commands.board import board as page
+    from shardlaw.conformance.commands.board import render_board as page
 
-    _give(page(reports, output.parent), output)
+    _write_output(page(reports, output.parent), output)
     print(output)
     return 0
 
@@ -256,9 +256,9 @@ def trend(
     output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-trend.html"),
 ) -> int:
     """One page of what came and went over many runs."""
-    from shardlaw.conformance.report.trend import trend as page
+    from shardlaw.conformance.report.trend import render_trend as page
 
-    _give(page(reports, output.parent), output)
+    _write_output(page(reports, output.parent), output)
     print(output)
     return 0
 
@@ -288,11 +288,11 @@ def show(
     if svg:
         from shardlaw.conformance.commands.show_svg import show_svg
 
-        _give(show_svg(shape, mesh, place), output)
+        _write_output(show_svg(shape, mesh, place), output)
     else:
         from shardlaw.conformance.commands.show import show as show_layout
 
-        _give(show_layout(shape, mesh, place) + "\n", output)
+        _write_output(show_layout(shape, mesh, place) + "\n", output)
     return 0
 
 
@@ -355,15 +355,15 @@ def doctor(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code. Never a traceback for what a person can mend."""
+    """Run one command; returns the exit code. A :class:`UsageError` is printed as one line, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if threading.current_thread() is not threading.main_thread():
-        return _call(arguments)
+        return _run_command(arguments)
     with signals.handle_signals():
-        return _call(arguments)
+        return _run_command(arguments)
 
 
-def _call(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     try:
         code: Any = typer.main.get_command(app)(args=arguments, prog_name="shardlaw", standalone_mode=False)
         sys.stdout.flush()

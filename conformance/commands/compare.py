@@ -1,36 +1,38 @@
-"""``shardlaw compare``: two reports side by side. Two nights, two versions of torch, or a target of one's own against ``gloo``."""
+"""``shardlaw compare``: compare two reports, such as of two nights, two versions of torch, or a target and ``gloo``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.comparison import Comparison, compared
-from shardlaw.conformance.report.run_report import read_report
+from shardlaw.conformance.report.comparison import Comparison, compare_reports
+from shardlaw.conformance.report.run_report import read_report, report_folder
 from shardlaw.conformance.run.finding_file import to_json, write_text
 
 
 def compare(first: Path, second: Path, as_json: bool = False, page: bool = False) -> int:
-    """Print what differs; returns 1 where the second report says anything worse than the first, else 0. With ``page`` the second's
-    ``report.html`` is written anew and says it too. Raises :class:`UsageError`."""
-    found = compared(first, second)
+    """Print the differences and return the exit code of the comparison: 1 if the second report is worse, 2 if the requests differ, else 0.
+
+    With ``page`` the second's ``report.html`` is rewritten and includes the comparison. Raises :class:`UsageError`.
+    """
+    found = compare_reports(first, second)
     if page:
         _write_page(second, found)
     if as_json:
         print(to_json(found), end="")
     else:
-        from shardlaw.conformance.report.side_by_side import show
-        from shardlaw.conformance.report.terminal import console
+        from shardlaw.conformance.report.comparison_text import print_comparison
+        from shardlaw.conformance.report.terminal import make_console
 
-        show(console(), found)
+        print_comparison(make_console(), found)
     return found.exit
 
 
 def _write_page(path: Path, found: Comparison) -> None:
-    from shardlaw.conformance.report.html import html
+    from shardlaw.conformance.report.html import render_html
 
-    folder = path if path.is_dir() else path.parent
+    folder = report_folder(path)
     try:
-        write_text(folder / "report.html", html(read_report(path), folder, since=found))
+        write_text(folder / "report.html", render_html(read_report(path), folder, since=found))
     except OSError as error:
         raise UsageError(f"--page: {folder / 'report.html'} cannot be written: {error.strerror}") from None

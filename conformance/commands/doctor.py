@@ -1,4 +1,4 @@
-"""What can be validated here: the targets that are known, whether their ranks start, and what they can do."""
+"""``shardlaw targets`` and ``shardlaw doctor``: the known targets, whether their ranks start, and what they can do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _pool(target: Target) -> Iterator[Pool]:
-    """Raises :class:`UsageError` when the target cannot start."""
+def _start_pool(target: Target) -> Iterator[Pool]:
+    """A pool of the target. Raises :class:`UsageError` if the target cannot start."""
     from shardlaw.conformance.world import Pool, WorldError
 
     try:
@@ -39,8 +39,8 @@ def _pool(target: Target) -> Iterator[Pool]:
 
 
 def examine(name: str, storage: str | None = None) -> int:
-    """Print what is installed and whether a target works; returns 0, or 2 where its ranks do not start, cannot reduce, or cannot save and
-    load a checkpoint in a ``storage`` that is named."""
+    """Print what is installed and check that a target works; returns 0. Raises :class:`UsageError` if its ranks do not start, cannot
+    reduce, or cannot save and load a checkpoint (only tried if the target or ``storage`` names one)."""
     config = read_config()
     target = with_storage(get_target(name, config), storage, config)
     print(f"shardlaw {__version__}, python {platform.python_version()}, torch {torch.__version__}")
@@ -51,7 +51,7 @@ def examine(name: str, storage: str | None = None) -> int:
     if needed:
         print(f"ok  {count_devices(target)} devices seen, {needed} needed for {RANKS} ranks")
     began = time.monotonic()
-    with _pool(target) as pool:
+    with _start_pool(target) as pool:
         verdict, seconds = probe(pool, "all_reduce")
         if verdict.status != "held":
             raise UsageError(f"target {target.name}: all_reduce over {RANKS} ranks failed: {describe_verdict(verdict)}")
@@ -72,7 +72,7 @@ def examine(name: str, storage: str | None = None) -> int:
 
 
 def list_targets(to_probe: bool) -> int:
-    """Print every known target; with ``to_probe`` also what its ranks can do. Returns 0."""
+    """Print every known target; with ``to_probe`` also its capabilities, tried on ranks. Returns 0."""
     config = read_config()
     for name, source in target_origins(config).items():
         try:
@@ -85,7 +85,7 @@ def list_targets(to_probe: bool) -> int:
         try:
             check_target(target, RANKS)
             if to_probe:
-                _probe(target)
+                _print_capabilities(target)
         except UsageError as error:
             print(f"    not here: {error}")
     if config.storages:
@@ -93,10 +93,10 @@ def list_targets(to_probe: bool) -> int:
     return 0
 
 
-def _probe(target: Target) -> None:
-    """Print one line for each capability: what it does, and whether that is what the target declares."""
+def _print_capabilities(target: Target) -> None:
+    """Try each capability and print whether it works and whether the target declares that."""
     gaps = []
-    with _pool(target) as pool:
+    with _start_pool(target) as pool:
         for name in PROBES:
             verdict, _ = probe(pool, name)
             works, declared = verdict.status == "held", name in target.cannot

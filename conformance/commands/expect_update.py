@@ -1,10 +1,9 @@
-"""``shardlaw expect update``: the new findings of a report as expectations, each with a reason to fill in.
+"""``shardlaw expect update``: write the new findings of a report as expectations, each with a reason to fill in.
 
-An entry names the fewest features that part what deviates from what holds, and as few entries are written as account for all findings:
-each is of a law, of its chapter or of all, and of one error or all of its class, where hardly any case with its features holds
-(:mod:`shardlaw.conformance.report.parting`); or of all that departs at one place of torch, or that calls a collective which its own law
-shows to be wrong. Entries are only ever added, at the end of the file: what somebody wrote there stays as it is. What a run saw of the
-entries that it was given is listed: those that are stale, and those that are too wide.
+As few entries as possible are written that together account for all findings. An entry is about a law, its variants, its chapter or all
+laws, and about one error or all of its class, and names the fewest features that separate deviating cases from holding ones
+(:mod:`shardlaw.conformance.report.separate`); or it is about all findings at one place in torch, or with one collective that a backend does
+wrong. Entries are appended to the file; nothing in it is changed. Stale and too wide entries of the report are listed.
 """
 
 from __future__ import annotations
@@ -26,57 +25,61 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import case_facts
 from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, error_pattern, place_names
-from shardlaw.conformance.report.parting import SEEN_BY_RANKS, Table, allowed, parting, patterns, tried
-from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
-from shardlaw.conformance.run.entry import ANY_KIND, REACHED_TO_JUDGE, SIGNED_KINDS, UNFILLED, Entry
-from shardlaw.conformance.run.expectation_file import read
-from shardlaw.conformance.run.expectations import WIDEST_SHARE
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
+from shardlaw.conformance.report.separate import RANK_FEATURES, CaseTable, is_allowed, law_patterns, read_tables, separating_features
+from shardlaw.conformance.report.wording import one_line
+from shardlaw.conformance.run.entry import ANY_KIND, EMPTY_REASON, MIN_CASES, SIGNED_KINDS, Entry
+from shardlaw.conformance.run.expectation_file import read_entries
+from shardlaw.conformance.run.expectations import MAX_HOLDING_SHARE
+from shardlaw.conformance.run.finding_file import is_finding_id
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 DEFAULT_FILE = Path("shardlaw-expect.toml")
-# what tells little of a cause: named only where the other features would match too much
+# features that say little about a cause: named only if the entry would be too wide without
 LAST_FEATURES = ("world:", "op:")
 COMMENT_WIDTH = 300
 
 
 def update(report_path: Path, output: Path = DEFAULT_FILE) -> int:
-    """Write an entry for each new finding of a report; returns the exit code. Raises :class:`UsageError`."""
+    """Write entries for the new findings of a report; returns the exit code. Raises :class:`UsageError`."""
     from shardlaw.conformance.laws import catalogue
 
     report = read_report(report_path)
-    folder = report_path if os.path.isdir(report_path) else report_path.parent
+    folder = report_folder(report_path)
     laws = catalogue()
     aliases = {alias: law.id for law in laws.values() for alias in law.aliases}
-    versions = _versions(report, report_path)
+    versions = _version_range(report, report_path)
     for found in report.new():
-        _check(found, {*laws, *aliases}, report_path)
+        _check_finding(found, {*laws, *aliases}, report_path)
     if os.path.exists(output) and not os.path.isfile(output):
         raise UsageError(f"-o {output}: cannot be written: want a file")
-    there = read(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
-    lines, left = [], list[FindingLine]()
+    existing = read_entries(output, list(laws), aliases, drafts=True) if os.path.exists(output) else []
+    lines, unmatched = [], list[FindingLine]()
     for found in report.new():
         law = laws[aliases.get(found.law, found.law)]
-        entry = _entry_for(found, law, there, report)
+        entry = _find_entry(found, law, existing, report)
         if entry is not None:
-            said = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
-            lines.append(f"{entry.where}: {said} {found.id}: no entry added")
+            verb = "accounts for" if _accounts_for(entry, found, law, report) else "names, but does not match,"
+            lines.append(f"{entry.where}: {verb} {found.id}: no entry added")
         else:
-            left.append(msgspec.structs.replace(found, law=law.id))
-    drafts = _fewest(left, tried(folder / "cases.txt")) if left else []
-    starts = _append(output, [_written(draft, versions, report, folder) for draft in drafts])
+            unmatched.append(msgspec.structs.replace(found, law=law.id))
+    drafts = _choose_drafts(unmatched, read_tables(folder / "cases.txt")) if unmatched else []
+    starts = _append_blocks(output, [_entry_lines(draft, versions, report, folder) for draft in drafts])
     for draft, line in zip(drafts, starts, strict=True):
         lines += [f"{output}:{line}: {found.kind} {found.id} {found.text}" for found in draft.found]
-    print(*lines, *_doubtful(report), _conclusion(output, len(drafts), there), sep="\n")
+    print(*lines, *_doubtful_entries(report), _conclusion(output, len(drafts), existing), sep="\n")
     return 0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An entry to be: what it matches (``features`` also holds words of fields, as ``NAME=WORD``), the findings that it accounts for, and
-    the share of its law's cases that it would match and which hold. One with ``at`` is about a place, however anything departs there."""
+    """An entry to write.
+
+    ``features`` may include field values as ``NAME=WORD``. With ``at`` the entry matches every kind of deviation at that place. ``share``
+    is the share of the law's cases that it matches and that hold. ``found`` are the findings that it accounts for."""
 
     law: str
     kind: str
@@ -86,63 +89,62 @@ class Draft:
     share: float = 0.0
     found: list[FindingLine] = field(default_factory=list, compare=False)
 
-    def takes(self, found: FindingLine) -> bool:
-        """Whether it accounts for a finding."""
+    def accounts_for(self, found: FindingLine) -> bool:
+        """Whether the entry would match a finding."""
         if self.at:
             return self.at in found.spots
-        same = matches(self.law, found.law) and found.kind == self.kind and {*self.features} <= {*_told(found)}
-        return same and self.signature in (_signature(found), _class(found))
+        same = matches(self.law, found.law) and found.kind == self.kind and {*self.features} <= {*_features_and_facts(found)}
+        return same and self.signature in (_signature(found), _error_class(found))
 
 
-def _fewest(left: Sequence[FindingLine], cases: Mapping[str, Table]) -> list[Draft]:
-    """The fewest entries that account for all these findings: again and again the one that accounts for most of what is left. Of equals the
-    first, which says more."""
-    drafts = list(dict.fromkeys(draft for found in left for draft in _drafts(found, cases)))
-    drafts += [Draft("*", ANY_KIND, at=spot) for spot in _spots(left)]
+def _choose_drafts(findings: Sequence[FindingLine], cases: Mapping[str, CaseTable]) -> list[Draft]:
+    """Choose few entries that account for all findings, greedily: each time the one that covers most of the rest, the narrowest first."""
+    drafts = list(dict.fromkeys(draft for found in findings for draft in _candidate_drafts(found, cases)))
+    drafts += [Draft("*", ANY_KIND, at=spot) for spot in _shared_spots(findings)]
     drafts.sort(key=lambda draft: ("*" in draft.law) + (draft.law == "*") + bool(draft.at))
-    taken = {draft: {at for at, found in enumerate(left) if draft.takes(found)} for draft in drafts}
-    open_, chosen = {*range(len(left))}, list[Draft]()
-    while open_:
-        best = max(drafts, key=lambda draft: len(taken[draft] & open_))
-        best.found.extend(left[at] for at in sorted(taken[best] & open_))
-        open_ -= taken[best]
+    matched = {draft: {at for at, found in enumerate(findings) if draft.accounts_for(found)} for draft in drafts}
+    uncovered, chosen = {*range(len(findings))}, list[Draft]()
+    while uncovered:
+        best = max(drafts, key=lambda draft: len(matched[draft] & uncovered))
+        best.found.extend(findings[at] for at in sorted(matched[best] & uncovered))
+        uncovered -= matched[best]
         chosen.append(best)
-    return sorted(chosen, key=lambda draft: left.index(draft.found[0]))
+    return sorted(chosen, key=lambda draft: findings.index(draft.found[0]))
 
 
-def _spots(left: Sequence[FindingLine]) -> list[str]:
-    """The places at which findings may belong together, each of them once."""
-    wrong = [name.partition(":")[2] for found in left if found.in_back_end for name in found.features if name.startswith("collective:")]
-    first = [spot for found in left if identifies_cause(found.where) and not found.in_back_end for spot in place_names(found.where, ())]
+def _shared_spots(findings: Sequence[FindingLine]) -> list[str]:
+    """The places for entries with ``at``: collectives of a backend and places in torch, without duplicates."""
+    wrong = [name.partition(":")[2] for found in findings if found.in_back_end for name in found.features if name.startswith("collective:")]
+    first = [spot for found in findings if identifies_cause(found.where) and not found.in_back_end for spot in place_names(found.where, ())]
     return list(dict.fromkeys([*wrong, *first]))
 
 
-def _drafts(found: FindingLine, cases: Mapping[str, Table]) -> Iterator[Draft]:
-    """The entries that a finding may get, those first that say more."""
-    choices = parting(_told(found), found.kind, cases.get(found.law, Table(())))
-    signatures = dict.fromkeys((_signature(found), _class(found)))
-    for pattern in patterns(found.law):
+def _candidate_drafts(found: FindingLine, cases: Mapping[str, CaseTable]) -> Iterator[Draft]:
+    """Yield the entries that a finding may get, the most specific first."""
+    choices = separating_features(_features_and_facts(found), found.kind, cases.get(found.law, CaseTable(())))
+    signatures = dict.fromkeys((_signature(found), _error_class(found)))
+    for pattern in law_patterns(found.law):
         for features in choices:
-            if pattern == found.law or allowed(pattern, features, found.kind, cases):
+            if pattern == found.law or is_allowed(pattern, features, found.kind, cases):
                 yield from (Draft(pattern, found.kind, features, signature) for signature in signatures)
     if not choices:
-        narrow, share = _narrow(found, cases.get(found.law, Table(())))
+        narrow, share = _fallback_features(found, cases.get(found.law, CaseTable(())))
         yield Draft(found.law, found.kind, tuple(narrow), _signature(found), share=share)
 
 
-def _told(found: FindingLine) -> list[str]:
-    """The features of a finding and the words of its case; of one that needs a history the features alone, since its entry has no case."""
+def _features_and_facts(found: FindingLine) -> list[str]:
+    """The features of a finding and the ``NAME=WORD`` facts of its case; no facts with a history, since then the entry has no case."""
     case = Case.from_json(found.case)
     return [*found.features, *(() if case.after else sorted(case_facts(case)))]
 
 
-def _class(found: FindingLine) -> str:
-    """The class of the error alone, as a signature: where every case with some features deviates, their errors differ as the cases do."""
-    name = re.match(r"[A-Za-z_.]+(?=: )", _error(found).strip())
+def _error_class(found: FindingLine) -> str:
+    """The class of the error as a signature, for cases whose error texts differ; for other kinds the whole signature."""
+    name = re.match(r"[A-Za-z_.]+(?=: )", _error_text(found).strip())
     return name[0] if name and found.kind in ("raised", "divergence") else _signature(found)
 
 
-def _versions(report: RunReport, path: Path) -> str:
+def _version_range(report: RunReport, path: Path) -> str:
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -152,14 +154,14 @@ def _versions(report: RunReport, path: Path) -> str:
     return f">={major}.{minor},<{major}.{minor + 1}"
 
 
-def _check(found: FindingLine, laws: set[str], path: Path) -> None:
-    """Raises :class:`UsageError` for a finding of which no entry can be made."""
+def _check_finding(found: FindingLine, laws: set[str], path: Path) -> None:
+    """Raise :class:`UsageError` for a finding that no entry can describe."""
     from shardlaw.conformance.law.features.features import FEATURES, is_known
 
     def refuse(message: str) -> UsageError:
         return UsageError(f"{path}: finding {found.id!r}: {message}")
 
-    if not re.fullmatch(r"[0-9a-f]{8}", found.id):
+    if not is_finding_id(found.id):
         raise refuse("want an id of 8 hex digits")
     if found.law not in laws:
         raise refuse(f"no law here is called {found.law!r} ({one_of(found.law, laws)})")
@@ -176,31 +178,31 @@ def _check(found: FindingLine, laws: set[str], path: Path) -> None:
         raise refuse(f"a finding of kind {found.kind!r} without a signature")
 
 
-def _error(found: FindingLine) -> str:
-    """The struck error of a finding."""
+def _error_text(found: FindingLine) -> str:
+    """The error text in a finding's signature, without numbers and names."""
     return found.signature.split(" | ", 3)[3] if found.signature.count(" | ") >= 3 else ""
 
 
-def _entry_for(found: FindingLine, law: Law, there: Sequence[Entry], report: RunReport) -> Entry | None:
-    """The entry that accounts for a finding, or else one that names it."""
-    matching = [entry for entry in there if _accounts_for(entry, found, law, report)]
-    naming = [entry for entry in there if entry.finding == found.id]
+def _find_entry(found: FindingLine, law: Law, existing: Sequence[Entry], report: RunReport) -> Entry | None:
+    """The existing entry that accounts for a finding, or else one that names its id."""
+    matching = [entry for entry in existing if _accounts_for(entry, found, law, report)]
+    naming = [entry for entry in existing if entry.finding == found.id]
     return next(iter([*matching, *naming]), None)
 
 
 def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
-    here = law.id in entry.laws and entry.holds(report.target.torch, report.target.name)
-    return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error(found), found.spots)
+    here = law.id in entry.laws and entry.applies_to(report.target.torch, report.target.name)
+    return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error_text(found), found.spots)
 
 
-def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
-    """The lines of an entry, with what a reader needs to find its reason."""
+def _entry_lines(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
+    """The lines of an entry, after comments that help to find its reason."""
     first, *others = draft.found
     after = len(first.case.get("after", ()))
     shown = f"shown by {folder / first.reproducer}" if first.reproducer else first.note or "no reproducer"
     comments = [first.message, first.text + (f" (after {after} other cases)" if after else ""), shown]
     comments += [f"and {other.id} {other.text}" for other in others]
-    if draft.share > WIDEST_SHARE:
+    if draft.share > MAX_HOLDING_SHARE:
         comments.append(f"matches cases that hold, {draft.share:.0%} of those of its law: refused unless it says wide = true")
     features, words = [name for name in draft.features if "=" not in name], [name for name in draft.features if "=" in name]
     keys: dict[str, str | list[str] | dict[str, str]] = {"law": draft.law, "kind": draft.kind}
@@ -218,54 +220,60 @@ def _written(draft: Draft, versions: str, report: RunReport, folder: Path) -> li
     keys["finding"] = first.id
     if not after:
         keys["case"] = first.text
-    keys["reason"] = UNFILLED
-    return [*(f"# {_printable(text)}" for text in comments), "[[expect]]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    keys["reason"] = EMPTY_REASON
+    return [
+        *(f"# {_printable(text)}" for text in comments),
+        "[[expect]]",
+        *(f"{key} = {_format_toml(value)}" for key, value in keys.items()),
+    ]
 
 
-def _narrow(found: FindingLine, cases: Table) -> tuple[list[str], float]:
-    """The features for an entry, and the share of a law's cases that have them and hold; the share is 0 where nobody can tell."""
+def _fallback_features(found: FindingLine, cases: CaseTable) -> tuple[list[str], float]:
+    """Features for an entry if none separate, and the share of the law's cases that have them and hold (0: unknown)."""
     features = [feature for feature in found.features if not feature.startswith(LAST_FEATURES)]
-    share = _share(features, found.kind, cases)
+    share = _holding_share(features, found.kind, cases)
     for family in LAST_FEATURES:
-        if features and share <= WIDEST_SHARE:
+        if features and share <= MAX_HOLDING_SHARE:
             break
         more = [feature for feature in found.features if feature.startswith(family)]
         features = sorted([*features, *more])
-        share = 0.0 if family == "op:" and more else _share(features, found.kind, cases)
+        share = 0.0 if family == "op:" and more else _holding_share(features, found.kind, cases)
     return features, share
 
 
-def _share(features: Sequence[str], kind: str, cases: Table) -> float:
-    """The share of cases with these features which do not deviate so, as far as a case's text tells; 0 where too few are there to say."""
-    if cases.count < REACHED_TO_JUDGE:
+def _holding_share(features: Sequence[str], kind: str, cases: CaseTable) -> float:
+    """The share of a law's cases that have these features and do not deviate with this kind; 0 if there are too few cases."""
+    if cases.total < MIN_CASES:
         return 0.0
-    return cases.counted([name for name in features if not name.startswith(SEEN_BY_RANKS)], kind)[1] / cases.count
+    return cases.count_cases([name for name in features if not name.startswith(RANK_FEATURES)], kind)[1] / cases.total
 
 
 def _signature(found: FindingLine) -> str:
-    """As much of the struck error as an entry may hold: all of it, or the longest part that striking leaves as it is."""
-    error = _error(found).strip()
+    """The signature for an entry: the finding's error text, or its longest part that is free of numbers and names."""
+    error = _error_text(found).strip()
     parts = [error, *re.split(r"[\[\](){}'\"]", error)]
     fitting = [part.strip() for part in parts if part.strip() and error_pattern(part) == part.strip() and part.count(" | ") < 3]
     return fitting[0] if fitting[:1] == [error] else max(fitting, key=len, default="*" if found.kind in SIGNED_KINDS else "")
 
 
 def _printable(text: str) -> str:
-    line = " ".join(text.split())
-    line = line if len(line) <= COMMENT_WIDTH else f"{line[: COMMENT_WIDTH - 3]}..."
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in one_line(text, COMMENT_WIDTH))
 
 
-def _toml(value: str | list[str] | dict[str, str]) -> str:
+def _format_toml(value: str | list[str] | dict[str, str]) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name if name.isidentifier() else _toml(name)} = {_toml(text)}" for name, text in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{name if name.isidentifier() else _format_toml(name)} = {_format_toml(text)}" for name, text in value.items())
+            + " }"
+        )
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_format_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _append(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
-    """Add blocks of lines to a file, which is made where it is missing; returns the line of each block's table."""
+def _append_blocks(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
+    """Append blocks of lines to a file, which is created if missing; returns the line number of each block's table."""
     if not blocks:
         return []
     old = path.read_bytes() if os.path.exists(path) else f"# For: shardlaw run --expect {_printable(str(path))}\n".encode()
@@ -289,21 +297,21 @@ def _append(path: Path, blocks: Sequence[Sequence[str]]) -> list[int]:
     return starts
 
 
-def _doubtful(report: RunReport) -> Iterator[str]:
-    """What the run saw of the entries that it was given, where somebody has to mend them."""
+def _doubtful_entries(report: RunReport) -> Iterator[str]:
+    """Yield a line for each stale or too wide entry of the run."""
     for line in report.expectations:
         what = f"{line.kind} of {line.law}" + (f" with {', '.join(line.features)}" if line.features else "")
         if line.stale:
             why = "and its case holds" if line.mended else "though its features were reached"
             yield f"{line.where}: stale: {what} did not happen, {why}"
         if line.refused:
-            said = [warning for warning in report.warnings if warning.startswith(f"{line.where}: ")]
-            yield from said[:1] or [f"{line.where}: too wide: {what}: name more features or say wide = true"]
+            warnings = [warning for warning in report.warnings if warning.startswith(f"{line.where}: ")]
+            yield from warnings[:1] or [f"{line.where}: too wide: {what}: name more features or say wide = true"]
 
 
-def _conclusion(output: Path, written: int, there: Sequence[Entry]) -> str:
-    drafts = written + sum(not entry.filled_in for entry in there)
+def _conclusion(output: Path, written: int, existing: Sequence[Entry]) -> str:
+    drafts = written + sum(not entry.has_reason for entry in existing)
     count = f"{written} {'entry' if written == 1 else 'entries'} written to {output}" if written else "nothing to write"
     if not drafts:
         return count
-    return f'{count}; say in place of reason = "{UNFILLED}" what causes each, then: shardlaw run --expect {output}'
+    return f'{count}; say in place of reason = "{EMPTY_REASON}" what causes each, then: shardlaw run --expect {output}'

@@ -1,4 +1,4 @@
-"""The catalogue as text or JSON."""
+"""``shardlaw laws``: the laws and features as text or JSON."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
 WIDTH = 100
-
-
-FEW = 5  # laws, of which a person wants to see more than the clause
+MAX_DETAILED = 5  # so many selected laws are shown with the fields of their cases
 
 
 def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
-    """The laws that the patterns select; of few also what their cases may say. Raises
+    """The laws that the patterns select; if they are few, also the fields of their cases. Raises
     :class:`~shardlaw.conformance.errors.UsageError`."""
     from shardlaw.conformance.law.selection import select
     from shardlaw.conformance.laws import catalogue
+    from shardlaw.conformance.report.wording import count_noun
 
     def record(law: Law) -> dict[str, Any]:
         return {
@@ -46,22 +45,22 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
         lines.append(f"{law.id}  ({law.tier})")
         lines += textwrap.wrap(law.clause, WIDTH, initial_indent="    ", subsequent_indent="    ")
         lines += textwrap.wrap(f"source: {law.source}", WIDTH, initial_indent="    ", subsequent_indent="      ")
-        if len(laws) <= FEW:
-            lines += [f"    case:   {law.control}", *_fields(law)]
-    return "\n".join([*lines, f"{len(laws)} law{'s' * (len(laws) != 1)}"])
+        if len(laws) <= MAX_DETAILED:
+            lines += [f"    case:   {law.control}", *_field_lines(law)]
+    return "\n".join([*lines, count_noun(len(laws), "law")])
 
 
-def _fields(law: Law) -> list[str]:
-    """What the cases of a law may say: a line for each parameter, with the fields that it is read from, its own first."""
+def _field_lines(law: Law) -> list[str]:
+    """The fields of a law's cases: a line for each parameter, with the fields that it is read from."""
     from shardlaw.conformance.law.act import law_parameters
 
-    lines, told = [], set[str]()
+    lines, seen = [], set[str]()
     for parameter in law_parameters(law):
-        names = [name for name in parameter.type.fields(parameter.field) if name not in told]
-        told.update(names)
+        names = [name for name in parameter.type.fields(parameter.field) if name not in seen]
+        seen.update(names)
         if names:
-            said = ", ".join("a, b, ... (its tensors)" if name == "*" else name for name in names)
-            lines.append(f"{said}: {parameter.type.takes}{'' if parameter.required else ', or nothing'}")
+            label = ", ".join("a, b, ... (its tensors)" if name == "*" else name for name in names)
+            lines.append(f"{label}: {parameter.type.takes}{'' if parameter.required else ', or nothing'}")
     return [
         line
         for at, text in enumerate(lines)
@@ -72,7 +71,7 @@ def _fields(law: Law) -> list[str]:
 
 
 def list_features(patterns: tuple[str, ...], as_json: bool) -> str:
-    """The features that the patterns select, by the line of the input space that they belong to. Raises
+    """The features that the patterns select, grouped by the axis of the input space. Raises
     :class:`~shardlaw.conformance.errors.UsageError`."""
     from shardlaw.conformance.errors import UsageError, one_of
     from shardlaw.conformance.law.features.feature_lines import LINES
@@ -82,15 +81,16 @@ def list_features(patterns: tuple[str, ...], as_json: bool) -> str:
     for pattern in patterns:
         if not any(glob(pattern).fullmatch(name) for name in known):
             raise UsageError(f"no feature matches {pattern!r} ({one_of(pattern.strip('*'), known)})")
-    chosen = {
-        line: {name: meaning for name, meaning in names.items() if not patterns or any(glob(one).fullmatch(name) for one in patterns)}
-        for line, names in LINES.items()
-    }
-    chosen = {line: names for line, names in chosen.items() if names}
+
+    def is_selected(name: str) -> bool:
+        return not patterns or any(glob(pattern).fullmatch(name) for pattern in patterns)
+
+    selected = {line: {name: names[name] for name in filter(is_selected, names)} for line, names in LINES.items()}
+    selected = {line: names for line, names in selected.items() if names}
     if as_json:
-        return json.dumps(chosen, indent=2)
-    width = max(len(name) for names in chosen.values() for name in names)
+        return json.dumps(selected, indent=2)
+    width = max(len(name) for names in selected.values() for name in names)
     lines = []
-    for line, names in chosen.items():
+    for line, names in selected.items():
         lines += [line, *(f"    {name:{width}}  {meaning}" for name, meaning in names.items())]
     return "\n".join(lines)

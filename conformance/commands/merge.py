@@ -1,7 +1,7 @@
-"""``shardlaw merge``: the reports of the shards of one request (``--shard I/N``) as the report of the whole.
+"""``shardlaw merge``: merge the reports of the shards of one run (``--shard I/N``).
 
-What the shards counted is added up. What a report says on top of its counts (outcomes, stale and too wide expectations, the exit code)
-is worked out again from the sums. Where a shard is missing the merged run is one that could not be finished.
+Counts are added up; outcomes, stale and too wide expectations and the exit code are decided again from the sums. If a shard is missing, the
+merged run counts as not finished.
 """
 
 from __future__ import annotations
@@ -17,19 +17,28 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, UnconfirmedLine, read_report
-from shardlaw.conformance.report.summed import expectations_of, totals, warnings
-from shardlaw.conformance.report.writer import check_folder, clear, write_report
+from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
+from shardlaw.conformance.report.run_report import (
+    ExpectationLine,
+    FindingLine,
+    LawLine,
+    RunReport,
+    UnconfirmedLine,
+    read_case_lines,
+    read_report,
+    report_folder,
+)
+from shardlaw.conformance.report.writer import check_folder, clear_report, write_report
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.finding_file import write_text
+from shardlaw.conformance.run.finding_file import is_finding_id, write_text
 
-# of a law's counts those that are no sums over shards: every shard comes upon all cases of the enumerator
-SAME_IN_ALL = ("swept", "combinations")
+# counts of a law that are equal in all shards: each shard enumerates all cases
+EQUAL_IN_SHARDS = ("swept", "combinations")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The report of one shard, and what stands beside it: by name the files of its findings, and the lines of its judged cases."""
+    """The report of one shard, the files of its findings by name, and the lines of its ``cases.txt``."""
 
     path: Path
     report: RunReport
@@ -40,18 +49,18 @@ class Shard:
 
     @classmethod
     def read(cls, path: Path) -> Shard:
-        """Raises :class:`UsageError`."""
+        """Read a report, given by folder or file. Raises :class:`UsageError`."""
         report = read_report(path)
-        folder = path if os.path.isdir(path) else path.parent
+        folder = report_folder(path)
         part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
         if part is None or int(part[1]) > int(part[2]):
             raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4")
-        return cls(path, report, int(part[1]), int(part[2]), dict(_files(folder, report)), _cases(folder))
+        return cls(path, report, int(part[1]), int(part[2]), dict(_read_finding_files(folder, report)), read_case_lines(folder))
 
 
-def _files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
+def _read_finding_files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
     for found in report.findings:
-        if re.fullmatch(r"[0-9a-f]{8}", found.id, re.ASCII):
+        if is_finding_id(found.id):
             for name in (f"{found.id}.json", f"{found.id}.py"):
                 try:
                     yield name, (folder / "findings" / name).read_text("utf-8")
@@ -59,61 +68,52 @@ def _files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
                     continue
 
 
-def _cases(folder: Path) -> list[str] | None:
-    try:
-        return (folder / "cases.txt").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
 def merge(paths: Sequence[Path], output: Path) -> int:
-    """Write the report of the whole into ``output``, and say what it says; returns its exit code. Raises :class:`UsageError`."""
-    from shardlaw.conformance.report.github import tell
-    from shardlaw.conformance.report.terminal import complain, console, print_summary
+    """Write the merged report into ``output`` and print its summary; returns its exit code. Raises :class:`UsageError`."""
+    from shardlaw.conformance.report.github import annotate
+    from shardlaw.conformance.report.terminal import make_console, print_not_judged, print_summary
 
     shards = sorted(map(Shard.read, paths), key=lambda shard: shard.number)
-    _check(shards)
+    _check_shards(shards)
     check_folder("-o", output)
-    if any(
-        os.path.realpath(output) == os.path.realpath(shard.path if os.path.isdir(shard.path) else shard.path.parent) for shard in shards
-    ):
+    if any(os.path.realpath(output) == os.path.realpath(report_folder(shard.path)) for shard in shards):
         raise UsageError(f"-o {output}: is one of the reports: want another folder")
-    report, files = merged(shards)
+    report, files = merge_shards(shards)
     try:
-        clear(output)
+        clear_report(output)
         (output / "findings").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_text(output / name, text)
         write_report(output, report)
     except OSError as error:
         raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
-    print_summary(console(), report, str(output))
-    complain(report)
-    tell(report, output)
+    print_summary(make_console(), report, str(output))
+    print_not_judged(report)
+    annotate(report, output)
     assert report.exit is not None
     return report.exit
 
 
-def _check(shards: Sequence[Shard]) -> None:
-    """Raises :class:`UsageError` for reports that are not those of one request, or of the same shard."""
+def _check_shards(shards: Sequence[Shard]) -> None:
+    """Raise :class:`UsageError` unless the reports are of different shards of one request."""
     first = shards[0]
-    request = _request(first)
+    request = _request_fields(first)
     for other in shards[1:]:
-        for name, value in _request(other).items():
+        for name, value in _request_fields(other).items():
             if value != request[name]:
-                said = (
+                difference = (
                     f": {name} is {value!r}, in {first.path} it is {request[name]!r}"
                     if isinstance(value, (str, int))
                     else f" by its {name}"
                 )
-                raise UsageError(f"{other.path}: belongs to another run than {first.path}{said}")
-    for shard, next_one in pairwise(shards):
-        if shard.number == next_one.number:
-            raise UsageError(f"{next_one.path}: is shard {next_one.number}/{next_one.count}, and so is {shard.path}: want each shard once")
+                raise UsageError(f"{other.path}: belongs to another run than {first.path}{difference}")
+    for shard, other in pairwise(shards):
+        if shard.number == other.number:
+            raise UsageError(f"{other.path}: is shard {other.number}/{other.count}, and so is {shard.path}: want each shard once")
 
 
-def _request(shard: Shard) -> dict[str, object]:
-    """What is the same in all shards of one request, by the words for it."""
+def _request_fields(shard: Shard) -> dict[str, object]:
+    """The values that all shards of one request share, by name."""
     report, target = shard.report, shard.report.target
     return {
         "harness": report.harness,
@@ -134,22 +134,22 @@ def _entry_key(line: ExpectationLine) -> tuple[object, ...]:
     return Path(line.where).name, line.law, line.kind, line.features, line.finding, line.reason
 
 
-def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
-    """The report of the whole, and the files of its findings and cases by their names below its folder. ``shards`` are in order."""
+def merge_shards(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
+    """The merged report, and the files of its findings and cases by path in its folder. ``shards`` are in order."""
     reports = [shard.report for shard in shards]
     first, count = reports[0], shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.number for shard in shards})
-    laws = [_law([report.laws[at] for report in reports]) for at in range(len(first.laws))]
+    laws = [_merge_law_lines([report.laws[at] for report in reports]) for at in range(len(first.laws))]
     groups = [[report.expectations[at] for report in reports] for at in range(len(first.expectations))]
-    known, expectations, too_wide = expectations_of(groups, laws, first.chosen)
-    findings, files = _findings(shards, [law.id for law in laws])
+    known, expectations, too_wide = sum_expectations(groups, laws, first.chosen)
+    findings, files = _merge_findings(shards, [law.id for law in laws])
     for law in laws:
         broken = any(error.law == law.id for report in reports for error in report.errors)
         law.outcome = _outcome(law, findings, known, broken)
-        law.reason = _reason(law, reports) if law.outcome == "untested" else None
+        law.reason = _untested_reason(law, reports) if law.outcome == "untested" else None
     features = sum((Counter(report.features) for report in reports), Counter())
-    unconfirmed = _unconfirmed(reports)
-    distinct, cases = _judged(shards, [law.id for law in laws])
+    unconfirmed = _merge_unconfirmed(reports)
+    distinct, cases = _merge_case_lines(shards, [law.id for law in laws])
     if cases is not None:
         files["cases.txt"] = cases
     report = msgspec.structs.replace(
@@ -165,19 +165,19 @@ def merged(shards: Sequence[Shard]) -> tuple[RunReport, dict[str, str]]:
         unconfirmed=unconfirmed,
         errors=list({error.law: error for report in reports for error in report.errors}.values()),
         expectations=expectations,
-        warnings=[*too_wide, *warnings(reports)],
+        warnings=[*too_wide, *other_warnings(reports)],
         features=dict(sorted(features.items())),
         features_missing=[name for name in first.features_missing if all(name in report.features_missing for report in reports)],
-        totals=totals(laws, findings, unconfirmed, distinct, sum(report.totals.drawn for report in reports)),
+        totals=sum_totals(laws, findings, unconfirmed, distinct, sum(report.totals.drawn for report in reports)),
     )
     report.exit = _exit_code(reports, report, known, bool(missing))
     return report, files
 
 
-def _law(lines: Sequence[LawLine]) -> LawLine:
-    """One law in all shards: its counts; what follows from them comes later."""
+def _merge_law_lines(lines: Sequence[LawLine]) -> LawLine:
+    """Sum the counts of a law over all shards; outcome and reason are set later."""
     counts = {
-        field.name: (max if field.name in SAME_IN_ALL else sum)(getattr(line, field.name) for line in lines)
+        field.name: (max if field.name in EQUAL_IN_SHARDS else sum)(getattr(line, field.name) for line in lines)
         for field in msgspec.structs.fields(LawLine)
         if field.type is int
     }
@@ -204,52 +204,52 @@ def _outcome(law: LawLine, findings: Sequence[FindingLine], known: Expectations,
         return "expected"
     if law.refused == law.cases:
         return "untested"
-    return "stale" if known.stale(law.id) else "held"
+    return "stale" if known.has_stale(law.id) else "held"
 
 
-def _reason(law: LawLine, reports: Sequence[RunReport]) -> str:
-    """Why no shard says anything of a law."""
+def _untested_reason(law: LawLine, reports: Sequence[RunReport]) -> str:
+    """Why no shard judged a law."""
     lines = [line for report in reports for line in report.laws if line.id == law.id and line.reason]
-    said = [line.reason or "" for line in lines if line.cases or not law.cases]
-    return "; ".join(dict.fromkeys(said)) or "every case is refused, on every rank alike"
+    reasons = [line.reason or "" for line in lines if line.cases or not law.cases]
+    return "; ".join(dict.fromkeys(reasons)) or "every case is refused, on every rank alike"
 
 
-def _findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
-    """Each new signature and each expectation's finding once, the one met first; with the files of those that are kept."""
-    kept: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
+def _merge_findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[FindingLine], dict[str, str]]:
+    """Keep one finding for each new signature and each expectation, the first in the law's plan; also return the files of these."""
+    first_met: dict[tuple[str, ...], tuple[Shard, FindingLine]] = {}
     order = {law_id: at for at, law_id in enumerate(laws)}
     met = [(shard, found) for shard in shards for found in shard.report.findings]
-    for shard, found in sorted(met, key=lambda item: _place(item[1], order)):
-        kept.setdefault(_same(found), (shard, found))
+    for shard, found in sorted(met, key=lambda item: _report_order(item[1], order)):
+        first_met.setdefault(_merge_key(found), (shard, found))
     files = {}
-    for shard, found in kept.values():
+    for shard, found in first_met.values():
         for suffix in ("json", "py"):
             name = f"{found.id}.{suffix}"
             if name in shard.files:
                 files[f"findings/{name}"] = shard.files[name]
-    return [_with_script(found, files) for _, found in kept.values()], files
+    return [_drop_missing_script(found, files) for _, found in first_met.values()], files
 
 
-def _place(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
-    """Where a finding stands in the report of a run: by law, what is expected first, then by the case that showed it first."""
+def _report_order(found: FindingLine, order: dict[str, int]) -> tuple[int, bool, int]:
+    """The order of findings in a report: by law, expected before new, by number of the first case."""
     return order.get(found.law, len(order)), found.status == "new", found.number
 
 
-def _same(found: FindingLine) -> tuple[str, ...]:
-    """What two shards that came upon the same thing have in common."""
+def _merge_key(found: FindingLine) -> tuple[str, ...]:
+    """The key that equal findings of two shards share."""
     if found.status == "expected":
         return ("expected", Path(found.entry).name or found.law, found.kind, found.note)
     return ("new", found.signature or found.id, found.law)
 
 
-def _with_script(found: FindingLine, files: dict[str, str]) -> FindingLine:
+def _drop_missing_script(found: FindingLine, files: dict[str, str]) -> FindingLine:
     if found.reproducer is None or f"findings/{found.id}.py" in files:
         return found
     note = "; ".join(filter(None, [found.note, "its script is not among the reports"]))
     return msgspec.structs.replace(found, reproducer=None, note=note)
 
 
-def _unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
+def _merge_unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
     seen: dict[tuple[str, str], UnconfirmedLine] = {}
     for report in reports:
         for line in report.unconfirmed:
@@ -257,8 +257,8 @@ def _unconfirmed(reports: Sequence[RunReport]) -> list[UnconfirmedLine]:
     return list(seen.values())
 
 
-def _judged(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[int, str | None]:
-    """How many different cases were judged, and the lines of all, law by law; no lines where a shard's are missing."""
+def _merge_case_lines(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[int, str | None]:
+    """The number of distinct judged cases, and the merged ``cases.txt`` in the order of laws (``None`` if a shard has none)."""
     if any(shard.cases is None for shard in shards):
         return sum(shard.report.totals.distinct for shard in shards), None
     order = {law_id: at for at, law_id in enumerate(laws)}
@@ -275,20 +275,20 @@ def _stopped_by(shards: Sequence[Shard], missing: Sequence[int]) -> str | None:
     return next((shard.report.stopped_by for shard in shards if shard.report.stopped_by), None)
 
 
-def _exit_code(reports: Sequence[RunReport], whole: RunReport, known: Expectations, missing: bool) -> int:
-    """The first that applies: interrupted, nothing judged, a new finding (or, under ``--strict``, a stale expectation), not finished."""
+def _exit_code(reports: Sequence[RunReport], merged: RunReport, known: Expectations, missing: bool) -> int:
+    """The first that applies: interrupted, no case judged, a new finding (``--strict``: or a stale expectation), not finished."""
     interrupted = [report.exit for report in reports if report.exit in (130, 143)]
     if interrupted:
         return interrupted[0] or 130
-    if not whole.totals.cases:
+    if not merged.totals.cases:
         return 2
-    advisory = {law.id for law in whole.laws if law.tier == "advisory"}
-    stale = bool(known.too_wide()) or any(known.stale(law.id) for law in whole.laws)
-    if any(found.law not in advisory for found in whole.new()) or (whole.strict and stale):
+    advisory = {law.id for law in merged.laws if law.tier == "advisory"}
+    stale = bool(known.too_wide()) or any(known.has_stale(law.id) for law in merged.laws)
+    if any(found.law not in advisory for found in merged.new()) or (merged.strict and stale):
         return 1
-    return 3 if missing or any(map(_broke, reports)) else 0
+    return 3 if missing or any(map(_was_not_finished, reports)) else 0
 
 
-def _broke(report: RunReport) -> bool:
-    """Whether a run was not finished. One that broke before anything was judged ends with 2, as does one that has nothing to judge."""
+def _was_not_finished(report: RunReport) -> bool:
+    """Whether a run broke. One that broke before any case was judged ends with 2, as does one without cases."""
     return report.exit in (None, 3) or (report.exit == 2 and report.stopped_by not in (None, "budget"))

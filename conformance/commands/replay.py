@@ -1,22 +1,22 @@
-"""Trying a case again: from a stored finding, from a folder of them, or from one line of text."""
+"""``shardlaw replay``: run a case again, from a stored finding, a folder of findings, or its text."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.run.asked import MEANINGLESS, check_case, law_of
-from shardlaw.conformance.run.confirm import spots_of
-from shardlaw.conformance.run.finding_file import finding_files, read_finding, told
+from shardlaw.conformance.report.wording import one_line
+from shardlaw.conformance.run.case_check import INVALID_CASE_ERRORS, check_case, resolve_law
+from shardlaw.conformance.run.confirm import trace_spots
+from shardlaw.conformance.run.finding_file import answer_fields, finding_files, is_finding_id, read_finding
 from shardlaw.conformance.run.request import DEFAULT_REPORT
-from shardlaw.conformance.run.supported import as_listed
+from shardlaw.conformance.run.supported import for_installed_torch
 from shardlaw.conformance.world.verdicts import REFUSED_NOW
 from shardlaw.reference.notation import NotationError
 
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.expectations import Expectations
     from shardlaw.conformance.world import Pool
 
+_one_line = partial(one_line, limit=400)
+
 
 @dataclass(frozen=True)
-class Wanted:
-    """One case to try, on the target and the storage on which it was found, and the signature that it had there: ``name`` says where it
-    comes from, ``expected`` why it was expected there."""
+class ReplayCase:
+    """A case to run. For a stored finding ``name`` is its id, ``target``, ``storage`` and ``signature`` are those of the run that found it,
+    and ``expected`` is the reason if it was expected there."""
 
     case: Case
     law: Law
@@ -44,184 +46,184 @@ class Wanted:
 
 
 def replay(what: str, target: str | None = None, storage: str | None = None, times: int = 1, trace: bool = False) -> int:
-    """Try ``what`` again, each time in a fresh world, and print every verdict; returns the exit code. A stored finding is tried on its own
-    target and storage unless others are named.
+    """Run ``what`` again, each time in a fresh world, and print every verdict. A stored finding runs on its own target and storage unless
+    others are given.
 
-    1 when any case deviates otherwise than an expectation says; 0 when all hold or are known. Raises :class:`UsageError`.
+    Returns 1 if a case deviates and no expectation covers it, else 0. Raises :class:`UsageError`.
     """
     from shardlaw.conformance.target.config import check_target, get_target, read_config, with_storage
     from shardlaw.conformance.world import Pool, WorldError
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    wanted = sorted(_wanted(what), key=lambda one: not one.expected)  # what is known first, so that what is new is read last
+    cases = sorted(_find_cases(what), key=lambda item: not item.expected)  # expected ones first, so that new ones end the output
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
-    for one in wanted:
-        name = target or one.target, storage or one.storage
+    for item in cases:
+        name = target or item.target, storage or item.storage
         try:
             targets[name] = with_storage(get_target(name[0], config), name[1] or None, config)
         except UsageError as error:
-            raise UsageError(f"{one.name + ': ' if one.name and not target else ''}{error}") from None
-        check_target(targets[name], max(one.case.world, one.law.smallest))
-    judged, said = 0, Counter[str]()
-    new: list[Wanted] = []
+            raise UsageError(f"{item.name + ': ' if item.name and not target else ''}{error}") from None
+        check_target(targets[name], max(item.case.world, item.law.smallest))
+    judged, counts_by_word = 0, Counter[str]()
+    new: list[ReplayCase] = []
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
-        for one in wanted:
-            name = target or one.target, storage or one.storage
+        for item in cases:
+            name = target or item.target, storage or item.storage
             try:
                 if name not in pools:
                     pools[name] = stack.enter_context(Pool(targets[name]))
-                verdicts = _try(one, pools[name], times, trace)
-                word = _conclude(one, verdicts, _known(targets[name]), pools[name])
+                verdicts = _run_fresh(item, pools[name], times, trace)
+                word = _conclude(item, verdicts, _load_expectations(targets[name]), pools[name])
             except WorldError as error:
                 raise UsageError(f"target {name[0]} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            said[word] += 1
-            new += [one] * (word == "new")
+            counts_by_word[word] += 1
+            new += [item] * (word == "new")
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
-    if len(wanted) > 1:
-        counts = ", ".join(f"{said[word]} {word}" for word in ("held", "expected", "new") if said[word])
-        print(f"{len(wanted)} findings tried again: {counts}", *(f"  {one.name} {one.case.text}" for one in new), sep="\n")
+    if len(cases) > 1:
+        counts = ", ".join(f"{counts_by_word[word]} {word}" for word in ("held", "expected", "new") if counts_by_word[word])
+        print(f"{len(cases)} findings tried again: {counts}", *(f"  {item.name} {item.case.text}" for item in new), sep="\n")
     return 1 if new else 0
 
 
-def script_of(what: str) -> str:
-    """The reproducer of a stored finding, or of a case by its text. Raises :class:`UsageError` where there is none."""
+def reproducer_of(what: str) -> str:
+    """The script of a stored finding, or of a case given as text. Raises :class:`UsageError` if there is none."""
     from shardlaw.conformance.law.script import ScriptError
-    from shardlaw.conformance.report.reproducer import About, Join, reproducer
+    from shardlaw.conformance.report.reproducer import FaultInfo, ScriptTarget, render_reproducer
     from shardlaw.conformance.target.config import get_target, read_config
 
-    path, join = _path(what), Join()
+    path, join = _resolve_path(what), ScriptTarget()
     if not what.strip():
         raise UsageError("no case: want a finding's file, or LAW NAME=VALUE ...")
-    if path.is_file() or (" " not in what and not _is_law(what)):
+    if path.is_file() or (" " not in what and not _is_law_id(what)):
         data = read_finding(path)
-        law, case, seen = law_of(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
-        about = About(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
-        with suppress(UsageError):  # a target that is not described here
-            join = Join.of(get_target(str(data["target"].get("name", "gloo")), read_config()))
+        law, case, seen = resolve_law(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
+        about = FaultInfo(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
+        with suppress(UsageError):  # the config here may lack the target
+            join = ScriptTarget.from_target(get_target(str(data["target"].get("name", "gloo")), read_config()))
     else:
-        (one,) = _wanted(what)
-        law, case, about, seen = one.law, one.case, About(), ""
+        (item,) = _find_cases(what)
+        law, case, about, seen = item.law, item.case, FaultInfo(), ""
     try:
-        return reproducer(law, case, about, seen, join)
+        return render_reproducer(law, case, about, seen, join)
     except (ScriptError, NotationError) as error:
         raise UsageError(f"{what}: no reproducer: {error}") from None
 
 
-def _path(what: str) -> Path:
-    """The file or folder that is meant: of a finding's id alone its file in the report of the last run here."""
+def _resolve_path(what: str) -> Path:
+    """The path that ``what`` names. A finding's id stands for its file in the default report folder."""
     stored = DEFAULT_REPORT / "findings" / f"{what}.json"
-    return stored if re.fullmatch(r"[0-9a-f]{8}", what) and stored.is_file() else Path(what)
+    return stored if is_finding_id(what) and stored.is_file() else Path(what)
 
 
-def _wanted(what: str) -> list[Wanted]:
+def _find_cases(what: str) -> list[ReplayCase]:
     if not what.strip():
         raise UsageError("nothing to try: want a finding's file, a folder of them, or LAW NAME=VALUE ...")
-    path = _path(what)
+    path = _resolve_path(what)
     if path.is_dir():
         files = finding_files(path)
         if not files:
             raise UsageError(f"{what}: no findings in this folder: want the folder of a report, or its folder findings/")
-        return [_stored(file) for file in files]
+        return [_read_stored(file) for file in files]
     if path.is_file() or (path.suffix == ".json" and "=" not in what):
-        return [_stored(path)]
+        return [_read_stored(path)]
     if " " not in what.strip() and "=" not in what and ("/" in what or "." not in what):
         raise UsageError(f"{what}: no such file or folder, and no case: want LAW NAME=VALUE ...")
     try:
         case = Case.parse(what)
     except NotationError as error:
         raise UsageError(str(error)) from None
-    law = law_of(case.law)
-    if _is_law(what):
+    law = resolve_law(case.law)
+    if _is_law_id(what):
         case = Case.parse(law.control)
     check_case(law, case)
-    return [Wanted(Case(law.id, case.fields), law)]
+    return [ReplayCase(Case(law.id, case.fields), law)]
 
 
-def _is_law(what: str) -> bool:
-    """Whether somebody names a law alone, which stands for its control case."""
+def _is_law_id(what: str) -> bool:
+    """Whether ``what`` is a law id, which stands for the law's control case."""
     return not Path(what).exists() and not what.endswith(".json") and "." in what and not {*what} & set(" =/")
 
 
-def _stored(path: Path) -> Wanted:
+def _read_stored(path: Path) -> ReplayCase:
     data = read_finding(path)
     case: Case = data["case"]
-    law = law_of(case.law, f"{path}: ")
+    law = resolve_law(case.law, f"{path}: ")
     check_case(law, case)
     expected = (data.get("note") or "as its report says") if data["status"] == "expected" else ""
     where, storage = str(data["target"].get("name") or "gloo"), str(data["target"].get("storage") or "")
-    if data["check"] == REFUSED_NOW:  # this release was found to refuse what earlier ones did
+    if data["check"] == REFUSED_NOW:  # a refusal that earlier releases did not have: it deviates
         law = law.with_no_refusal_allowed()
-    return Wanted(case, law, data["id"], data["signature"], expected, where, storage)
+    return ReplayCase(case, law, data["id"], data["signature"], expected, where, storage)
 
 
 @cache
-def _known(target: Target) -> Expectations:
-    """What is known to deviate on a target."""
+def _load_expectations(target: Target) -> Expectations:
+    """The expectations for a target and the installed torch."""
     import torch
 
     from shardlaw.conformance.laws import catalogue
     from shardlaw.conformance.run import expectations
 
-    return expectations.load(expectations.layers(target), list(catalogue().values()), torch.__version__, target.name)
+    return expectations.load(expectations.expectation_files(target), list(catalogue().values()), torch.__version__, target.name)
 
 
-def _try(one: Wanted, pool: Pool, times: int, trace: bool) -> list[Verdict]:
-    history = f" (after {len(one.case.after)} earlier cases)" if one.case.after else ""
-    print(f"{one.name + ': ' if one.name else ''}{one.case.text}{history}")
+def _run_fresh(item: ReplayCase, pool: Pool, times: int, trace: bool) -> list[Verdict]:
+    history = f" (after {len(item.case.after)} earlier cases)" if item.case.after else ""
+    print(f"{item.name + ': ' if item.name else ''}{item.case.text}{history}")
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.check_fresh(as_listed(one.law), one.case, traced=trace)
+            verdict = pool.check_fresh(for_installed_torch(item.law), item.case, traced=trace)
         except NotationError as error:
-            raise UsageError(f"case {one.case.text!r}: {error}") from None
+            raise UsageError(f"case {item.case.text!r}: {error}") from None
         for answer in verdict.ranks:
-            if answer.raised is not None and answer.raised.error in MEANINGLESS:
-                raise UsageError(f"case {one.case.text!r}: {answer.raised.text}")
+            if answer.raised is not None and answer.raised.error in INVALID_CASE_ERRORS:
+                raise UsageError(f"case {item.case.text!r}: {answer.raised.text}")
         count = f"{at + 1} of {times}: " if times > 1 else ""
-        print(f"  {count}{_said(verdict)}", flush=True)
-        if trace or (verdict.status == "deviates" and not any(_alike(verdict, seen) for seen in verdicts)):
-            print(*_ranks(verdict, trace), sep="\n", flush=True)
+        print(f"  {count}{_verdict_text(verdict)}", flush=True)
+        if trace or (verdict.status == "deviates" and not any(_has_same_outcome(verdict, seen) for seen in verdicts)):
+            print(*_answer_lines(verdict, trace), sep="\n", flush=True)
         verdicts.append(verdict)
     return verdicts
 
 
-def _alike(a: Verdict, b: Verdict) -> bool:
+def _has_same_outcome(a: Verdict, b: Verdict) -> bool:
     return (a.status, a.signature) == (b.status, b.signature)
 
 
-def _said(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     if verdict.status == "deviates":
-        return f"{verdict.kind} ({verdict.check}): {_line(verdict.message)}"
-    return verdict.status + (f": {_line(verdict.message)}" if verdict.message else "")
+        return f"{verdict.kind} ({verdict.check}): {_one_line(verdict.message)}"
+    return verdict.status + (f": {_one_line(verdict.message)}" if verdict.message else "")
 
 
-def _ranks(verdict: Verdict, trace: bool) -> list[str]:
+def _answer_lines(verdict: Verdict, trace: bool) -> list[str]:
     lines = []
     for answer in verdict.ranks:
-        said = told(answer)
-        lines.append(f"    rank {answer.rank} {answer.outcome}" + (f": {_line(said['message'])}" if said["message"] else ""))
-        lines += [f"      {key} {said[key] if trace else _line(said[key])}" for key in ("expected", "got") if said[key]]
+        fields = answer_fields(answer)
+        lines.append(f"    rank {answer.rank} {answer.outcome}" + (f": {_one_line(fields['message'])}" if fields["message"] else ""))
+        lines += [f"      {key} {fields[key] if trace else _one_line(fields[key])}" for key in ("expected", "got") if fields[key]]
         if trace:
             lines += [f"      > {step}" for step in answer.trace]
-            lines += [f"      | {line}" for key in ("stack", "output") for line in said[key].splitlines()]
+            lines += [f"      | {line}" for key in ("stack", "output") for line in fields[key].splitlines()]
     return lines
 
 
-def _entry(one: Wanted, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
-    """The entry that accounts for a deviation, if need be by a trace of its case."""
-    entry = expected.match_verdict(one.law, verdict)
-    if entry is None and expected.asks_where(one.law, verdict):
-        entry = expected.match_verdict(one.law, verdict, spots_of(pool, as_listed(one.law), verdict))
+def _find_entry(item: ReplayCase, verdict: Verdict, expected: Expectations, pool: Pool) -> Entry | None:
+    """The entry that accounts for a deviation; the case is traced if an entry with ``at`` needs it."""
+    entry = expected.match_verdict(item.law, verdict)
+    if entry is None and expected.needs_trace(item.law, verdict):
+        entry = expected.match_verdict(item.law, verdict, trace_spots(pool, for_installed_torch(item.law), verdict))
     return entry
 
 
-def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations, pool: Pool) -> str:
-    """Say what all tries together mean; returns ``held``, ``expected`` or ``new``."""
+def _conclude(item: ReplayCase, verdicts: list[Verdict], expected: Expectations, pool: Pool) -> str:
+    """Print the conclusion from all runs of a case; returns ``held``, ``expected`` or ``new``."""
     times = len(verdicts)
     deviating = [verdict for verdict in verdicts if verdict.status == "deviates"]
     if not deviating:
@@ -229,19 +231,14 @@ def _conclude(one: Wanted, verdicts: list[Verdict], expected: Expectations, pool
             f"  {verdicts[0].status} {times} of {times} times" if len({v.status for v in verdicts}) == 1 else "  no deviation", flush=True
         )
         return "held"
-    as_stored = sum(verdict.signature == one.signature for verdict in deviating)
+    as_stored = sum(verdict.signature == item.signature for verdict in deviating)
     text = f"  deviates {len(deviating)} of {times} times"
-    if one.signature:
-        text += ", as stored" if as_stored == len(deviating) else f", {as_stored} of them as stored ({one.signature})"
-    entries = [_entry(one, verdict, expected, pool) for verdict in deviating]
+    if item.signature:
+        text += ", as stored" if as_stored == len(deviating) else f", {as_stored} of them as stored ({item.signature})"
+    entries = [_find_entry(item, verdict, expected, pool) for verdict in deviating]
     reasons = [f"{entry.reason} ({entry.where})" for entry in dict.fromkeys(filter(None, entries))]
-    if not all(entries) and one.expected and as_stored == len(deviating):
-        reasons.append(one.expected)
-    known = all(entries) or (as_stored == len(deviating) and bool(one.expected))
+    if not all(entries) and item.expected and as_stored == len(deviating):
+        reasons.append(item.expected)
+    known = all(entries) or (as_stored == len(deviating) and bool(item.expected))
     print(text, *(f"  which is expected: {reason}" for reason in reasons if known), sep="\n", flush=True)
     return "expected" if known else "new"
-
-
-def _line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 400 else f"{line[:397]}..."

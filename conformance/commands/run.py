@@ -1,6 +1,6 @@
-"""``shardlaw run``: pytest, started on the folder of laws.
+"""``shardlaw run``: run pytest on the folder of laws.
 
-It runs under an ini, a rootdir and a plugin set of its own, so that nothing of the folder that it is started in leaks in.
+pytest gets its own ini file, rootdir and plugins, so that the configuration in the current folder has no effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardlaw.conformance.report.resumed import Earlier
+    from shardlaw.conformance.report.resume import EarlierRun
     from shardlaw.conformance.run.engine import Run
     from shardlaw.conformance.run.request import RunRequest
     from shardlaw.conformance.world.manager import Launch
@@ -28,15 +28,15 @@ INI = Path(__file__).parents[1] / "run.ini"
 
 
 def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | None = None) -> int:
-    """Run the laws of ``request``; returns the exit code. Raises :class:`UsageError` before anything is judged. Where ``launch`` starts the
-    ranks, on many hosts, ``ranks_here`` of the largest world are on this machine."""
+    """Run the laws of ``request``; returns the exit code. ``launch`` starts the ranks if they are on several hosts; ``ranks_here`` of the
+    largest world are then on this machine. Raises :class:`UsageError`, only before any case is judged."""
     from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.target.config import find_target
 
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
-    request, before = _going_on(request)
+    request, before = _continue_earlier(request)
     listener = Reporter(request.report, before)
-    listener.start(request, target)  # what follows loads torch, which takes seconds
+    listener.show_request(request, target)  # what follows loads torch, which takes seconds
     import pytest
 
     from shardlaw.conformance.plugin import RUN, law_files
@@ -46,8 +46,8 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     code = 3
     try:
 
-        class HandOver:
-            """Hands the run to the plugin."""
+        class RunPlugin:
+            """Passes the run to the plugin."""
 
             @staticmethod
             def pytest_configure(config: pytest.Config) -> None:
@@ -62,13 +62,13 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
             *map(str, law_files()),
         ]
         live.scout()
-        with _own_pytest():
-            status = pytest.main(arguments, plugins=[HandOver()])
+        with _isolated_pytest():
+            status = pytest.main(arguments, plugins=[RunPlugin()])
         if status == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         live.probe()
         if live.failure is not None:
-            code = _failed(live)
+            code = _print_failure(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             code = live.exit_code()
             code = before.exit_code(code) if before is not None else code
@@ -78,22 +78,22 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     finally:
         live.close()
         live.write(code)
-        live.listener.summary(live, code)
+        live.listener.on_run_end(live, code)
     return code
 
 
-def _going_on(request: RunRequest) -> tuple[RunRequest, Earlier | None]:
-    """What is left of a request that goes on from an earlier report, and that report. Raises :class:`UsageError`."""
+def _continue_earlier(request: RunRequest) -> tuple[RunRequest, EarlierRun | None]:
+    """For ``--last-failed`` and ``--resume``: the restricted request, and the run to resume. Raises :class:`UsageError`."""
     if not (request.last_failed or request.resume):
         return request, None
-    from shardlaw.conformance.report import resumed  # loads torch
+    from shardlaw.conformance.report import resume  # loads torch
 
-    return (resumed.last_failed(request), None) if request.last_failed else resumed.earlier(request)
+    return (resume.select_last_failed(request), None) if request.last_failed else resume.resume_run(request)
 
 
 @contextmanager
-def _own_pytest() -> Iterator[None]:
-    """Keep the surroundings' pytest options and plugins out, while our items run."""
+def _isolated_pytest() -> Iterator[None]:
+    """Remove the pytest options and plugins of the environment while our items run."""
     theirs = {name: os.environ.pop(name, None) for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
     auto = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -106,8 +106,8 @@ def _own_pytest() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _failed(live: Run) -> int:
-    """Say why a run broke: 2 when the target's ranks never started, else 3."""
+def _print_failure(live: Run) -> int:
+    """Print why a run broke; returns the exit code: 2 if the target's ranks never started, else 3."""
     import traceback
 
     from shardlaw.conformance.world import WorldError

@@ -1,4 +1,4 @@
-"""``shardlaw twin``: a model whole and sharded, step by step; what comes out as text, twin.json and twin.html."""
+"""``shardlaw twin``: compare an unsharded model with its sharded version step by step; writes text, twin.json and twin.html."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def twin(
     resume: Sequence[str] | None = None,
     dropout: bool = False,
 ) -> int:
-    """Run it, print what it says, and leave a page; returns the exit code: 1 where the model departs. Raises :class:`UsageError`."""
+    """Run the comparison, print and write the result; returns 1 if the sharded model deviates, else 0. Raises :class:`UsageError`."""
     from shardlaw.conformance.twin.report import html_page, script, terminal_lines, to_json
     from shardlaw.conformance.twin.session import Session, make_plan, resume_mesh
     from shardlaw.conformance.twin.spec import VALUES
@@ -34,12 +34,12 @@ def twin(
     for value in values:
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
-    given = _sizes("--size", sizes)
-    plan, own = make_plan(make, _pairs("--option", options), given, steps=steps, seed=seed)
-    on = _sizes("--resume", [text for text in resume if text != "same"]) if resume else None
-    again = resume_mesh(own, plan, on)
+    plan_sizes = _parse_sizes("--size", sizes)
+    plan, own = make_plan(make, _parse_pairs("--option", options), plan_sizes, steps=steps, seed=seed)
+    resumed_sizes = _parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None
+    resumed = resume_mesh(own, plan, resumed_sizes)
     with Session(target) as session:
-        result = session.investigate(plan, tuple(values) or own.values, shrink, make, again, dropout)
+        result = session.investigate(plan, tuple(values) or own.values, shrink, make, resumed, dropout)
     print(*terminal_lines(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def twin(
     return 1 if result.departs else 0
 
 
-def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -63,9 +63,9 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _sizes(option: str, texts: Sequence[str]) -> dict[str, int]:
-    given = _pairs(option, texts)
-    for name, text in given.items():
+def _parse_sizes(option: str, texts: Sequence[str]) -> dict[str, int]:
+    pairs = _parse_pairs(option, texts)
+    for name, text in pairs.items():
         if not re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
             raise UsageError(f"{option} {name}={text}: want a whole number of 1 or more")
-    return {name: int(text) for name, text in given.items()}
+    return {name: int(text) for name, text in pairs.items()}

@@ -1,7 +1,7 @@
-"""``shardlaw verify``: whether a folder is what a certified run of this version leaves behind, and whether its verdicts come out again.
+"""``shardlaw verify``: check that a folder is the report of a certified run of this version.
 
-Everything that a report says twice must agree, with the list of the profile and with this version's laws and expectations. A submission
-whose parts were all changed alike is seen by ``--rerun``, which tries cases again, on the target as it is described here.
+Its files must agree with each other, with the profile, and with the laws and expectations of this version. A consistent forgery is found
+only by ``--rerun``, which runs cases again on the target as it is configured here.
 """
 
 from __future__ import annotations
@@ -22,76 +22,85 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.target import CAPABILITIES
 from shardlaw.conformance.law.verdict import KINDS
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.report.certificate import FILE, certificate
-from shardlaw.conformance.report.html import html
-from shardlaw.conformance.report.junit import junit
-from shardlaw.conformance.report.markdown import markdown
-from shardlaw.conformance.report.run_report import Certificate, RunReport, read_report
+from shardlaw.conformance.report.certificate import FILE, make_certificate
+from shardlaw.conformance.report.html import render_html
+from shardlaw.conformance.report.junit import render_junit
+from shardlaw.conformance.report.markdown import render_markdown
+from shardlaw.conformance.report.run_report import Certificate, RunReport, read_case_lines, read_report
 from shardlaw.conformance.run import expectations
+from shardlaw.conformance.run.certified_profile import (
+    ABSENT,
+    EXPECTED,
+    MISSING,
+    RANKS,
+    UNSAID,
+    CertifiedProfile,
+    profile_names,
+    read_profile,
+)
 from shardlaw.conformance.run.finding_file import read_finding
-from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, RANKS, UNSAID, FrozenList, frozen, known
 
 WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
 NOT_JUDGED = {MISSING, ABSENT, UNSAID}
-ANYWHERE = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for the name of a report's folder, which no page tells otherwise
+FOLDER_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # in place of the report's folder, which occurs only in the pages
 
 
 def verify(folder: Path, rerun: int = 0) -> int:
-    """Print what is wrong with a submission, or what it certifies; returns 1 or 0. Raises :class:`UsageError` where it is none, or where
-    its cases cannot be tried here."""
+    """Print the problems of a submission, or what it certifies; returns 1 or 0. Raises :class:`UsageError` if it has no certificate, or its
+    cases cannot be run here."""
     if rerun < 0:
         raise UsageError(f"--rerun {rerun}: want a number of cases, 0 or more")
     report = read_report(folder)
     if report.certificate is None:
         raise UsageError(f"{folder}: its report has no certificate: want the folder of shardlaw run --certify")
-    found = list(problems(folder, report, report.certificate))
-    again = ""
+    found = list(find_problems(folder, report, report.certificate))
+    rerun_note = ""
     if not found and rerun:
-        found, tried = _tried_again(folder, report, report.certificate, rerun)
-        again = f"; {tried} of its cases were tried again"
+        found, tried = _rerun_cases(folder, report, report.certificate, rerun)
+        rerun_note = f"; {tried} of its cases were tried again"
     for problem in found:
         print(f"  {problem}")
-    print(f"{folder}: {'not verified' if found else f'verified{again}'}: {report.certificate.line()}")
+    print(f"{folder}: {'not verified' if found else f'verified{rerun_note}'}: {report.certificate.line()}")
     return 1 if found else 0
 
 
-def problems(folder: Path, report: RunReport, told: Certificate) -> Iterator[str]:
-    """In a line each, what does not fit."""
-    name = f"{told.profile}-{told.release}"
-    if name not in known():
-        yield f"{name} is no certified profile of this version ({', '.join(known())})"
+def find_problems(folder: Path, report: RunReport, claimed: Certificate) -> Iterator[str]:
+    """Yield a line for each contradiction in a submission."""
+    name = f"{claimed.profile}-{claimed.release}"
+    if name not in profile_names():
+        yield f"{name} is no certified profile of this version ({', '.join(profile_names())})"
         return
-    listed = frozen(name)
-    if told.sha256 != listed.sha256:
-        yield f"it was run on another list than {name}: sha256 {told.sha256[:12]}..., must be {listed.sha256[:12]}..."
+    profile = read_profile(name)
+    if claimed.sha256 != profile.sha256:
+        yield f"it was run on another list than {name}: sha256 {claimed.sha256[:12]}..., must be {profile.sha256[:12]}..."
         return
-    yield from _of_request(report, told)
+    yield from _check_request(report, claimed)
     try:
         text = (folder / FILE).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         yield f"{FILE} cannot be read"
         return
-    if hashlib.sha256(text.encode()).hexdigest() != told.verdicts:
+    if hashlib.sha256(text.encode()).hexdigest() != claimed.verdicts:
         yield f"{FILE} is not the file that the certificate names"
-    words = _words(text, listed)
+    words = _parse_words(text, profile)
     if words is None:
         yield f"{FILE} does not list the cases of {name}, each once and in order, with a verdict of this version"
         return
-    counted = certificate(listed, words, told.loaded, text, report.exit == 0 and not report.target.stale)
+    counted = make_certificate(profile, words, claimed.loaded, text, report.exit == 0 and not report.target.stale)
     for field in msgspec.structs.fields(Certificate):
-        if getattr(counted, field.name) != getattr(told, field.name):
-            yield f"the certificate says {field.name} {getattr(told, field.name)}, by {FILE} it is {getattr(counted, field.name)}"
-    said = {case.text: word for case, word in zip(listed.cases, words, strict=True)}
-    yield from _of_laws(report, listed, said)
-    yield from _of_findings(folder, report, said)
-    yield from _of_expected(report, listed, said)
-    yield from _of_cases(folder, report, listed, said)
-    yield from _of_pages(folder, report)
+        if getattr(counted, field.name) != getattr(claimed, field.name):
+            yield f"the certificate says {field.name} {getattr(claimed, field.name)}, by {FILE} it is {getattr(counted, field.name)}"
+    words_by_case = {case.text: word for case, word in zip(profile.cases, words, strict=True)}
+    yield from _check_laws(report, profile, words_by_case)
+    yield from _check_findings(folder, report, words_by_case)
+    yield from _check_expected(report, profile, words_by_case)
+    yield from _check_cases(folder, report, profile, words_by_case)
+    yield from _check_pages(folder, report)
 
 
-def _of_request(report: RunReport, told: Certificate) -> Iterator[str]:
-    """How the run was made."""
-    target, loaded = report.target, told.loaded
+def _check_request(report: RunReport, claimed: Certificate) -> Iterator[str]:
+    """Check the request and the environment of the run."""
+    target, loaded = report.target, claimed.loaded
     for what, got, want in (
         ("version of shardlaw", report.harness, __version__),
         ("version of shardlaw in the ranks", loaded.harness, __version__),
@@ -118,13 +127,13 @@ def _of_request(report: RunReport, told: Certificate) -> Iterator[str]:
         yield f"exit {report.exit} with {len(report.new())} new findings"
 
 
-def _words(text: str, listed: FrozenList) -> list[str] | None:
-    """What was said of each case of the list; nothing where the file says something else."""
+def _parse_words(text: str, profile: CertifiedProfile) -> list[str] | None:
+    """Parse ``verdicts.txt`` into a word for each case of the profile; ``None`` if the file does not fit it."""
     lines = text.splitlines()
-    if len(lines) != len(listed.cases):
+    if len(lines) != len(profile.cases):
         return None
     words = []
-    for line, case in zip(lines, listed.cases, strict=True):
+    for line, case in zip(lines, profile.cases, strict=True):
         word = line.removesuffix(f" {case.text}")
         if word == line or not (word in WORDS or (word.split()[:1] == [EXPECTED] and word.split()[2:] and word.split()[2] in KINDS)):
             return None
@@ -132,14 +141,14 @@ def _words(text: str, listed: FrozenList) -> list[str] | None:
     return words
 
 
-def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
-    """Whether the report's laws are those of the list, told as this version tells them, with as many cases as there are verdicts."""
-    laws = {law_id: find(law_id) for law_id in listed.laws}
+def _check_laws(report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
+    """Check that the report has the profile's laws as this version defines them, and that their counts agree with the verdicts."""
+    laws = {law_id: find(law_id) for law_id in profile.laws}
     if [line.id for line in report.laws] != [law.id for law in laws.values()]:
         yield "its laws are not those of the list, in their order"
         return
     for line, (law_id, law) in zip(report.laws, laws.items(), strict=True):
-        words = [said[case.text] for case in listed.laws[law_id]]
+        words = [words_by_case[case.text] for case in profile.laws[law_id]]
         judged = [word for word in words if word not in NOT_JUDGED]
         new, expected = any(word in KINDS for word in words), sum(word.startswith(EXPECTED) for word in words)
         if (line.tier, line.clause, line.chapter) != (law.tier, law.clause, law.chapter):
@@ -151,7 +160,7 @@ def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Ite
             yield f"{line.id}: the report counts {line.expected} expected cases, the verdicts {expected}"
         outcomes = {"deviates"} if new else {"untested"} if not judged else {"expected"} if line.expected else {"held", "stale"}
         if line.outcome not in outcomes and not (not judged and line.cases):
-            yield f"{line.id}: its outcome is {line.outcome}, its verdicts are {_some(words)}"
+            yield f"{line.id}: its outcome is {line.outcome}, its verdicts are {_count_words(words)}"
         lacks = sorted(set(law.needs) & set(report.target.cannot))
         if lacks != line.lacks or bool(lacks) != (MISSING in words):
             yield f"{line.id}: it needs {', '.join(law.needs) or 'nothing'}, of which {', '.join(lacks) or 'nothing'} is declared missing"
@@ -163,9 +172,9 @@ def _of_laws(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Ite
             yield f"its total of {name} is {getattr(report.totals, name)}, by its lines it is {count}"
 
 
-def _of_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Iterator[str]:
-    """Whether each law that deviates has a finding, and each finding its file."""
-    wrong = Counter(text.split(" ", 1)[0] for text, word in said.items() if word in KINDS)
+def _check_findings(folder: Path, report: RunReport, words_by_case: dict[str, str]) -> Iterator[str]:
+    """Check that each deviating law has a finding, and each finding its file."""
+    wrong = Counter(text.split(" ", 1)[0] for text, word in words_by_case.items() if word in KINDS)
     for law_id in sorted(set(wrong) ^ {found.law for found in report.new()}):
         yield (
             f"{law_id}: {wrong[law_id]} verdicts deviate, and it has no finding"
@@ -185,81 +194,80 @@ def _of_findings(folder: Path, report: RunReport, said: dict[str, str]) -> Itera
         yield f"finding {left}: a file of it, and the report has no such finding"
 
 
-def _of_expected(report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
-    """Whether what is called expected is what this version expects of that torch."""
-    ours = _shipped(report.target.torch, report.target.name)
-    keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.needs), entry.reason) for entry in ours.entries}
+def _check_expected(report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
+    """Check the expectations of the report, and that they account for each expected case."""
+    ours = _load_shipped(report.target.torch, report.target.name)
+    keys = {(entry.file.name, entry.law, entry.kind, tuple(entry.requirements), entry.reason) for entry in ours.entries}
     for line in report.expectations:
         file = line.where.rpartition(":")[0]
         if (Path(file).name, line.law, line.kind, tuple(line.features), line.reason) not in keys:
             yield f"{line.where}: an expectation that this version does not have for torch {report.target.torch}"
-    for case in listed.cases:
-        word, cause, kind = (*said[case.text].split(), "", "")[:3]
+    for case in profile.cases:
+        word, cause, kind = (*words_by_case[case.text].split(), "", "")[:3]
         if word == EXPECTED:
             features = features_of(case, find(case.law))
             if not any(
                 entry.cause and entry.cause.id == cause and entry.kind == kind and case.law in entry.laws
-                and entry.reaches(case, features | {name for name in entry.features if name.startswith("op:")})
+                and entry.covers(case, features | {name for name in entry.features if name.startswith("op:")})
                 for entry in ours.entries
             ):  # fmt: skip
                 yield f"{case.text}: no cause {cause} accounts for its {kind}"
 
 
 @cache
-def _shipped(torch: str, target: str) -> expectations.Expectations:
-    found = expectations.load(expectations.shipped(), list(catalogue().values()), torch, target)
+def _load_shipped(torch: str, target: str) -> expectations.Expectations:
+    found = expectations.load(expectations.shipped_files(), list(catalogue().values()), torch, target)
     return expectations.Expectations(entry for entry in found.entries if not entry.target)
 
 
-def _of_cases(folder: Path, report: RunReport, listed: FrozenList, said: dict[str, str]) -> Iterator[str]:
-    """Whether the cases that were judged, as they came, are those of the list with these verdicts."""
-    try:
-        lines = (folder / "cases.txt").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
+    """Check ``cases.txt`` against the profile, the verdicts and the counts of the report."""
+    lines = read_case_lines(folder)
+    if lines is None:
         yield "cases.txt cannot be read"
         return
     judged: dict[str, list[str]] = {}
-    counted: dict[str, Counter[str]] = {law_id: Counter() for law_id in listed.laws}
-    controls = {find(law_id).control for law_id in listed.laws}
+    counted: dict[str, Counter[str]] = {law_id: Counter() for law_id in profile.laws}
+    controls = {find(law_id).control for law_id in profile.laws}
     for line in lines:
         word, _, text = (*line.split(" ", 2), "", "")[:3]
-        if (text not in said and text not in controls) or word not in WORDS or text.split(" ", 1)[0] not in counted:
+        if (text not in words_by_case and text not in controls) or word not in WORDS or text.split(" ", 1)[0] not in counted:
             yield f"cases.txt: {line!r} is no case of the list with a verdict"
             return
         judged.setdefault(text, []).append(word)
         counted[text.split(" ", 1)[0]][word] += 1
     for law in report.laws:
         words = counted.get(law.id, Counter())
-        told = {"cases": words.total() - words[ABSENT], "rejected": words[ABSENT], "refused": words["refused"]}
-        told["wrong"] = sum(words[kind] for kind in KINDS)
-        for name, count in told.items():
+        counts = {"cases": words.total() - words[ABSENT], "rejected": words[ABSENT], "refused": words["refused"]}
+        counts["wrong"] = sum(words[kind] for kind in KINDS)
+        for name, count in counts.items():
             if getattr(law, name) != count:
                 yield f"{law.id}: the report counts {getattr(law, name)} under {name}, cases.txt {count}"
-    unsure = {one.law for one in report.unconfirmed if one.kind in judged.get(one.text, ())}
-    for one in report.unconfirmed:
-        if one.law not in unsure:
-            yield f"{one.text}: unconfirmed {one.kind}, {_some(judged.get(one.text, ['not judged']))} in cases.txt"
-    for case in listed.cases:
-        word = said[case.text]
-        kind, came = word.split()[-1] if word.startswith(EXPECTED) else word, judged.get(case.text, [])
+    unsure = {line.law for line in report.unconfirmed if line.kind in judged.get(line.text, ())}
+    for each in report.unconfirmed:
+        if each.law not in unsure:
+            yield f"{each.text}: unconfirmed {each.kind}, {_count_words(judged.get(each.text, ['not judged']))} in cases.txt"
+    for case in profile.cases:
+        word = words_by_case[case.text]
+        kind, found = word.split()[-1] if word.startswith(EXPECTED) else word, judged.get(case.text, [])
         if word in (MISSING, UNSAID):
-            if came and word == MISSING:
+            if found and word == MISSING:
                 yield f"{case.text}: {word} in {FILE}, and judged in cases.txt"
-        elif len(came) > 1 and came != ["refused", kind] and len(set(came)) > 1:  # a refusal is tried again where support was lost
-            yield f"{case.text}: {_some(came)} in cases.txt"
-        elif kind not in came and not (case.law in unsure and set(came) & {*KINDS}):
-            yield f"{case.text}: {kind} in {FILE}, {_some(came or ['not judged'])} in cases.txt"
+        elif len(found) > 1 and found != ["refused", kind] and len(set(found)) > 1:  # a refusal is tried again where support was lost
+            yield f"{case.text}: {_count_words(found)} in cases.txt"
+        elif kind not in found and not (case.law in unsure and set(found) & {*KINDS}):
+            yield f"{case.text}: {kind} in {FILE}, {_count_words(found or ['not judged'])} in cases.txt"
 
 
-def _of_pages(folder: Path, report: RunReport) -> Iterator[str]:
-    """Whether what people read is what this report gives, whatever its folder was called when it was written."""
+def _check_pages(folder: Path, report: RunReport) -> Iterator[str]:
+    """Check that the pages are those of this report, whatever its folder was named when they were written."""
     pages = {
-        "report.html": html(report, folder, called=ANYWHERE),
-        "report.md": markdown(report, Path(ANYWHERE)),
-        "junit.xml": junit(report),
+        "report.html": render_html(report, folder, shown_folder=FOLDER_MARK),
+        "report.md": render_markdown(report, Path(FOLDER_MARK)),
+        "junit.xml": render_junit(report),
     }
     for name, page in pages.items():
-        first, *others = map(re.escape, page.split(ANYWHERE))
+        first, *others = map(re.escape, page.split(FOLDER_MARK))
         written = "".join(f"(?P=folder){part}" if at else f"(?P<folder>[^<>\n]+){part}" for at, part in enumerate(others))
         try:
             if not re.fullmatch(first + written, (folder / name).read_text("utf-8")):
@@ -268,16 +276,16 @@ def _of_pages(folder: Path, report: RunReport) -> Iterator[str]:
             yield f"{name} cannot be read"
 
 
-def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int) -> tuple[list[str], int]:
-    """What does not come out again of some cases, and how many were tried. Raises :class:`UsageError` where the target is not described
-    here."""
-    from shardlaw.conformance.run.frozen import loaded
+def _rerun_cases(folder: Path, report: RunReport, claimed: Certificate, rerun: int) -> tuple[list[str], int]:
+    """Run up to ``rerun`` random cases again. Returns the differences, and how many cases were run. Raises :class:`UsageError` if the
+    target is not configured here."""
+    from shardlaw.conformance.run.certified_profile import query_loaded
     from shardlaw.conformance.target.config import find_target
     from shardlaw.conformance.world import Pool, WorldError
 
-    listed = frozen(f"{told.profile}-{told.release}")
-    words = _words((folder / FILE).read_text("utf-8"), listed) or []
-    judged = [(case, word) for case, word in zip(listed.cases, words, strict=True) if word not in NOT_JUDGED]
+    profile = read_profile(f"{claimed.profile}-{claimed.release}")
+    words = _parse_words((folder / FILE).read_text("utf-8"), profile) or []
+    judged = [(case, word) for case, word in zip(profile.cases, words, strict=True) if word not in NOT_JUDGED]
     chosen = judged if rerun >= len(judged) else random.SystemRandom().sample(judged, rerun)
     target = find_target(report.target.name, report.target.storage, None, RANKS)
     found: list[str] = []
@@ -291,14 +299,14 @@ def _tried_again(folder: Path, report: RunReport, told: Certificate, rerun: int)
                     verdict = pool.check_fresh(law, case)
                 if (verdict.kind or verdict.status) != want:
                     found.append(f"{case.text}: {word} in the submission, {verdict.kind or verdict.status} here")
-            here = loaded(pool, target)
+            here = query_loaded(pool, target)
     except WorldError as error:
         raise UsageError(f"target {target.name} cannot start: {error}") from None
     for name in ("torch", "torch_git", "packages"):
-        if here.get(name) != getattr(told.loaded, name):
-            found.append(f"{name}: {getattr(told.loaded, name)} in the submission, {here.get(name)} here")
+        if here.get(name) != getattr(claimed.loaded, name):
+            found.append(f"{name}: {getattr(claimed.loaded, name)} in the submission, {here.get(name)} here")
     return found, len(chosen)
 
 
-def _some(words: Sequence[str]) -> str:
+def _count_words(words: Sequence[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())

@@ -1,18 +1,18 @@
-"""The new findings of a run by cause: the fewest places in torch that account for them.
+"""Group the new findings of a run by cause: the fewest places in torch that account for them.
 
-What departs at one place is one cause, however it departs: a shift by one is a wrong value or an error, as the case goes. So is what
-departs at two places
+Findings at one place have one cause, whatever their kind: an index that is off by one gives a wrong value or an error, depending on the
+case. Findings at two places have one cause if
 
-- of which one is among those to look at of nearly all that depart at the other: what stands on a function that is wrong departs as well.
-  Every redistribution goes through its planner, so within a chapter these have to share the features that all at the planner have;
-- that are methods of one class, where the smallest case of one has all features of the other's;
-- of which one is met by gradients of ops that depart at the other;
-- in unlike chapters, where all of it has a feature that hardly any case has.
+- one place is among the likely places of nearly all findings at the other: code that calls a faulty function deviates too. Every
+  redistribution goes through its planner, so within a chapter such findings must also have the features that all findings at the planner
+  share;
+- both are methods of one class, and the smallest case of one has all features of the smallest case of the other;
+- the findings at one are gradients of ops whose forward deviates at the other;
+- they are in different chapters, and all have one feature that hardly any case of the run has.
 
-A hang, and what departs at a place that every op goes through, is of another's cause only at one place and under features of which one
-has all of the other's. What has no place, since no trace tells, is of the largest cause that departs so and whose smallest case has no
-other features.
-In a back end that is not torch's the place is the collective.
+A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
+include those of the other. A finding without a place (no trace tells) joins the largest group that has its kind and whose smallest case has
+no features that it lacks. In a backend that is not torch's the place is the collective.
 """
 
 from __future__ import annotations
@@ -27,132 +27,133 @@ from shardlaw.conformance.compat.trace import collective_of, identifies_cause, i
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
 
-NEARLY_ALL = 0.75
-RARE = 0.02  # of the cases of a run
+MIN_SHARE = 0.75
+RARE_SHARE = 0.02  # of the cases of a run
 
 
-def by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
-    """The findings by cause, those that came first first; of each cause those at the place that is named most first, the smallest case
-    before the others. ``reached``: how many of the run's ``cases`` had a feature."""
-    at = {line.id: number for number, line in enumerate(new)}
+def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
+    """Group ``new`` by cause, in the order in which the causes first occur. A group begins with the findings at its most frequent place,
+    smallest case first. ``reached`` counts, by feature, how many of the run's ``cases`` had it."""
+    position = {line.id: number for number, line in enumerate(new)}
     found: list[list[FindingLine]] = []
-    for lines in _groups((line for line in new if line.in_back_end), lambda line: line.cause):
-        home = next((others for others in found if _stands_on(lines[0], others)), None)
-        found.append(lines) if home is None else home.extend(lines)
+    for lines in _group_by((line for line in new if line.in_back_end), lambda line: line.cause):
+        group = next((others for others in found if _is_explained_by(lines[0], others)), None)
+        found.append(lines) if group is None else group.extend(lines)
     collectives = [*found]
-    alone: list[FindingLine] = []
+    unexplained: list[FindingLine] = []
     for line in (line for line in new if not line.in_back_end):
-        next((others for others in collectives if _stands_on(line, others)), alone).append(line)
-    begun: list[tuple[list[FindingLine], list[FindingLine]]] = []
-    for lines in sorted(_groups(alone, _kind), key=len, reverse=True):
-        alike = (whole for first, whole in begun if _one_fault(first, lines) or _share_what_is_rare(first, lines, cases * RARE, reached))
-        home = next(alike, None)
-        begun.append((lines, [*lines])) if home is None else home.extend(lines)
-    found += [whole for _, whole in begun]
+        next((others for others in collectives if _is_explained_by(line, others)), unexplained).append(line)
+    groups: list[tuple[list[FindingLine], list[FindingLine]]] = []  # the lines at the group's own place, and all its lines
+    rare = cases * RARE_SHARE
+    for lines in sorted(_group_by(unexplained, _group_key), key=len, reverse=True):
+        fitting = (group for own, group in groups if _is_same_fault(own, lines) or _share_rare_feature(own, lines, rare, reached))
+        group = next(fitting, None)
+        groups.append((lines, [*lines])) if group is None else group.extend(lines)
+    found += [group for _, group in groups]
     for lines in found:
-        named = Counter(place for line in lines for place in {_place(line), *map(_bare, line.places)})
-        shown = _place(max(lines, key=lambda line: (line.in_back_end, named[_place(line)])))
-        lines.sort(key=lambda line: (_place(line) != shown, _by_size(line)))
-    return sorted(found, key=lambda lines: min(at[line.id] for line in lines))
+        named = Counter(place for line in lines for place in {_place_of(line), *map(_strip_request, line.places)})
+        shown = _place_of(max(lines, key=lambda line: (line.in_back_end, named[_place_of(line)])))
+        lines.sort(key=lambda line: (_place_of(line) != shown, _size_key(line)))
+    return sorted(found, key=lambda lines: min(position[line.id] for line in lines))
 
 
-def _groups(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:
-    """Findings of one key together, the smallest case first."""
+def _group_by(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:
+    """Group findings by a key; in each group the smallest case is first."""
     groups: dict[str, list[FindingLine]] = {}
     for line in lines:
         groups.setdefault(key(line), []).append(line)
-    return [sorted(its, key=_by_size) for its in groups.values()]
+    return [sorted(its, key=_size_key) for its in groups.values()]
 
 
-def _kind(line: FindingLine) -> str:
-    """What findings have in common that are one cause to begin with: the place, but for hangs, whose place is where ranks wait, and for
-    places that every op goes through. There it matters how they depart."""
-    place = _place(line)
+def _group_key(line: FindingLine) -> str:
+    """The key of the initial groups: the place; for a hang, whose place is where ranks wait, and for a place that every op goes through,
+    place and kind."""
+    place = _place_of(line)
     return place if identifies_cause(place) and line.kind != "hang" else line.cause or place or line.id
 
 
-def _by_size(line: FindingLine) -> tuple[bool, int, str]:
+def _size_key(line: FindingLine) -> tuple[bool, int, str]:
     return line.note.startswith("not minimal"), len(line.text), line.text
 
 
-def _one_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
-    """Whether what departs at two places is one fault."""
-    one, other = some[0], others[0]
-    if not _place(other):
-        as_others_do = {line.kind for line in others} <= {line.kind for line in some}
-        return as_others_do and bool(_place(one) and _needed(one)) and all(_needed(one) <= _needed(line) for line in others)
-    if other.kind == "hang" or one.kind == "hang" or not (identifies_cause(_place(one)) and identifies_cause(_place(other))):
-        return _place(one) == _place(other) and _nested(_needed(one), _needed(other))
-    if _owner(one) == _owner(other) != "" and _nested(_needed(one), _needed(other)):
+def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
+    """Whether the findings at two places have one cause."""
+    first, second = some[0], others[0]
+    if not _place_of(second):
+        needed, has_kinds = _needed_features(first), {line.kind for line in others} <= {line.kind for line in some}
+        return has_kinds and bool(_place_of(first) and needed) and all(needed <= _needed_features(line) for line in others)
+    if second.kind == "hang" or first.kind == "hang" or not (identifies_cause(_place_of(first)) and identifies_cause(_place_of(second))):
+        return _place_of(first) == _place_of(second) and _is_nested(_needed_features(first), _needed_features(second))
+    if _owner_class(first) == _owner_class(second) != "" and _is_nested(_needed_features(first), _needed_features(second)):
         return True
-    return _come_by(others, some) or _come_by(some, others) or _are_gradients(some, others)
+    return _pass_through(others, some) or _pass_through(some, others) or _are_gradients(some, others)
 
 
 def _are_gradients(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
-    """Whether the others are gradients through ops that depart forward, in whatever variant."""
-    forward = {_op(line.law, "op.forward") for line in some}
-    return all(_op(line.law, "op.backward") in forward - {""} for line in others)
+    """Whether ``others`` are gradients of ops whose forward is in ``some``, in any variant of the op."""
+    forward = {_op_name(line.law, "op.forward") for line in some}
+    return all(_op_name(line.law, "op.backward") in forward - {""} for line in others)
 
 
-def _op(law: str, which: str) -> str:
-    """The op of a law of ops, without a variant of its own (``min.reduction_no_dim``); nothing of another law."""
+def _op_name(law: str, which: str) -> str:
+    """The op of a law ``which[op]``, without its variant (``min`` of ``min.reduction_no_dim``); empty for another law."""
     name, _, variant = law.partition("[")
     op = re.match(r"((?:nn\.functional|linalg|special|fft)\.)?\w+", variant)
     return op[0] if op and name == which else ""
 
 
-def _owner(line: FindingLine) -> str:
-    """The class whose method is the place to look at, with its file; nothing for a function."""
-    name, _, file = _place(line).partition(", ")
+def _owner_class(line: FindingLine) -> str:
+    """The class of the method to look at, with its file; empty for a function."""
+    name, _, file = _place_of(line).partition(", ")
     owner = name.rpartition(".")[0]
     return f"{owner}, {file.partition(':')[0]}" if owner else ""
 
 
-def _nested(one: set[str], other: set[str]) -> bool:
+def _is_nested(one: set[str], other: set[str]) -> bool:
     return one <= other or other <= one
 
 
-def _share_what_is_rare(some: Sequence[FindingLine], others: Sequence[FindingLine], most: float, reached: Mapping[str, int]) -> bool:
-    """Whether all these findings have a feature that at most so many cases have, those of the two in chapters of their own."""
+def _share_rare_feature(some: Sequence[FindingLine], others: Sequence[FindingLine], most: float, reached: Mapping[str, int]) -> bool:
+    """Whether all these findings share a feature that at most ``most`` cases have, and the two lists have no chapter in common."""
     chapters, further = ({line.law.partition(".")[0] for line in lines} for lines in (some, others))
-    shared = set.intersection(*map(_needed, [*some, *others]))
+    shared = set.intersection(*map(_needed_features, [*some, *others]))
     return chapters.isdisjoint(further) and any(0 < reached.get(name, 0) <= most for name in shared)
 
 
-def _come_by(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
-    """Whether the place of the others is among those to look at of nearly all of these findings, and tells of them."""
-    place, shared = _place(others[0]), set.intersection(*map(_needed, others))
+def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
+    """Whether the place of ``others`` is among the likely places of nearly all ``lines``."""
+    place, shared = _place_of(others[0]), set.intersection(*map(_needed_features, others))
     chapters = {line.law.partition(".")[0] for line in others} if is_redistribution_step(place) else set()
-    told = (line for line in lines if shared <= _needed(line) or line.law.partition(".")[0] not in chapters)
-    return bool(place) and sum(place in map(_bare, line.places) for line in told) >= NEARLY_ALL * len(lines)
+    relevant = (line for line in lines if shared <= _needed_features(line) or line.law.partition(".")[0] not in chapters)
+    return bool(place) and sum(place in map(_strip_request, line.places) for line in relevant) >= MIN_SHARE * len(lines)
 
 
-def _stands_on(line: FindingLine, others: Iterable[FindingLine]) -> bool:
-    """Whether a finding is of a collective that a back end does wrong, as one of the others shows: of several that a case calls each may be
-    to blame. An error, if it has the features of the other, those of the world apart."""
-    for one in (line for line in others if line.in_back_end):
-        called, needed, has = _collectives(one), _needed(one), _needed(line)
+def _is_explained_by(line: FindingLine, others: Iterable[FindingLine]) -> bool:
+    """Whether one of ``others`` shows that the backend does a collective wrong which this finding calls. An error is explained only if it
+    has the features of that finding."""
+    for other in (line for line in others if line.in_back_end):
+        collectives, needed, has = _collectives_of(other), _needed_features(other), _needed_features(line)
         alike = not line.in_back_end or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
-        if one.kind == "wrong-value" and called and called <= _collectives(line) and alike:
+        if other.kind == "wrong-value" and collectives and collectives <= _collectives_of(line) and alike:
             return True
     return False
 
 
-def _needed(line: FindingLine) -> set[str]:
+def _needed_features(line: FindingLine) -> set[str]:
     return {name for name in line.features if not name.startswith(("world:", "op:"))}
 
 
-def _collectives(line: FindingLine) -> set[str]:
-    """The collectives that a finding in a back end names, or by which torch does what is to be looked at first."""
+def _collectives_of(line: FindingLine) -> set[str]:
+    """The collectives that a finding in a backend names, or that torch calls at the likeliest places."""
     if line.in_back_end:
         return {name.partition(":")[2] for name in line.features if name.startswith("collective:")}
     return set(filter(None, map(collective_of, line.places[:2])))
 
 
-def _place(line: FindingLine) -> str:
-    return _bare(line.where)
+def _place_of(line: FindingLine) -> str:
+    return _strip_request(line.where)
 
 
-def _bare(place: str) -> str:
-    """A place without what a rule was asked there."""
+def _strip_request(place: str) -> str:
+    """A place without the placements that its rule was asked for."""
     return ",".join(place.split(",")[:2])

@@ -1,8 +1,8 @@
-"""The certificate of a run on a frozen list: what was said of each of its cases, counted, and what the ranks had loaded.
+"""The certificate of a run on a certified profile: counts of its verdicts, and what the ranks had loaded.
 
-``verdicts.txt`` holds a word and a case a line, in the order of the list: ``held``, ``refused``, the kind of a deviation, ``expected CAUSE
-KIND`` for one that torch is known to have, ``missing`` where the target declares that it cannot do what the law needs, ``rejected``
-where this torch does not have what the law is about, ``unsaid`` where there is no verdict for another reason.
+``verdicts.txt`` has a word and a case on each line, in the order of the profile. The word is ``held``, ``refused``, the kind of a
+deviation, ``expected CAUSE KIND`` for a known deviation of torch, ``missing`` if the target declares that it lacks what the law needs,
+``rejected`` if this torch lacks what the law is about, and ``unsaid`` if there is no verdict for another reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw import __version__
 from shardlaw.conformance.report.run_report import Certificate, Loaded
-from shardlaw.conformance.run.frozen import ABSENT, EXPECTED, MISSING, UNSAID, FrozenList
+from shardlaw.conformance.run.certified_profile import ABSENT, EXPECTED, MISSING, UNSAID, CertifiedProfile
 
 if TYPE_CHECKING:
     from shardlaw.conformance.run.state import RunState
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 FILE = "verdicts.txt"
 
 
-def verdict_lines(listed: FrozenList, said: Mapping[str, str]) -> str:
-    """The text of ``verdicts.txt``; ``said`` gives the words by the text of the case."""
-    return "".join(f"{said.get(case.text, UNSAID)} {case.text}\n" for case in listed.cases)
+def format_verdicts(profile: CertifiedProfile, words: Mapping[str, str]) -> str:
+    """The text of ``verdicts.txt``; ``words`` by the text of the case."""
+    return "".join(f"{words.get(case.text, UNSAID)} {case.text}\n" for case in profile.cases)
 
 
-def said_of(run: RunState) -> dict[str, str]:
-    """What is to be said of each listed case of a run."""
-    found = dict(run.said)
+def collect_words(run: RunState) -> dict[str, str]:
+    """The word for each case of a run's profile, by its text."""
+    words = dict(run.verdict_words)
     for result in run.results.values():
         word = MISSING if set(result.law.needs) & set(run.target.cannot) else UNSAID
-        for case in run.frozen.laws.get(result.law.id, ()) if run.frozen else ():
-            found.setdefault(case.text, word)
-    return found
+        for case in run.certified.laws.get(result.law.id, ()) if run.certified else ():
+            words.setdefault(case.text, word)
+    return words
 
 
-def certificate(listed: FrozenList, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
-    """The certificate; ``words`` is what was said of each case."""
+def make_certificate(profile: CertifiedProfile, words: Iterable[str], loaded: Loaded, verdicts: str, finished: bool) -> Certificate:
+    """Count the ``words`` of the cases; ``verdicts`` is the text of ``verdicts.txt``."""
     from shardlaw.conformance.law.verdict import KINDS
 
     counts = Counter(EXPECTED if word.startswith(EXPECTED) else "deviating" if word in KINDS else word for word in words)
     found = Certificate(
-        profile=listed.name,
-        release=listed.release,
-        sha256=listed.sha256,
-        cases=len(listed.cases),
+        profile=profile.name,
+        release=profile.release,
+        sha256=profile.sha256,
+        cases=len(profile.cases),
         held=counts["held"],
         expected=counts[EXPECTED],
         refused=counts["refused"],
@@ -61,13 +61,13 @@ def certificate(listed: FrozenList, words: Iterable[str], loaded: Loaded, verdic
     return found
 
 
-def certificate_of(run: RunState, exit_code: int | None) -> tuple[Certificate, str] | None:
-    """The certificate of a certified run as it stands, and the text of its verdicts."""
-    if run.frozen is None:
+def certify_run(run: RunState, exit_code: int | None) -> tuple[Certificate, str] | None:
+    """The certificate of a run so far, and the text of ``verdicts.txt``; ``None`` if the run is not certified."""
+    if run.certified is None:
         return None
-    said = said_of(run)
-    text = verdict_lines(run.frozen, said)
-    words = [said.get(case.text, UNSAID) for case in run.frozen.cases]
-    nothing = {"torch": "", "torch_git": "", "python": "", "platform": ""}
-    loaded = Loaded(harness=__version__, **(run.loaded or nothing))
-    return certificate(run.frozen, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text
+    by_case = collect_words(run)
+    text = format_verdicts(run.certified, by_case)
+    words = [by_case.get(case.text, UNSAID) for case in run.certified.cases]
+    unknown = {"torch": "", "torch_git": "", "python": "", "platform": ""}
+    loaded = Loaded(harness=__version__, **(run.loaded or unknown))
+    return make_certificate(run.certified, words, loaded, text, exit_code == 0 and bool(run.loaded) and not run.stale), text

@@ -1,28 +1,26 @@
-"""Two reports side by side, as data.
+"""Compare two reports; the result is plain data.
 
-Findings belong together by id, then by the text of their case, then by signature: of one fault a busy machine may find another smallest
-case. Expected ones also belong together by the entry that accounts for them, whose example may be another case each time. The second
-report is the one that is judged: the comparison ends with 1 where it says anything worse, and with 2 where the two were not asked the
-same: other laws, or other expectations on the same torch and target.
+Findings are paired by id, then by the text of their case, then by signature, since on a busy machine shrinking may end at another case.
+Expected findings are also paired by their entry, whose example may differ. The exit code is 1 if the second report is worse in any way, and
+2 if the two runs had different requests: other laws, or other expectations on the same torch and target.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_report
+from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_case_lines, read_report, report_folder
+from shardlaw.conformance.report.wording import count_noun
 
 SCHEMA = 1
-SPEAKS = ("held", "expected", "stale", "deviates")
 
 
 class Side(msgspec.Struct, kw_only=True):
-    """One of the two reports, in short."""
+    """A summary of one of the two reports."""
 
     path: str
     target: str
@@ -55,7 +53,7 @@ class ChangedFinding(msgspec.Struct, kw_only=True):
 
 
 class ChangedLaw(msgspec.Struct, kw_only=True):
-    """A law whose outcome is another; ``reason`` says why the second report says nothing of it."""
+    """A law with different outcomes; ``reason`` says why it is untested in the second report."""
 
     id: str
     first: str
@@ -64,7 +62,7 @@ class ChangedLaw(msgspec.Struct, kw_only=True):
 
 
 class ChangedCase(msgspec.Struct, kw_only=True):
-    """A case with another verdict: ``held``, ``refused``, ``rejected`` or the kind of its deviation."""
+    """A case with different verdicts: ``held``, ``refused``, ``rejected`` or the kind of a deviation."""
 
     text: str
     first: str
@@ -91,7 +89,7 @@ class Features(msgspec.Struct, kw_only=True):
 
 
 class ChangedRefusal(msgspec.Struct, kw_only=True):
-    """A refusal that only one of the two reports has: of which law, in which words (without numbers and names), of how many cases."""
+    """A refusal in only one of the two reports: its law, its text without numbers and names, and how many cases it has."""
 
     law: str
     text: str
@@ -99,14 +97,14 @@ class ChangedRefusal(msgspec.Struct, kw_only=True):
 
 
 class Refusals(msgspec.Struct, kw_only=True):
-    """``new``: what the second report refuses and the first did not; ``gone``: what is refused no longer. Of laws that both judged."""
+    """``new`` are only in the second report, ``gone`` only in the first. Of laws that both reports judged."""
 
     new: list[ChangedRefusal]
     gone: list[ChangedRefusal]
 
 
 class Cases(msgspec.Struct, kw_only=True):
-    """The cases that were judged, as far as both reports list them."""
+    """How the judged cases of the two reports overlap."""
 
     both: int
     only_first: list[str]
@@ -115,22 +113,22 @@ class Cases(msgspec.Struct, kw_only=True):
 
 
 class KnownCause(msgspec.Struct, kw_only=True):
-    """A known cause: its id, and what it does."""
+    """A known cause: its id and title."""
 
     id: str
     title: str
 
 
 class Causes(msgspec.Struct, kw_only=True):
-    """Known causes that only one of the two reports met, of laws that both judged: ``mended`` the first, ``came`` the second."""
+    """Known causes that occur in only one of the reports: ``mended`` in the first, ``came`` in the second. Of laws that both judged."""
 
     mended: list[KnownCause]
     came: list[KnownCause]
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """Two reports side by side. ``differs`` holds, by its name, what the runs themselves have not in common; ``worse`` says in words why
-    ``exit`` is 1, ``apart`` why it is 2. ``cases`` is null where a report lists none."""
+    """The comparison of two reports. ``differs`` holds, by name, the settings in which the runs differ; ``worse`` says why ``exit`` is 1,
+    ``apart`` why it is 2. ``cases`` is null if one of the reports has no ``cases.txt``."""
 
     schema: int = SCHEMA
     first: Side
@@ -147,23 +145,23 @@ class Comparison(msgspec.Struct, kw_only=True):
     exit: int
 
 
-def compared(first: Path, second: Path) -> Comparison:
-    """The comparison of two reports, each a folder or its ``report.json``. Raises :class:`UsageError`."""
+def compare_reports(first: Path, second: Path) -> Comparison:
+    """Compare two reports, each a folder or its ``report.json``. Raises :class:`UsageError`."""
     old, new = read_report(first), read_report(second)
-    findings = _findings(old, new)
-    laws = _laws(old, new)
-    cases = _cases(_verdicts(first), _verdicts(second))
-    worse = _worse(old, new, findings, laws, cases)
-    apart = _apart(old, new, laws)
+    findings = _compare_findings(old, new)
+    laws = _compare_laws(old, new)
+    cases = _compare_cases(_read_verdicts(first), _read_verdicts(second))
+    worse = _regressions(old, new, findings, laws, cases)
+    apart = _request_differences(old, new, laws)
     reached = set(old.features), set(new.features)
     return Comparison(
-        first=_side(first, old),
-        second=_side(second, new),
-        differs=_differs(old, new),
+        first=_make_side(first, old),
+        second=_make_side(second, new),
+        differs=_compare_runs(old, new),
         findings=findings,
-        causes=Causes(mended=_met(old, new), came=_met(new, old)),
+        causes=Causes(mended=_causes_only_in(old, new), came=_causes_only_in(new, old)),
         laws=laws,
-        refusals=Refusals(new=_refused(new, old), gone=_refused(old, new)),
+        refusals=Refusals(new=_refusals_only_in(new, old), gone=_refusals_only_in(old, new)),
         features=Features(lost=sorted(reached[0] - reached[1]), gained=sorted(reached[1] - reached[0])),
         cases=cases,
         worse=worse,
@@ -172,7 +170,7 @@ def compared(first: Path, second: Path) -> Comparison:
     )
 
 
-def _side(path: Path, report: RunReport) -> Side:
+def _make_side(path: Path, report: RunReport) -> Side:
     return Side(
         path=str(path),
         target=report.target.name,
@@ -185,10 +183,10 @@ def _side(path: Path, report: RunReport) -> Side:
     )
 
 
-def _differs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
-    """What the two runs were given that is not the same."""
+def _compare_runs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
+    """The settings in which two runs differ."""
 
-    def given(report: RunReport) -> dict[str, Any]:
+    def settings(report: RunReport) -> dict[str, Any]:
         target = report.target
         named = {name: getattr(target, name) for name in ("torch", "device", "backend", "storage", "cannot", "python")}
         return {
@@ -203,36 +201,36 @@ def _differs(old: RunReport, new: RunReport) -> dict[str, list[Any]]:
             "expectations": len(report.expectations),
         }
 
-    before, after = given(old), given(new)
+    before, after = settings(old), settings(new)
     return {name: [before[name], after[name]] for name in before if before[name] != after[name]}
 
 
-def _findings(old: RunReport, new: RunReport) -> Findings:
-    pairs, gone, came = _paired(old.findings, new.findings)
+def _compare_findings(old: RunReport, new: RunReport) -> Findings:
+    pairs, gone, came = _pair_findings(old.findings, new.findings)
     changed = []
     for before, after in pairs:
         names = [name for name in _compared_names(before, after) if getattr(before, name) != getattr(after, name)]
         if names:
-            changed.append(ChangedFinding(first=_line(before), second=_line(after), changed=names))
-    return Findings(new=[_line(found) for found in came], gone=[_line(found) for found in gone], changed=changed)
+            changed.append(ChangedFinding(first=_found_line(before), second=_found_line(after), changed=names))
+    return Findings(new=[_found_line(found) for found in came], gone=[_found_line(found) for found in gone], changed=changed)
 
 
 def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
-    # of a known fault any case is an example, and its words are those of that case
+    # a known fault may be shown by another case, whose message differs
     known = before.status == after.status == "expected" and before.text != after.text
     return ("kind", "status") if known else ("kind", "status", "message")
 
 
-def _line(found: FindingLine) -> FoundLine:
+def _found_line(found: FindingLine) -> FoundLine:
     return FoundLine(
         id=found.id, law=found.law, kind=found.kind, status=found.status, message=found.message, text=found.text, note=found.note
     )
 
 
-def _paired(
+def _pair_findings(
     old: Sequence[FindingLine], new: Sequence[FindingLine]
 ) -> tuple[list[tuple[FindingLine, FindingLine]], list[FindingLine], list[FindingLine]]:
-    """The findings that belong together, those of the first report alone, and those of the second alone."""
+    """Pair the findings of two reports. Returns the pairs, the findings of the first only, and those of the second only."""
     gone, came = list(old), list(new)
     pairs: list[tuple[FindingLine, FindingLine]] = []
     keys: tuple[Callable[[FindingLine], object], ...] = (
@@ -258,21 +256,22 @@ def _paired(
     return pairs, gone, came
 
 
-def _met(one: RunReport, other: RunReport) -> list[KnownCause]:
-    """The causes that one report met and the other did not, though it tried a case of theirs or does not expect them any more."""
+def _causes_only_in(report: RunReport, other: RunReport) -> list[KnownCause]:
+    """The causes that occurred in one report and not in the other, which tried a case of theirs or no longer expects them."""
     judged = {law.id for law in other.laws if law.cases}
-    there: dict[str, list[ExpectationLine]] = {}
+    lines_by_cause: dict[str, list[ExpectationLine]] = {}
     for line in other.expectations:
-        there.setdefault(line.cause, []).append(line)
-    met = {line.cause: line.reason for line in one.expectations if line.cause and line.happened and judged.issuperset(line.matched)}
+        lines_by_cause.setdefault(line.cause, []).append(line)
+    met = {line.cause: line.reason for line in report.expectations if line.cause and line.happened and judged.issuperset(line.matched)}
     return [
         KnownCause(id=name, title=title)
         for name, title in met.items()
-        if name not in there or (any(line.mended for line in there[name]) and not any(line.happened for line in there[name]))
+        if name not in lines_by_cause
+        or (any(line.mended for line in lines_by_cause[name]) and not any(line.happened for line in lines_by_cause[name]))
     ]
 
 
-def _laws(old: RunReport, new: RunReport) -> Laws:
+def _compare_laws(old: RunReport, new: RunReport) -> Laws:
     before, after = {law.id: law for law in old.laws}, {law.id: law for law in new.laws}
     changed = [
         ChangedLaw(id=name, first=law.outcome, second=after[name].outcome, reason=after[name].reason)
@@ -286,20 +285,20 @@ def _laws(old: RunReport, new: RunReport) -> Laws:
     )
 
 
-def _refused(one: RunReport, other: RunReport) -> list[ChangedRefusal]:
-    """The refusals of one report that the other does not have, of laws that both judged."""
+def _refusals_only_in(report: RunReport, other: RunReport) -> list[ChangedRefusal]:
+    """The refusals that one report has and the other lacks, of laws that both judged."""
     judged = {law.id: law.refusals for law in other.laws if law.cases}
     return [
         ChangedRefusal(law=law.id, text=text, cases=count)
-        for law in one.laws
+        for law in report.laws
         if law.id in judged
         for text, count in law.refusals.items()
         if text not in judged[law.id]
     ]
 
 
-def _worse(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases: Cases | None) -> list[str]:
-    """In words what is worse in the second report: nothing that it expects, and nothing that its target says it cannot do."""
+def _regressions(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases: Cases | None) -> list[str]:
+    """Say what is worse in the second report; what it expects, or its target declares missing, is not."""
     cannot = set(new.target.cannot) - set(old.target.cannot)
     came = [found for found in findings.new if found.status == "new"]
     turned = [pair for pair in findings.changed if pair.second.status == "new" and ("kind" in pair.changed or "status" in pair.changed)]
@@ -307,48 +306,40 @@ def _worse(old: RunReport, new: RunReport, findings: Findings, laws: Laws, cases
     deviating = [law for law in laws.changed if law.second == "deviates" and law.id not in known]
     silent = [law for law in laws.changed if law.second == "untested" and not (cannot and "cannot do" in (law.reason or ""))]
     refused = [case for case in cases.changed if case.second == "refused"] if cases else []
-    worse = [
-        _count(len(came), "new finding"),
-        _count(len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
-        _count(len(deviating), "law that deviates now", "laws that deviate now"),
-        _count(len(refused), "case that is refused now", "cases that are refused now"),
-        _count(len(silent), "law that says nothing any more", "laws that say nothing any more"),
+    counts = [
+        (len(came), "new finding", "new findings"),
+        (len(turned), "finding that was expected or of another kind", "findings that were expected or of another kind"),
+        (len(deviating), "law that deviates now", "laws that deviate now"),
+        (len(refused), "case that is refused now", "cases that are refused now"),
+        (len(silent), "law that says nothing any more", "laws that say nothing any more"),
     ]
-    if old.complete and not new.complete:
-        worse.append("the second run was not finished")
-    return [words for words in worse if words]
+    worse = [count_noun(*count) for count in counts if count[0]]
+    return worse + ["the second run was not finished"] * (old.complete and not new.complete)
 
 
-def _apart(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
-    """In words why the two do not answer the same request."""
-    apart = [
-        _count(len(laws.only_first), "law in the first only", "laws in the first only"),
-        _count(len(laws.only_second), "law in the second only", "laws in the second only"),
-    ]
-    if (old.target.torch, old.target.name) == (new.target.torch, new.target.name) and not any(apart):
-        before, after = len(old.expectations), len(new.expectations)
-        nothing = "first" if not before else "second" if not after else ""
-        why = f" (the {nothing} was told to expect nothing: --no-expect)" if nothing else ""
-        apart.append(f"{before} expectations in the first, {after} in the second{why}" if before != after else "")
-    return [words for words in apart if words]
+def _request_differences(old: RunReport, new: RunReport, laws: Laws) -> list[str]:
+    """Say in what the requests of the two runs differ."""
+    sides = (("first", laws.only_first), ("second", laws.only_second))
+    apart = [count_noun(len(only), f"law in the {side} only", f"laws in the {side} only") for side, only in sides if only]
+    before, after = len(old.expectations), len(new.expectations)
+    same_target = (old.target.torch, old.target.name) == (new.target.torch, new.target.name)
+    if same_target and not apart and before != after:
+        empty = "first" if not before else "second" if not after else ""
+        why = f" (the {empty} was told to expect nothing: --no-expect)" if empty else ""
+        apart.append(f"{before} expectations in the first, {after} in the second{why}")
+    return apart
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return "" if not number else f"{number} {one if number == 1 else many or f'{one}s'}"
-
-
-def _verdicts(path: Path) -> dict[str, str] | None:
-    """By the text of each judged case what was said of it; ``None`` where there is no list."""
-    folder = path if os.path.isdir(path) else path.parent
-    try:
-        lines = (folder / "cases.txt").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+def _read_verdicts(path: Path) -> dict[str, str] | None:
+    """The verdicts in ``cases.txt`` by case text; ``None`` if the file is missing."""
+    lines = read_case_lines(report_folder(path))
+    if lines is None:
         return None
     words = (line.split(" ", 2) for line in lines)
     return {parts[2]: parts[0] for parts in words if len(parts) == 3}
 
 
-def _cases(first: dict[str, str] | None, second: dict[str, str] | None) -> Cases | None:
+def _compare_cases(first: dict[str, str] | None, second: dict[str, str] | None) -> Cases | None:
     if first is None or second is None:
         return None
     return Cases(

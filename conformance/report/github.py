@@ -1,4 +1,4 @@
-"""What a run says to GitHub where it runs there: an annotation for each new finding, and ``report.md`` as the summary of the step."""
+"""Output for GitHub Actions: an annotation for each new finding, and ``report.md`` as the step's summary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardlaw.conformance.report.run_report import FindingLine, RunReport
 
 
 def error_lines(report: RunReport, folder: Path) -> list[str]:
-    """One ``::error`` line for each new finding, with the file that shows it."""
+    """An ``::error`` line for each new finding, with its reproducer or its file."""
     return [_annotation(found, folder) for found in report.new()]
 
 
@@ -19,19 +19,19 @@ def _annotation(found: FindingLine, folder: Path) -> str:
     file = folder / (found.reproducer or f"findings/{found.id}.json")
     shown = [found.text, found.message, f"python {file}" if found.reproducer else found.note]
     title = f"shardlaw: {found.kind} {found.id}"
-    return f"::error file={_property(str(file))},title={_property(title)}::{_data(chr(10).join(filter(None, shown)))}"
+    return f"::error file={_escape_property(str(file))},title={_escape_property(title)}::{_escape_data(chr(10).join(filter(None, shown)))}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def tell(report: RunReport, folder: Path, file: IO[str] | None = None) -> None:
-    """Print the annotations where ``GITHUB_ACTIONS`` is set, and add ``report.md`` to the file that ``GITHUB_STEP_SUMMARY`` names."""
+def annotate(report: RunReport, folder: Path, file: IO[str] | None = None) -> None:
+    """Print the annotations if ``GITHUB_ACTIONS`` is set, and append ``report.md`` to the file that ``GITHUB_STEP_SUMMARY`` names."""
     out = file or sys.stdout
     if os.environ.get("GITHUB_ACTIONS"):
         for line in error_lines(report, folder):

@@ -1,6 +1,7 @@
-"""``report.html``: one file that holds everything a run has to say, to read in a browser.
+"""``report.html``: the whole report as one page.
 
-It fetches nothing. One script, whose hash the page's policy names, searches, filters and copies; without it everything is there to read.
+It loads nothing. Its one script, allowed by hash in the page's content security policy, searches, filters and copies; without scripts the
+page is still complete.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shardlaw.conformance.law.features.features import FEATURES
-from shardlaw.conformance.report.layouts import LayoutPicture, layouts_of
-from shardlaw.conformance.report.markdown import declared, headline, in_common
-from shardlaw.conformance.report.pictures import Told, told_by
-from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
-from shardlaw.conformance.report.templates import FOLDER, rendered
+from shardlaw.conformance.report.layouts import LayoutPicture, draw_layouts
+from shardlaw.conformance.report.markdown import common_lines, declared_lines, headline
+from shardlaw.conformance.report.pictures import AnswerView, group_answers
+from shardlaw.conformance.report.run_report import EXIT_MEANINGS, OUTCOMES, FindingLine, LawLine, RunReport, UnconfirmedLine
+from shardlaw.conformance.report.templates import FOLDER, render_template
+from shardlaw.conformance.run.finding_file import is_finding_id
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.comparison import Comparison
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 SHADES = 4
 SHOWN_FEATURES = 10
 MAPPED_FEATURES = 24
-SCRIPTS = 300_000  # characters of scripts that a page holds; of the others it has the links
+MAX_SCRIPT_CHARS = 300_000  # of all reproducer scripts in a page; the others are only linked
 SILENT = ("wrong-value", "wrong-layout", "wrong-metadata")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A finding as the page shows it; ``after`` holds the texts of the cases that its world must have served before."""
+class FindingView:
+    """A finding as the page shows it; ``after`` are the texts of the cases in its history."""
 
     anchor: str
     id: str
@@ -47,7 +49,7 @@ class Shown:
     note: str = ""
     features: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    ranks: tuple[Told, ...] = ()
+    ranks: tuple[AnswerView, ...] = ()
     script: str = ""
     script_text: str = ""
     where: str = ""
@@ -62,14 +64,17 @@ class Shown:
 
     @property
     def loud(self) -> str:
-        """Whether somebody who meets it is told."""
+        """``silent`` or ``loud``: whether a user notices the deviation."""
         return "silent" if self.kind in SILENT else "loud"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One law: the features of its cases that deviate, those first of whose cases the largest share does; ``first``: of its chapter;
-    ``finding``: the anchor of what deviates, where there is one."""
+class LawRow:
+    """A row of the table of laws.
+
+    ``features`` are those of the deviating cases (name, deviating, all, shade), largest share first. ``first``: the law is the first of its
+    chapter. ``finding``: the anchor of its finding, or empty.
+    """
 
     law: LawLine
     features: tuple[tuple[str, int, int, int], ...]
@@ -78,12 +83,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
-    """New findings of one cause, or expected ones of one reason."""
+class FindingGroup:
+    """The new findings of one cause, or the expected findings of one reason."""
 
     anchor: str
     title: str
-    findings: tuple[Shown, ...]
+    findings: tuple[FindingView, ...]
 
     @property
     def kinds(self) -> str:
@@ -100,28 +105,28 @@ class Group:
 
 @dataclass(frozen=True)
 class MapRow:
-    """A chapter: of each mapped feature how many cases deviate, of how many, and how dark to draw that, 0 to 4."""
+    """A chapter in the map: for each feature its name, how many cases deviate, how many have it, and the shade, 0 to 4."""
 
     chapter: str
     cells: tuple[tuple[str, int, int, int], ...]
 
 
-def html(report: RunReport, folder: Path, since: Comparison | None = None, called: str = "") -> str:
-    """The page; ``folder`` is where the report lies, whose findings it shows, ``called`` so in what it offers to be run (as ``folder``,
-    unless it is given). ``since``: the comparison with an earlier report."""
+def render_html(report: RunReport, folder: Path, since: Comparison | None = None, shown_folder: str = "") -> str:
+    """Render the page. ``folder`` is the report's folder, from which findings and scripts are read; ``shown_folder`` is its name in the
+    commands on the page (default: ``folder``). ``since``: the comparison with an earlier report."""
     clauses = {law.id: (law.clause, law.source) for law in report.laws}
-    shown = [_shown(found, clauses, folder, called or str(folder)) for found in report.findings]
-    by_id = {one.id: one for one in shown}
-    causes = _with_scripts(
+    shown = [_finding_view(found, clauses, folder, shown_folder or str(folder)) for found in report.findings]
+    by_id = {view.id: view for view in shown}
+    causes = _add_scripts(
         [
-            Group(f"cause-{at}", found[0].where or f"{found[0].kind} of {found[0].law}", tuple(by_id[line.id] for line in found))
+            FindingGroup(f"cause-{at}", found[0].where or f"{found[0].kind} of {found[0].law}", tuple(by_id[line.id] for line in found))
             for at, found in enumerate(report.causes(), 1)
         ],
         folder,
     )
-    expected = _by_reason(one for line, one in zip(report.findings, shown, strict=True) if line.status == "expected")
-    unconfirmed = [_unconfirmed(line, clauses) for line in report.unconfirmed]
-    rows = _rows(report.laws, causes, expected)
+    expected = _group_by_reason(view for line, view in zip(report.findings, shown, strict=True) if line.status == "expected")
+    unconfirmed = [_unconfirmed_view(line, clauses) for line in report.unconfirmed]
+    rows = _law_rows(report.laws, causes, expected)
     refusals = [(law.id, text, count) for law in report.laws for text, count in law.refusals.items()]
     sections = {
         "since": "what changed" if since else "",
@@ -141,27 +146,27 @@ def html(report: RunReport, folder: Path, since: Comparison | None = None, calle
         "legend": "legend",
     }
     script = (FOLDER / "report.js").read_text("utf-8")
-    return rendered(
+    return render_template(
         "report.html.j2",
         report=report,
         headline=headline(report),
-        meaning=MEANING.get(report.exit if report.exit is not None else 3, ""),
+        meaning=EXIT_MEANINGS.get(report.exit if report.exit is not None else 3, ""),
         contents=[(name, title) for name, title in sections.items() if title],
         outcomes=OUTCOMES,
         chapters=list(report.chapters().items()),
         numbers={name: at for at, name in enumerate(report.chapters(), 1)},
         causes=causes,
-        choices=_choices(report, shown, rows),
-        shared=in_common(report),
+        choices=_filter_choices(report, shown, rows),
+        shared=common_lines(report),
         since=since,
-        anchors={one.id: one.anchor for one in shown},
+        anchors={view.id: view.anchor for view in shown},
         unconfirmed=unconfirmed,
         expected=expected,
         rows=rows,
-        map=_map(report.laws),
+        map=_feature_map(report.laws),
         refusals=refusals,
-        features=_features(report.laws),
-        declared=declared(report) if report.target.cannot else [],
+        features=_feature_counts(report.laws),
+        declared=declared_lines(report) if report.target.cannot else [],
         reasons=list(report.untested().items()),
         missing=[(name, FEATURES.get(name, "")) for name in report.features_missing],
         script=script,
@@ -169,14 +174,14 @@ def html(report: RunReport, folder: Path, since: Comparison | None = None, calle
     )
 
 
-def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path, called: str) -> Shown:
-    # a page of somebody else's report must not lead to, or hold, any other file
+def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: Path, shown_folder: str) -> FindingView:
+    # the report may come from somebody else: link and include only files of findings
     script = found.reproducer or ""
     script = script if re.fullmatch(r"findings/[0-9a-f]{8}\.py", script) else ""
-    named = re.fullmatch(r"[0-9a-f]{8}", found.id)
-    # what every rank of a known one said stands in its file: there may be hundreds of them
-    ranks = told_by(_ranks(folder / "findings" / f"{found.id}.json")) if named and found.status == "new" else []
-    return Shown(
+    has_id = is_finding_id(found.id)
+    # the answers of expected findings, of which there may be hundreds, stay in their files
+    ranks = group_answers(_read_answers(folder / "findings" / f"{found.id}.json")) if has_id and found.status == "new" else []
+    return FindingView(
         anchor=f"finding-{found.id}",
         id=found.id,
         kind=found.kind,
@@ -187,31 +192,31 @@ def _shown(found: FindingLine, clauses: Mapping[str, tuple[str, str]], folder: P
         note=found.note,
         where=found.where,
         features=tuple(found.features),
-        after=_after(found.case),
+        after=_history_texts(found.case),
         ranks=tuple(ranks),
         script=script,
         waits=tuple(found.waits),
-        layouts=layouts_of(found.case) if found.status == "new" else (),
+        layouts=draw_layouts(found.case) if found.status == "new" else (),
         source=clauses.get(found.law, ("", ""))[1],
-        replay=f"shardlaw replay {called}/findings/{found.id}.json" if named else "",
+        replay=f"shardlaw replay {shown_folder}/findings/{found.id}.json" if has_id else "",
     )
 
 
-def _unconfirmed(line: UnconfirmedLine, clauses: Mapping[str, tuple[str, str]]) -> Shown:
-    ranks = tuple(told_by(line.ranks))
+def _unconfirmed_view(line: UnconfirmedLine, clauses: Mapping[str, tuple[str, str]]) -> FindingView:
+    ranks = tuple(group_answers(line.ranks))
     clause = clauses.get(line.law, ("", ""))[0]
-    return Shown("", "", line.kind, line.law, clause, line.text, line.message, after=_after(line.case), ranks=ranks)
+    return FindingView("", "", line.kind, line.law, clause, line.text, line.message, after=_history_texts(line.case), ranks=ranks)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
 
 
-def _ranks(path: Path) -> Sequence[Mapping[str, Any]]:
-    """What every rank said, from a finding's file; nothing where there is none."""
+def _read_answers(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Read the ranks' answers from a finding's file; empty if it cannot be read."""
     try:
         data = msgspec.json.decode(path.read_bytes())
         ranks = data["ranks"]
@@ -220,7 +225,7 @@ def _ranks(path: Path) -> Sequence[Mapping[str, Any]]:
     return [answer for answer in ranks if isinstance(answer, dict)] if isinstance(ranks, list) else []
 
 
-def _after(case: Mapping[str, Any]) -> tuple[str, ...]:
+def _history_texts(case: Mapping[str, Any]) -> tuple[str, ...]:
     from shardlaw.conformance.law.case import Case
     from shardlaw.reference.notation import NotationError
 
@@ -230,50 +235,54 @@ def _after(case: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _with_scripts(causes: Sequence[Group], folder: Path) -> list[Group]:
-    """The causes with the scripts of their findings, the first of each cause first, as many as a page may hold."""
-    room = SCRIPTS
+def _add_scripts(causes: Sequence[FindingGroup], folder: Path) -> list[FindingGroup]:
+    """Add script texts to the findings, up to ``MAX_SCRIPT_CHARS``: first to the first finding of each cause, then to the others."""
+    remaining = MAX_SCRIPT_CHARS
     texts: dict[str, str] = {}
     for found in [*(cause.findings[0] for cause in causes), *(found for cause in causes for found in cause.findings[1:])]:
-        text = _read(folder / found.script) if found.script else ""
-        if len(text) <= room:
+        text = _read_text(folder / found.script) if found.script else ""
+        if len(text) <= remaining:
             texts[found.id] = text
-            room -= len(text)
-    return [replace(cause, findings=tuple(replace(one, script_text=texts.get(one.id, "")) for one in cause.findings)) for cause in causes]
+            remaining -= len(text)
+
+    def with_text(view: FindingView) -> FindingView:
+        return replace(view, script_text=texts.get(view.id, ""))
+
+    return [replace(cause, findings=tuple(map(with_text, cause.findings))) for cause in causes]
 
 
-def _rows(laws: Sequence[LawLine], causes: Sequence[Group], expected: Sequence[Group]) -> list[Row]:
-    """The laws, those of a chapter together, each with where its deviations are told: a finding of its own, else what is known of them."""
+def _law_rows(laws: Sequence[LawLine], causes: Sequence[FindingGroup], expected: Sequence[FindingGroup]) -> list[LawRow]:
+    """The rows of laws, grouped by chapter. A law with deviations links to a finding of its own, or to the expected group of a reason."""
     chapters: dict[str, list[LawLine]] = {}
     for law in laws:
         chapters.setdefault(law.chapter, []).append(law)
     own = {found.law: found.anchor for group in [*expected, *causes] for found in reversed(group.findings)}
     known = {group.title: group.anchor for group in expected}
 
-    def told(law: LawLine) -> str:
+    def anchor(law: LawLine) -> str:
         return own.get(law.id) or next((known[reason] for reason in law.reasons if reason in known), "")
 
     return [
-        Row(law, _deviating(law), at == 0, told(law) if law.wrong else "")
+        LawRow(law, _deviating_features(law), at == 0, anchor(law) if law.wrong else "")
         for members in chapters.values()
         for at, law in enumerate(members)
     ]
 
 
-def _choices(report: RunReport, shown: Sequence[Shown], rows: Sequence[Row]) -> dict[str, list[str]]:
-    """By what a page is filtered, and the values that each may have."""
-    features = {name for one in shown for name in one.features} | {name for row in rows for name in row.law.deviating}
+def _filter_choices(report: RunReport, shown: Sequence[FindingView], rows: Sequence[LawRow]) -> dict[str, list[str]]:
+    """The filters of the page with their values."""
+    features = {name for view in shown for name in view.features} | {name for row in rows for name in row.law.deviating}
     return {
         "chapter": list(report.chapters()),
-        "kind": sorted({one.kind for one in shown}),
+        "kind": sorted({view.kind for view in shown}),
         "loud": ["silent", "loud"],
         "feature": sorted(features),
         "outcome": list(OUTCOMES),
     }
 
 
-def _map(laws: Sequence[LawLine]) -> tuple[list[str], list[MapRow]]:
-    """The features that most deviating cases have, and for each chapter with such cases its row. Which op ran is no feature here."""
+def _feature_map(laws: Sequence[LawLine]) -> tuple[list[str], list[MapRow]]:
+    """The most frequent features of deviating cases, without ``op:``, and a row for each chapter that has deviating cases."""
     wrong: dict[str, Counter[str]] = {}
     reached: dict[str, Counter[str]] = {}
     for law in laws:
@@ -290,27 +299,27 @@ def _map(laws: Sequence[LawLine]) -> tuple[list[str], list[MapRow]]:
 
 
 def _shade(count: int, of: int) -> int:
-    """How dark a share is drawn: 0 for none, to ``SHADES``."""
+    """The shade for a share: 0 for none, up to ``SHADES``."""
     return min(SHADES, 1 + int(SHADES * count / max(of, 1))) if count else 0
 
 
-def _deviating(law: LawLine) -> tuple[tuple[str, int, int, int], ...]:
-    """Of a law with cases that deviate the features of these: how many deviate, of how many, and how dark to draw that, 1 to 4."""
+def _deviating_features(law: LawLine) -> tuple[tuple[str, int, int, int], ...]:
+    """The features of a law's deviating cases: name, how many deviate, how many have it, and the shade, 1 to 4."""
     found = [(name, count, law.features.get(name, count)) for name, count in law.deviating.items()]
     found.sort(key=lambda item: (-item[1] / max(item[2], 1), -item[1], item[0]))
     return tuple((name, count, of, _shade(count, of)) for name, count, of in found[:SHOWN_FEATURES])
 
 
-def _features(laws: Sequence[LawLine]) -> list[tuple[str, str, int, int]]:
-    """Every feature that was reached, in the order of the catalogue: what it is, how many cases had it, how many of them deviate."""
+def _feature_counts(laws: Sequence[LawLine]) -> list[tuple[str, str, int, int]]:
+    """Every feature that was reached, in catalogue order: name, meaning, how many cases had it, how many of these deviate."""
     reached: Counter[str] = sum((Counter(law.features) for law in laws), Counter())
     wrong: Counter[str] = sum((Counter(law.deviating) for law in laws), Counter())
     names = [name for name in FEATURES if name in reached]
     return [(name, FEATURES[name], reached[name], wrong[name]) for name in names]
 
 
-def _by_reason(expected: Iterator[Shown]) -> list[Group]:
-    found: dict[str, list[Shown]] = {}
+def _group_by_reason(expected: Iterator[FindingView]) -> list[FindingGroup]:
+    found: dict[str, list[FindingView]] = {}
     for shown in expected:
         found.setdefault(shown.note, []).append(shown)
-    return [Group(f"known-{at}", reason, tuple(members)) for at, (reason, members) in enumerate(found.items(), 1)]
+    return [FindingGroup(f"known-{at}", reason, tuple(members)) for at, (reason, members) in enumerate(found.items(), 1)]

@@ -1,4 +1,4 @@
-"""``junit.xml``: one test case a law, for the machines that read such files."""
+"""``junit.xml``: one test case for each law, for CI systems."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from xml.etree import ElementTree
 
 from shardlaw.conformance.report.run_report import FindingLine, RunReport
+from shardlaw.conformance.report.wording import count_noun
 
-# what XML 1.0 cannot hold, escaped or not
+# characters that XML 1.0 forbids, escaped or not
 UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(report: RunReport) -> str:
-    """The file's text. A law fails for its new findings (under ``--strict`` also when it is stale), is an xfail where it deviates as known,
-    and is skipped when untested. Of a run that goes on there are the laws that have had their turn."""
+def render_junit(report: RunReport) -> str:
+    """The text of the file. A law with new findings fails (under ``--strict`` also a stale one), one with only expected findings is an
+    xfail, an untested one is skipped. While the run goes on, only the laws that had their turn are listed."""
     suites = ElementTree.Element("testsuites")
     laws = [law for law in report.laws if report.exit is not None or law.outcome != "untested" or law.reason]
     counts = {outcome: sum(law.outcome == outcome for law in laws) for outcome in ("deviates", "untested", "stale", "expected")}
@@ -30,27 +31,27 @@ def junit(report: RunReport) -> str:
     )
     for law in laws:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"shardlaw.{law.chapter}", name=_clean(law.id), time=f"{law.seconds:.2f}"
+            suite, "testcase", classname=f"shardlaw.{law.chapter}", name=_replace_unwritable(law.id), time=f"{law.seconds:.2f}"
         )
         if law.outcome == "deviates":
             found = [finding for finding in report.new() if finding.law == law.id]
-            message = f"{len(found)} new finding{'s' * (len(found) != 1)}"
+            message = count_noun(len(found), "new finding")
             failure = ElementTree.SubElement(case, "failure", message=message, type=found[0].kind if found else "deviates")
-            failure.text = _clean("\n\n".join([law.clause, *map(_told, found)]))
+            failure.text = _replace_unwritable("\n\n".join([law.clause, *map(_finding_text, found)]))
         elif law.outcome == "expected":  # as pytest writes it
-            ElementTree.SubElement(case, "skipped", type="pytest.xfail", message=_clean("; ".join(law.reasons) or "expected"))
+            ElementTree.SubElement(case, "skipped", type="pytest.xfail", message=_replace_unwritable("; ".join(law.reasons) or "expected"))
         elif law.outcome == "untested":
-            ElementTree.SubElement(case, "skipped", message=_clean(law.reason or "not reached"))
+            ElementTree.SubElement(case, "skipped", message=_replace_unwritable(law.reason or "not reached"))
         elif law.outcome == "stale" and report.strict:
             ElementTree.SubElement(case, "failure", message="an expectation for it is stale", type="stale")
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _told(found: FindingLine) -> str:
+def _finding_text(found: FindingLine) -> str:
     lines = [f"{found.kind} {found.id}", found.text, found.message]
     return "\n".join([*lines, *([f"reproducer: {found.reproducer}"] if found.reproducer else []), *([found.note] if found.note else [])])
 
 
-def _clean(text: str) -> str:
+def _replace_unwritable(text: str) -> str:
     return UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)

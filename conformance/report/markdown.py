@@ -1,10 +1,11 @@
-"""``report.md``: one screen, to paste into an issue or a chat."""
+"""``report.md``: a report of one screen, to paste into an issue or a chat."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from shardlaw.conformance.report.run_report import MEANING, OUTCOMES, FindingLine, RunReport
+from shardlaw.conformance.report.run_report import EXIT_MEANINGS, OUTCOMES, FindingLine, RunReport
+from shardlaw.conformance.report.wording import count_noun, one_line
 
 SHOWN_OTHERS = 4
 SHOWN_FINDINGS = 10
@@ -13,8 +14,8 @@ SHOWN_FEATURES = 12
 MANY_FEATURES = 60
 
 
-def markdown(report: RunReport, folder: Path) -> str:
-    """The file's text; ``folder`` is where the report lies, as the reader would call it."""
+def render_markdown(report: RunReport, folder: Path) -> str:
+    """The text of the file; ``folder`` is the report's folder as the text shall name it."""
     target, totals = report.target, report.totals
     lines = [
         f"# shardlaw {report.harness} on {target.name}: {headline(report)}",
@@ -36,51 +37,51 @@ def markdown(report: RunReport, folder: Path) -> str:
         lines += ["", "## New findings", ""]
         causes = report.causes()
         for at, (found, *others) in enumerate(causes[:SHOWN_FINDINGS], 1):
-            lines += _finding(at, found, folder)
+            lines += _finding_lines(at, found, folder)
             if others:
-                said = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
+                names = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
                 more = f" and {len(others) - SHOWN_OTHERS} more" if len(others) > SHOWN_OTHERS else ""
-                lines.append(f"   the same cause: {said}{more}  ")
+                lines.append(f"   the same cause: {names}{more}  ")
         if len(causes) > SHOWN_FINDINGS:
             lines.append(f"\nand {len(causes) - SHOWN_FINDINGS} more in `{folder}/findings/`")
-        lines += [text for line in in_common(report) for text in ("", _flat(line))]
+        lines += [text for line in common_lines(report) for text in ("", _escape_line(line))]
     if totals.unconfirmed:
         lines += [
             "",
-            f"{totals.unconfirmed} deviation{'s' * (totals.unconfirmed != 1)} did not repeat: see `unconfirmed` in report.json.",
+            f"{count_noun(totals.unconfirmed, 'deviation')} did not repeat: see `unconfirmed` in report.json.",
         ]
     if report.errors:
-        lines += ["", "## Errors of the harness", "", *(f"- {error.law}: {_flat(error.message)}" for error in report.errors)]
+        lines += ["", "## Errors of the harness", "", *(f"- {error.law}: {_escape_line(error.message)}" for error in report.errors)]
     if report.warnings:
-        lines += ["", "## Warnings", "", *(f"- {_flat(warning)}" for warning in report.warnings)]
+        lines += ["", "## Warnings", "", *(f"- {_escape_line(warning)}" for warning in report.warnings)]
     if report.target.cannot:
-        lines += ["", "## Declared", "", *(f"- {_flat(line)}" for line in declared(report))]
+        lines += ["", "## Declared", "", *(f"- {_escape_line(line)}" for line in declared_lines(report))]
     reasons = report.untested()
     if reasons or report.features_missing:
         lines += ["", "## Not reached", ""]
         for reason, laws in list(reasons.items())[:SHOWN_REASONS]:
-            lines.append(f"- {len(laws)} law{'s' * (len(laws) != 1)}, {_flat(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}")
+            lines.append(f"- {count_noun(len(laws), 'law')}, {_escape_line(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}")
         if report.features_missing:
-            lines.append(f"- {missed(report, SHOWN_FEATURES)}")
+            lines.append(f"- {missing_features(report, SHOWN_FEATURES)}")
     return "\n".join(lines) + "\n"
 
 
 def headline(report: RunReport) -> str:
-    """The run in half a line: what was found, or what the exit code means."""
+    """The result in half a line: what was found, or what the exit code means."""
     if report.exit is None:
         return "not finished"
     new = report.totals.new
-    found = f"{new} new finding{'s' * (new != 1)}" if new else ""
+    found = count_noun(new, "new finding") if new else ""
     if report.exit in (0, 1):
         expected = report.totals.findings - new
         stale = sum(law.outcome == "stale" for law in report.laws)
         parts = [found or "nothing new", f"{expected} expected" if expected else "", f"{stale} stale" if stale else ""]
         return ", ".join(filter(None, parts))
-    return ", ".join(filter(None, [MEANING.get(report.exit, f"exit code {report.exit}"), found]))
+    return ", ".join(filter(None, [EXIT_MEANINGS.get(report.exit, f"exit code {report.exit}"), found]))
 
 
-def in_common(report: RunReport) -> list[str]:
-    """Where there are several new findings: which one to look at first, and the features that the smallest cases of all of them have."""
+def common_lines(report: RunReport) -> list[str]:
+    """For several new findings: which one to look at first, and the features that all of them share."""
     new = report.new()
     if len(new) < 2:
         return []
@@ -91,40 +92,38 @@ def in_common(report: RunReport) -> list[str]:
     return [*lines, *([f"all {len(new)} new findings have in common: {', '.join(shared)}"] if shared else [])]
 
 
-def missed(report: RunReport, count: int) -> str:
-    """The features that no case had, by name where they are few: a run of some laws misses most."""
+def missing_features(report: RunReport, count: int) -> str:
+    """The features that no case had: listed if they are few, else counted, since a run of some laws misses most."""
     names = report.features_missing
-    return some(names, count, "features") if len(names) <= MANY_FEATURES else f"{len(names)} features, listed in report.json"
+    return count_and_list(names, count, "features") if len(names) <= MANY_FEATURES else f"{len(names)} features, listed in report.json"
 
 
-def declared(report: RunReport) -> list[str]:
-    """What the target says it cannot do: a line for each word, with the laws that it leaves untested, and whether it works all the same."""
+def declared_lines(report: RunReport) -> list[str]:
+    """A line for each capability that the target declares missing: the laws left untested, and whether it works nevertheless."""
     lines = []
     for word, laws in report.declared().items():
-        untested = some(laws, 3, "law untested" if len(laws) == 1 else "laws untested") if laws else "no law of this run needs it"
+        untested = count_and_list(laws, 3, "law untested" if len(laws) == 1 else "laws untested") if laws else "no law of this run needs it"
         by_storage = word == "checkpoint_files" and report.target.storage != "filesystem"
         cannot = f"storage {report.target.storage} is no folder of files" if by_storage else f"cannot {word}"
         lines.append(f"{cannot}: {untested}" + ("; stale: it works on two ranks" if word in report.target.stale else ""))
     return lines
 
 
-def some(names: list[str], count: int, what: str) -> str:
-    """``12 features: a, b, ...``"""
+def count_and_list(names: list[str], count: int, what: str) -> str:
+    """A count and the first ``count`` names: ``12 features: a, b, ...``."""
     return f"{len(names)} {what if len(names) != 1 else what.removesuffix('s')}: {', '.join(names[:count])}{', ...' * (len(names) > count)}"
 
 
-def _finding(at: int, found: FindingLine, folder: Path) -> list[str]:
-    place = f", where to look: {_flat(found.where)}" if found.where else ""
-    lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}{place}", f"   `{found.text}`", f"   {_flat(found.message)}"]
+def _finding_lines(at: int, found: FindingLine, folder: Path) -> list[str]:
+    place = f", where to look: {_escape_line(found.where)}" if found.where else ""
+    lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}{place}", f"   `{found.text}`", f"   {_escape_line(found.message)}"]
     if found.reproducer:
         lines.append(f"   `python {folder / found.reproducer}` exits 1 while it is there")
     if found.note:
-        lines.append(f"   ({_flat(found.note)})")
+        lines.append(f"   ({_escape_line(found.note)})")
     return [line + "  " for line in lines]
 
 
-def _flat(text: str) -> str:
-    """One line that Markdown takes as it is."""
-    line = " ".join(text.split())
-    line = line if len(line) <= 300 else f"{line[:297]}..."
-    return "".join(f"\\{char}" if char in "\\`*_<>[]|" else char for char in line)
+def _escape_line(text: str) -> str:
+    """The text on one line, cut at 300 characters, with Markdown's special characters escaped."""
+    return "".join(f"\\{char}" if char in "\\`*_<>[]|" else char for char in one_line(text, 300))

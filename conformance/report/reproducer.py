@@ -1,15 +1,15 @@
-"""A finding as a script that needs torch alone, and the backend that it is about.
+"""Render a finding as a script that needs only torch and the backend.
 
-It holds the source of the law's act, the literal arguments of the case, and the literal due of what deviated. The script starts its own
-ranks, prints what each expected and got, and exits
+The script contains the source of the law's act, the arguments of the case and the expected result as literals. It starts its own ranks,
+prints what each expected and got, and exits
 
-=  ==========================================================================================
-1  while the fault is there: what deviated deviates, or what was raised is raised
-0  once it is gone
-2  when neither can be said: another error, a missing module, ranks that do not answer in time
-=  ==========================================================================================
+=  ============================================================================================
+1  if the fault occurs: the same result deviates, or the same error is raised
+0  if it does not
+2  if that cannot be told: another error, a missing module, ranks that do not answer in time
+=  ============================================================================================
 
-Nobody is handed a script that was not run: :mod:`shardlaw.conformance.run.proof`.
+:mod:`shardlaw.conformance.run.proof` runs every script before it is handed out.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
 
 COLUMNS = 110
-LONG = 200
+LONG_SCRIPT_LINES = 200
 LIMIT_SECONDS = 60
 GRACE_SECONDS = 5
 BEGIN = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(2))"
-# comparing may communicate: no rank leaves out a part because an earlier one was wrong
-# one case of `agrees` for each way in which something is due; those that a script does not need stay out
+# the branches of `agrees`, one for each form of expected value; a script gets only those that it needs. Comparing may communicate, so every
+# rank compares all parts, even after one was wrong.
 AGREES = {
     "either": """
     if isinstance(want, dict) and "either" in want:
@@ -137,7 +137,7 @@ if __name__ == "__main__":  # a process that an act starts reads this file again
             judge([rank.exitcode for rank in ranks])
     print("The fault is gone.")
 """)
-# which exit codes of the ranks show a fault of a kind
+# by the kind of a deviation: which exit codes of the ranks show it
 FAULTS = {
     "hang": "-14 in ends and not {1, 2} & {*ends}",
     "crash": "any(end < 0 and end not in (-9, -14) for end in ends)",
@@ -145,25 +145,25 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
-class About:
-    """What a script is about: the kind of a deviation, the class of the error where one was raised, and which key of the act deviated."""
+class FaultInfo:
+    """The fault that a script must show: the kind of deviation, the class of the error raised, and the key of the act that deviated."""
 
     kind: str = ""
     error: str = ""
     key: str = ""
 
     @classmethod
-    def of(cls, verdict: Verdict) -> About:
+    def from_verdict(cls, verdict: Verdict) -> FaultInfo:
         raised = next((answer.raised.error for answer in verdict.ranks if answer.raised), "")
         return cls(verdict.kind or "", raised, verdict.check)
 
 
 @dataclass(frozen=True)
-class Join:
-    """How the ranks of a script join: the backend, the module, or ``module:function``, that makes it known to torch, the environment.
+class ScriptTarget:
+    """The target of a script: backend, ``setup`` (a module, or ``module:function``, that registers the backend) and environment.
 
-    ``storage``: expressions that stand for torch's writer and reader of checkpoints, by their names in scripts, and ``storages`` their
-    modules.
+    ``storage`` maps torch's checkpoint writer and reader, as scripts name them, to the expressions that replace them; ``storages`` are
+    the modules of these.
     """
 
     backend: str = "gloo"
@@ -173,8 +173,8 @@ class Join:
     storages: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Target) -> Join:
-        """As the ranks of a target do. The tensors of a script lie on the CPU: what another device's backend does is not in it."""
+    def from_target(cls, target: Target) -> ScriptTarget:
+        """The script target of a target. Scripts use CPU tensors, so the backend of another device is replaced by gloo."""
         from shardlaw.conformance.rank.storage import script_replacements
 
         storage = tuple(script_replacements(target).items())
@@ -187,17 +187,19 @@ class Join:
         return self.setup.partition(":")[0]
 
     def lines(self) -> list[str]:
-        """What every rank does before it joins."""
+        """The statements that every rank runs before ``init_process_group``."""
         environment = [f"os.environ.update({dict(self.env)!r})"] if self.env else []
         return environment + ([f"{self.setup.replace(':', '.')}()"] if ":" in self.setup else [])
 
 
-def reproducer(law: Law, case: Case, about: About = About(), torch_version: str = "", join: Join | None = None) -> str:
-    """The script of a case, its history (``case.after``) included. Raises :class:`ScriptError`, which says why there is none."""
+def render_reproducer(
+    law: Law, case: Case, about: FaultInfo = FaultInfo(), torch_version: str = "", join: ScriptTarget | None = None
+) -> str:
+    """Render the script of a case with its history (``case.after``). Raises :class:`ScriptError`, which says why there is none."""
     from shardlaw.conformance.laws import find
 
-    script = script_of(law, case, about.key)
-    before = [script_of(find(earlier.law), earlier) for earlier in case.after]
+    script = make_script(law, case, about.key)
+    before = [make_script(find(earlier.law), earlier) for earlier in case.after]
     if not torch_version:
         import torch
 
@@ -206,12 +208,12 @@ def reproducer(law: Law, case: Case, about: About = About(), torch_version: str 
     ends = "Exits 1 while the fault is there, 0 once it is gone, 2 when neither can be said."
     header = [law.clause, case.text, f"Seen with torch {torch_version}{kind}. {ends}"]
     laws = [law, *(find(earlier.law) for earlier in case.after)]
-    homes = {one.acts[0].function.__module__.partition(".")[0] for one in laws if one.acts}
-    return render(script, header, before, join or Join(), about, homes)
+    homes = {each.acts[0].function.__module__.partition(".")[0] for each in laws if each.acts}
+    return render(script, header, before, join or ScriptTarget(), about, homes)
 
 
-def script_of(law: Law, case: Case, key: str = "") -> Script:
-    """The literal part. What goes wrong in writing it must not cost the finding."""
+def make_script(law: Law, case: Case, key: str = "") -> Script:
+    """The literal part of a script. Any error becomes a :class:`ScriptError`, so that it does not cost the finding."""
     from shardlaw.conformance.law.act_script import act_script
 
     try:
@@ -230,23 +232,20 @@ def render(
     script: Script,
     header: Sequence[str],
     before: Sequence[Script] = (),
-    join: Join = Join(),
-    about: About = About(),
+    join: ScriptTarget = ScriptTarget(),
+    about: FaultInfo = FaultInfo(),
     homes: Collection[str] = (),
 ) -> str:
-    """The whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they
-    give. ``homes``: packages of laws that are not ours, which their scripts may import.
-
-    Raises :class:`ScriptError` rather than give a file that would not run.
-    """
-    text = "\n".join(_lines(script, header, before, join, about)) + "\n"
-    for of_torch, made in join.storage:
-        text = text.replace(of_torch, made)
-    _check(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
+    """Render the whole file. ``header`` becomes its docstring; the stages of ``before`` run first in the same ranks, whatever they return.
+    ``homes``: packages of other laws, which the script may import. Raises :class:`ScriptError` for a file that would not run."""
+    text = "\n".join(_script_lines(script, header, before, join, about)) + "\n"
+    for expression, replacement in join.storage:
+        text = text.replace(expression, replacement)
+    _check_file(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
     return text
 
 
-def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join: Join, about: About) -> list[str]:
+def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script], join: ScriptTarget, about: FaultInfo) -> list[str]:
     if any(len(earlier.stages) != 1 for earlier in before) or (before and len(script.stages) != 1):
         raise ScriptError("a history over several worlds has no reproducer")
 
@@ -257,14 +256,14 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
     imports = {"import torch", "import torch.distributed as dist", *(line for part in parts for line in part.imports)}
     imports |= {f"import {join.module}"} if join.setup else set()
     imports |= {f"import {module}" for module in join.storages}
-    cases = _cases(script)
+    cases = _agrees_branches(script)
     if "DTensor" in cases:
         imports.add("from torch.distributed.tensor import DTensor")
     lines = [
-        *_docstring(header),
+        *_docstring_lines(header),
         "import contextlib, multiprocessing.connection, os, signal, sys, tempfile",
         BEGIN,
-        *_imports(imports),
+        *_merge_imports(imports),
     ]
     definitions = list(dict.fromkeys(text for part in parts for text in part.definitions))
     for text in definitions:
@@ -280,7 +279,7 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
     raised = about.kind in ("raised", "divergence") and about.error
-    # a rank that lost another one, which raised or ran out of time first, shows nothing
+    # an error about a lost peer is a consequence of another rank's error or timeout
     lost = "'closed by peer' in str(error)"
     raises = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
     other = f"3 if {lost} else 2" if about.kind == "hang" else "2"
@@ -291,7 +290,7 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
         JOINING="".join(f"        {line}\n" for line in join.lines()),
         BACKEND=join.backend,
         RIGHT="True" if raised else "agrees(want, got)",
-        # of a case that nobody has tried any error is what it is about, but for one that says that there is no such case
+        # without a known kind any error counts as the fault, except Meaningless: the case is invalid
         RAISED=raises if raised else other if about.kind else "2 if type(error).__name__ == 'Meaningless' else 1",
         FAULT=FAULTS.get(about.kind, "1 in ends"),
         STAGES=stages,
@@ -299,24 +298,24 @@ def _lines(script: Script, header: Sequence[str], before: Sequence[Script], join
     return [*lines, *template.rstrip().split("\n")]
 
 
-def _cases(script: Script) -> str:
-    """The parts of ``agrees`` that a script needs."""
+def _agrees_branches(script: Script) -> str:
+    """The branches of ``agrees`` that a script needs."""
     used = script.compares if script.compares is not None else ("tensor", "list", "number")
     found = "".join(text for name, text in AGREES.items() if name in used)
     return found.replace("TOLERANCE", f"{script.tolerance:g}")
 
 
-def _docstring(header: Sequence[str]) -> list[str]:
+def _docstring_lines(header: Sequence[str]) -> list[str]:
     text = [line for paragraph in header for line in textwrap.wrap(paragraph, COLUMNS - 8, break_on_hyphens=False)]
     safe = [line.replace("\\", "\\\\").replace('"""', "'''") for line in text]
     return [f'"""{safe[0]}', *safe[1:-1], f'{safe[-1]}"""'] if len(safe) > 1 else [f'"""{safe[0]}"""']
 
 
-def _imports(statements: Iterable[str]) -> list[str]:
-    """Import statements in order, those from one module as one. Raises :class:`ScriptError`."""
+def _merge_imports(statements: Iterable[str]) -> list[str]:
+    """Sort import statements and merge those from one module. Raises :class:`ScriptError`."""
     plain, names = set(), dict[str, set[str]]()
     for statement in statements:
-        for module, name in _imported(statement):
+        for module, name in _imported_names(statement):
             if module:
                 names.setdefault(module, set()).add(name)
             else:
@@ -325,10 +324,10 @@ def _imports(statements: Iterable[str]) -> list[str]:
 
 
 @lru_cache(1024)
-def _imported(statement: str) -> tuple[tuple[str, str], ...]:
-    """What an import statement brings in: the module and a name of it, or the statement alone where it imports modules."""
+def _imported_names(statement: str) -> tuple[tuple[str, str], ...]:
+    """The (module, name) pairs of ``from ... import``, or ``("", statement)`` for ``import ...``."""
     found = list[tuple[str, str]]()
-    for node in _parsed(statement).body:
+    for node in _parse_python(statement).body:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found += [(node.module, ast.unparse(alias)) for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -338,20 +337,21 @@ def _imported(statement: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _parsed(text: str) -> ast.Module:
+def _parse_python(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
         raise ScriptError(f"not Python: {error}") from None
 
 
-def _check(text: str, packages: Collection[str] = ()) -> None:
-    """Hold a finished file against what a reproducer promises; ``packages`` may be imported beside torch and the standard library."""
-    tree = _parsed(text)
+def _check_file(text: str, packages: Collection[str] = ()) -> None:
+    """Raise :class:`ScriptError` unless the file keeps the rules: imports only of torch, the standard library and ``packages``, no
+    ``eval``."""
+    tree = _parse_python(text)
     allowed = {"torch", *packages, *sys.stdlib_module_names}
-    # most of a script is literals: who looks for statements alone need not look at each number
-    spelled = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
-    for node in ast.walk(tree) if spelled else _statements(tree):
+    # a script is mostly literals: walk their nodes only if the text may contain a forbidden call
+    may_call = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
+    for node in ast.walk(tree) if may_call else _walk_statements(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for module in modules:
@@ -359,25 +359,25 @@ def _check(text: str, packages: Collection[str] = ()) -> None:
                 raise ScriptError(f"imports {module}: only torch and the standard library may be imported")
         if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
             raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")
-    defined = [name for node in tree.body for name in _defines(node)]
+    defined = [name for node in tree.body for name in _defined_names(node)]
     twice = sorted({name for name in defined if defined.count(name) > 1})
     if twice:
         raise ScriptError(f"{', '.join(twice)} is defined twice: it may be a name of the template")
 
 
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every statement, with the handlers and cases that hold some: a statement never stands in an expression."""
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
+def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield every statement, exception handler and match case, without descending into expressions."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         yield node
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, name, None)
-            left += inner if isinstance(inner, list) else []
+            pending += inner if isinstance(inner, list) else []
 
 
-def _defines(node: ast.stmt) -> list[str]:
-    """The names that a statement of the module binds."""
+def _defined_names(node: ast.stmt) -> list[str]:
+    """The names that a top-level statement binds."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.Assign):

@@ -1,7 +1,7 @@
 """``report.json``: what a run tried and what it found, in the form that other programs read.
 
 The file is written as the run goes, each time as a whole, so that a run that is killed leaves a readable report: ``complete`` is
-false and ``exit`` null until the end. :mod:`shardlaw.conformance.report.of_run` makes a report of a run,
+false and ``exit`` null until the end. :mod:`shardlaw.conformance.report.build` makes a report of a run,
 :mod:`shardlaw.conformance.report.writer` writes it and what stands beside it.
 """
 
@@ -18,11 +18,11 @@ from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import place_names
-from shardlaw.conformance.report.causes import by_cause
+from shardlaw.conformance.report.causes import group_by_cause
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
-MEANING = {
+EXIT_MEANINGS = {
     0: "nothing new",
     1: "a new finding",
     2: "no case was judged",
@@ -33,12 +33,14 @@ MEANING = {
 
 
 class LawLine(msgspec.Struct, kw_only=True):
-    """One law: ``cases`` were judged (``refused`` of them by every rank alike), which put ``checks`` questions; ``rejected`` ones meant
-    nothing; ``swept`` came from the enumerator, which has ``combinations`` (0: not asked). ``refusals`` counts refused cases by the text
-    of the refusal,
-    ``expected`` the deviating cases that an expectation accounts for, with what these say as ``reasons``. ``features`` counts the cases
-    that reached each, ``deviating`` those of them that deviate, of which there are ``wrong`` in all.
-    ``lacks`` is what it needs of what the target declares that it cannot do."""
+    """One law.
+
+    ``cases`` were judged, and stand for ``checks`` questions; ``refused`` of them were refused on every rank alike, counted in ``refusals``
+    by text. ``rejected`` cases were invalid and not judged. ``swept`` cases came from the enumerator, which has ``combinations`` (0:
+    unknown). ``wrong`` cases deviate, ``expected`` of them as expectations with these ``reasons`` say. ``features`` counts the cases with
+    each feature, ``deviating`` those of them that deviate. ``lacks`` are the capabilities that the law needs and the target declares
+    missing.
+    """
 
     id: str
     chapter: str
@@ -65,13 +67,13 @@ class LawLine(msgspec.Struct, kw_only=True):
 
 
 class FindingLine(msgspec.Struct, kw_only=True):
-    """One finding. ``reproducer`` is a path below the report's folder, of a script that was run and showed the fault: ``script`` is then
-    ``proven``, and says else why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest three,
-    ``calls`` the collectives that the first rank that deviated has called; findings of one ``cause`` have the same place and depart alike.
+    """One finding.
 
-    ``number`` says which of its law's cases showed it first (0: one that was known before), and ``entry`` where an expected one is
-    written down. ``waits``: of a new one where ranks that did not answer wait.
-    """
+    ``reproducer`` is the path, relative to the report's folder, of a script that was run and showed the fault; ``script`` is then
+    ``proven``, and otherwise says why there is none. ``where`` is the place in torch to look at first, ``places`` the three likeliest,
+    ``calls`` the collectives that the first deviating rank called. Findings with equal ``cause`` have the same place and kind. ``number``
+    is the number, in the law's plan, of the first case that showed it (0: a stored case), ``entry`` the file and line of an expected
+    finding's entry, ``waits`` where silent ranks of a new finding wait."""
 
     id: str
     law: str
@@ -97,17 +99,17 @@ class FindingLine(msgspec.Struct, kw_only=True):
 
     @property
     def in_back_end(self) -> bool:
-        """Whether a back end that is not torch's is to be looked at."""
+        """Whether the place to look at is a backend that is not torch's."""
         return self.where.startswith(BACK_END)
 
     @property
     def spots(self) -> frozenset[str]:
-        """Where an expectation may say that it is."""
+        """The values of ``at`` with which an expectation matches this finding."""
         return place_names(self.where, self.calls)
 
 
 class UnconfirmedLine(msgspec.Struct, kw_only=True):
-    """A deviation that no fresh world showed again."""
+    """A deviation that no fresh world reproduced."""
 
     law: str
     kind: str
@@ -118,7 +120,7 @@ class UnconfirmedLine(msgspec.Struct, kw_only=True):
 
 
 class ErrorLine(msgspec.Struct, kw_only=True):
-    """An error of the harness, or of a law's own text: no finding. ``text`` is its traceback."""
+    """An error of the harness or in a law, which is no finding. ``text`` is its traceback."""
 
     law: str
     message: str
@@ -126,11 +128,11 @@ class ErrorLine(msgspec.Struct, kw_only=True):
 
 
 class ExpectationLine(msgspec.Struct, kw_only=True):
-    """What became of one expectation.
+    """The counts of one expectation.
 
-    ``matched`` counts by law the cases that it would match, ``deviated`` those of them that deviate as it says, ``masked`` is the largest
-    share of a law's cases that it would match. ``happened`` is set also where a later layer's entry took the hits, ``mended`` where its
-    own ``case`` was judged and does not deviate, ``unseen`` where nobody had tried its ``cause`` on this release of torch.
+    ``matched`` counts by law the cases that it covers, ``deviated`` those of them that deviate as it says, ``masked`` is the largest share
+    of a law's cases that it covers. ``happened``: something matched, even if a later layer's entry got the hit. ``mended``: its own
+    ``case`` was judged and does not deviate. ``unseen``: its ``cause`` was never tried on this release of torch.
     """
 
     law: str
@@ -155,7 +157,7 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
 
 
 class TargetLine(msgspec.Struct, kw_only=True):
-    """What was validated, and with what. Of what it ``cannot`` do by its own account, two ranks did what is ``stale``."""
+    """The validated target. ``cannot`` are the capabilities that it declares missing, ``stale`` those of them that worked on two ranks."""
 
     name: str
     device: str
@@ -169,7 +171,7 @@ class TargetLine(msgspec.Struct, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Sums over all laws. ``drawn`` of the ``cases`` came from a strategy, the others from an enumerator or stored findings."""
+    """Sums over all laws. ``drawn`` of the ``cases`` came from a strategy, the others from enumerators or stored findings."""
 
     cases: int = 0
     checks: int = 0
@@ -184,9 +186,8 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Loaded(msgspec.Struct, kw_only=True):
-    """What the ranks of a run had loaded. ``packages``: by name of its module the package of the target's ``setup`` and those of its
-    storage, each with its version and the sha256 of its files; ``libraries``: the sha256 of the shared libraries that are torch's or these
-    packages', by file name."""
+    """What the ranks of a run had loaded. ``packages``: version and sha256 of the files of the packages of the target's ``setup`` and
+    storage, by module name; ``libraries``: sha256 of the shared libraries of torch and these packages, by file name."""
 
     torch: str
     torch_git: str
@@ -198,9 +199,9 @@ class Loaded(msgspec.Struct, kw_only=True):
 
 
 class Certificate(msgspec.Struct, kw_only=True):
-    """What a certified run gives: of the ``cases`` of a frozen list (``sha256`` of its file) how many came to what. ``missing`` are those
-    of laws that need what the target declares it cannot do, ``absent`` those that ask for what this torch does not have, ``unsaid``
-    those that were not judged for another reason. ``verdicts`` is the sha256 of ``verdicts.txt``."""
+    """The result of a certified run: counts of the verdicts of the profile's ``cases`` (``sha256`` of its file). ``missing`` cases need a
+    capability that the target declares missing, ``absent`` ones something that this torch lacks, ``unsaid`` ones were not judged for
+    another reason. ``verdicts`` is the sha256 of ``verdicts.txt``."""
 
     profile: str
     release: str
@@ -218,7 +219,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     loaded: Loaded
 
     def line(self) -> str:
-        """In one line."""
+        """The result in one line."""
         counts = {
             "hold": self.held,
             "are refused": self.refused,
@@ -228,12 +229,12 @@ class Certificate(msgspec.Struct, kw_only=True):
             "were not judged": self.unsaid,
             "deviate": self.deviating,
         }
-        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"{self.profile}-{self.release}: {'passed' if self.passed else 'not passed'}: of {self.cases} cases {said}"
+        parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"{self.profile}-{self.release}: {'passed' if self.passed else 'not passed'}: of {self.cases} cases {parts}"
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """One run. ``chosen``: each law tried its chosen cases alone."""
+    """One run. ``chosen``: it tried the cases of ``smoke.txt``."""
 
     schema: int = SCHEMA
     harness: str = __version__
@@ -260,15 +261,15 @@ class RunReport(msgspec.Struct, kw_only=True):
     certificate: Certificate | None = None
 
     def new(self) -> list[FindingLine]:
-        """The findings that nobody expected."""
+        """The findings that no expectation accounts for."""
         return [found for found in self.findings if found.status == "new"]
 
     def causes(self) -> list[list[FindingLine]]:
-        """The new findings by cause: :func:`shardlaw.conformance.report.causes.by_cause`."""
-        return by_cause(self.new(), self.totals.cases, self.features)
+        """The new findings by cause: :func:`shardlaw.conformance.report.causes.group_by_cause`."""
+        return group_by_cause(self.new(), self.totals.cases, self.features)
 
     def chapters(self) -> dict[str, Counter[str]]:
-        """For each chapter how many laws came to which outcome, and under ``laws`` and ``cases`` how many there were."""
+        """By chapter: the number of laws with each outcome, of ``laws`` and of ``cases``."""
         found: dict[str, Counter[str]] = {}
         for law in self.laws:
             chapter = found.setdefault(law.chapter, Counter())
@@ -276,11 +277,11 @@ class RunReport(msgspec.Struct, kw_only=True):
         return found
 
     def declared(self) -> dict[str, list[str]]:
-        """For each word that the target declares as missing the laws that it leaves untested."""
+        """By capability that the target declares missing: the laws that need it."""
         return {word: [law.id for law in self.laws if word in law.lacks] for word in self.target.cannot}
 
     def stale(self) -> list[str]:
-        """In a line each, the expectations that are there no longer."""
+        """A line for each stale expectation."""
         return [
             f"{line.where}: {line.kind} of {line.law} is gone" + (f": {line.case} holds" if line.mended else ": it did not happen")
             for line in self.expectations
@@ -288,11 +289,11 @@ class RunReport(msgspec.Struct, kw_only=True):
         ]
 
     def used_unseen(self) -> list[str]:
-        """The causes, or entries, that account for a finding on a release of torch on which nobody had tried them."""
+        """The causes, or entries, that were hit on a release of torch on which they were never tried."""
         return list(dict.fromkeys(line.cause or line.where for line in self.expectations if line.unseen and line.hits))
 
     def untested(self) -> dict[str, list[str]]:
-        """The laws that say nothing, by the reason why."""
+        """The untested laws, by reason."""
         found: dict[str, list[str]] = {}
         for law in self.laws:
             if law.outcome == "untested":
@@ -300,8 +301,21 @@ class RunReport(msgspec.Struct, kw_only=True):
         return found
 
 
+def report_folder(path: Path) -> Path:
+    """The folder of a report that is given by its folder or its file."""
+    return path if os.path.isdir(path) else path.parent
+
+
+def read_case_lines(folder: Path) -> list[str] | None:
+    """The lines of a report's ``cases.txt`` (verdict, ``drawn`` or ``swept``, case); ``None`` if it cannot be read."""
+    try:
+        return (folder / "cases.txt").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def read_report(path: Path) -> RunReport:
-    """A report from its file or its folder. Raises :class:`UsageError`."""
+    """Read a report from its file or its folder. Raises :class:`UsageError`."""
     path = path / "report.json" if os.path.isdir(path) else path
     try:
         report = msgspec.json.decode(path.read_bytes(), type=RunReport)

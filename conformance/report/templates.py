@@ -1,4 +1,4 @@
-"""Pages and pictures from templates. Whatever is put into one is escaped."""
+"""Render pages and pictures from jinja2 templates. All values are escaped."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def _environment() -> Environment:
     return Environment(autoescape=True, loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def rendered(name: str, **values: object) -> str:
-    """The template of this name, filled in."""
+def render_template(name: str, **values: object) -> str:
+    """Render the template with this name."""
     return _environment().get_template(name).render(**values)

@@ -1,7 +1,6 @@
-"""What a terminal shows of a run: at once what was asked for, one live line while it goes on, the first finding when it is confirmed, then
-in one screen the causes and the counts.
+"""Show a run on the terminal: the request at once, a live line while it runs, the first finding in full, at the end causes and counts.
 
-Where the output is no terminal there is a line every ten seconds instead of the live one, and no colour. ``NO_COLOR`` is honoured.
+If the output is no terminal, there is a line every ten seconds instead of the live one, and no colour. ``NO_COLOR`` is honoured.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shardlaw import __version__
+from shardlaw.conformance.report.wording import count_noun, one_line
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
-ESTIMATE_SECONDS = 5.0  # before which nothing can be said of what is left
+ESTIMATE_SECONDS = 5.0  # no estimate of the remaining time before
 ESTIMATE_SHARE = 0.02
 SHOWN_CAUSES = 3
 SHOWN_FURTHER = 6
@@ -39,124 +39,126 @@ SHOWN_OTHERS = 4
 SHOWN_EXPECTED = 5
 SHOWN_LINES = 4
 SHOWN_UNSEEN = 6
-# what is silent is worse than what is loud
+# a silent deviation is worse than a loud one
 SEVERITY = ("wrong-value", "wrong-layout", "wrong-metadata", "crash", "hang", "divergence", "raised", "wrong-error")
 STYLES = {"held": "green", "expected": "yellow", "stale": "magenta", "deviates": "bold red", "untested": "dim"}
 
 
 def standard_output() -> TextIO:
-    """Where people look. A duplicate of the real one, so that what a test runner captures of ours still shows."""
+    """A duplicate of the real standard output, which pytest does not capture; or the current one if it was replaced."""
     if sys.stdout is sys.__stdout__:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return io.TextIOWrapper(os.fdopen(os.dup(sys.__stdout__.fileno()), "wb"), "utf-8", "replace", line_buffering=True)
     return sys.stdout
 
 
-def console(file: TextIO | None = None) -> Console:
-    """A console that takes texts as they are and leaves long lines to the terminal."""
+def make_console(file: TextIO | None = None) -> Console:
+    """A console without markup and highlighting, which does not wrap lines."""
     return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Terminal:
-    """Shows one run, whose report goes into ``folder``."""
+    """Shows one run; ``folder`` is that of its report."""
 
     def __init__(self, folder: str = "", file: TextIO | None = None) -> None:
-        self.console = console(file or standard_output())
+        self.console = make_console(file or standard_output())
         self._folder = folder
-        self._ahead: dict[str, float] = {}
-        self._laws = self._done = self._cases = self._new = self._expected = 0
-        self._share = 0.0
-        self._worst = self._doing = ""
-        self._rank = len(SEVERITY)
-        self._began = self._shown = time.monotonic()
+        self._shares: dict[str, float] = {}
+        self._laws = self._laws_done = self._cases = self._new = self._expected = 0
+        self._done_share = 0.0
+        self._worst = self._activity = ""
+        self._worst_rank = len(SEVERITY)
+        self._start = self._last_refresh = time.monotonic()
         self._live: Live | None = None
 
-    def start(self, request: RunRequest, target: Target) -> None:
-        """What was asked for, before torch is loaded."""
+    def show_request(self, request: RunRequest, target: Target) -> None:
+        """Show the request, before torch is loaded."""
         where = "" if target.name == target.backend else f" ({target.device}, {target.backend})"
-        asked = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
-        if request.goes_on_chosen is not None:
-            asked = f"the {len(request.laws)} laws that were left"
-        asked = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {asked}"
-        self._say(Text(f"shardlaw {__version__} on {target.name}{where}: {asked}, seed {request.seed}; loading torch and starting ranks"))
+        selection = " ".join([*request.laws, *(f"--op {op}" for op in request.ops)]) or "all laws"
+        if request.resumed_smoke_shares is not None:
+            selection = f"the {len(request.laws)} laws that were left"
+        selection = f"certificate {request.certify}" if request.certify else f"profile {request.profile}, {selection}"
+        self._print(
+            Text(f"shardlaw {__version__} on {target.name}{where}: {selection}, seed {request.seed}; loading torch and starting ranks")
+        )
 
-    def begin(self, laws: Sequence[Law], planned: int) -> None:
-        """The laws are chosen."""
+    def on_run_begin(self, laws: Sequence[Law], planned: int) -> None:
+        """Show how many laws and cases there are."""
         self._laws = len(laws)
         weights, counts = sum(law.weight for law in laws) or 1.0, sum(law.sweeps + law.draws for law in laws)
-        # neither what a law weighs nor how many cases it has tells its time: both together come near
+        # the mean of a law's share by weight and by number of cases estimates its time well
         by_weight = {law.id: law.weight / weights for law in laws}
         by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
-        self._ahead = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
-        self._say(Text(f"{self._laws} law{'s' * (self._laws != 1)}, up to {planned:,} cases"))
-        self._began = time.monotonic()
+        self._shares = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
+        self._print(Text(f"{count_noun(self._laws, 'law')}, up to {planned:,} cases"))
+        self._start = time.monotonic()
 
-    def law(self, law_id: str) -> None:
-        """A law's turn has come."""
-        self._doing = law_id
-        self._show(now=self.console.is_terminal)
+    def on_law_begin(self, law_id: str) -> None:
+        """A law's turn begins."""
+        self._activity = law_id
+        self._refresh(now=self.console.is_terminal)
 
-    def case(self) -> None:
-        """One more case was judged."""
+    def on_case(self) -> None:
+        """A case was judged."""
         self._cases += 1
-        self._show()
+        self._refresh()
 
-    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+    def on_shrink(self, law_id: str, verdict: Verdict) -> None:
         """A deviation is being shrunk and confirmed."""
-        self._doing = f"{law_id}, shrinking a {verdict.kind}"
-        self._show(now=self.console.is_terminal)
+        self._activity = f"{law_id}, shrinking a {verdict.kind}"
+        self._refresh(now=self.console.is_terminal)
 
-    def finding(self, found: FindingLine, clause: str) -> None:
-        """Something was found: the first is told as a whole, each further one in a line."""
+    def on_finding(self, found: FindingLine, clause: str) -> None:
+        """Show a new finding: the first in full, each further one in a line."""
         if found.status == "expected":
             self._expected += 1
             return
         self._new += 1
         rank = SEVERITY.index(found.kind) if found.kind in SEVERITY else len(SEVERITY)
-        if rank < self._rank:
-            self._rank, self._worst = rank, f"{found.kind} of {found.law}"
+        if rank < self._worst_rank:
+            self._worst_rank, self._worst = rank, f"{found.kind} of {found.law}"
         if self._new > 1:
-            self._say(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}"))
+            self._print(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}"))
             return
-        self._say(Text(f"\nfirst finding, {time.monotonic() - self._began:.0f} s after the start:"))
+        self._print(Text(f"\nfirst finding, {time.monotonic() - self._start:.0f} s after the start:"))
         print_finding(self.console, found, clause, self._folder)
-        self._say(Text(""))
+        self._print(Text(""))
 
-    def done(self, result: LawResult) -> None:
+    def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
-        self._done += 1
-        self._share += self._ahead.get(result.law.id, 0.0)
-        self._show()
+        self._laws_done += 1
+        self._done_share += self._shares.get(result.law.id, 0.0)
+        self._refresh()
 
-    def summary(self, run: RunState, exit_code: int, written: RunReport | None = None) -> None:
-        """The end of a run, of which this report was ``written``."""
-        from shardlaw.conformance.report.github import tell
-        from shardlaw.conformance.report.of_run import report_of
+    def on_run_end(self, run: RunState, exit_code: int, last_report: RunReport | None = None) -> None:
+        """Show the summary of a run; ``last_report`` is its report as written."""
+        from shardlaw.conformance.report.build import build_report
+        from shardlaw.conformance.report.github import annotate
 
         self._stop()
-        report = written or report_of(run, exit_code)
+        report = last_report or build_report(run, exit_code)
         print_summary(self.console, report, str(run.request.report))
-        tell(report, run.request.report, self.console.file)
-        if run.failure is None:  # else that has been told
-            complain(report)
+        annotate(report, run.request.report, self.console.file)
+        if run.failure is None:  # else the failure was printed
+            print_not_judged(report)
 
     def _line(self) -> Text:
-        spent = time.monotonic() - self._began
+        spent = time.monotonic() - self._start
         rate = self._cases / spent if spent > 1 else 0.0
         counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
-        left = ""
-        if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._share < 1:
-            left = f", {_about(spent * (1 - self._share) / self._share)} left"
+        remaining = ""
+        if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._done_share < 1:
+            remaining = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
         worst = f"; worst: {self._worst}" if self._worst else ""
-        return Text(f"[{spent:4.0f} s{left}] {min(self._done + 1, self._laws)}/{self._laws} {self._doing}: {counts}{worst}")
+        return Text(f"[{spent:4.0f} s{remaining}] {min(self._laws_done + 1, self._laws)}/{self._laws} {self._activity}: {counts}{worst}")
 
-    def _show(self, now: bool = False) -> None:
+    def _refresh(self, now: bool = False) -> None:
         moment = time.monotonic()
-        if not now and moment - self._shown < (LIVE_SECONDS if self.console.is_terminal else PLAIN_SECONDS):
+        if not now and moment - self._last_refresh < (LIVE_SECONDS if self.console.is_terminal else PLAIN_SECONDS):
             return
-        self._shown = moment
+        self._last_refresh = moment
         if not self.console.is_terminal:
-            self._say(self._line())
+            self._print(self._line())
             return
         line = self._line()
         line.truncate(self.console.width, overflow="ellipsis")
@@ -165,7 +167,7 @@ class Terminal:
             self._live.start()
         self._live.update(line, refresh=True)
 
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         self.console.print(text)
 
     def _stop(self) -> None:
@@ -174,22 +176,22 @@ class Terminal:
             self._live = None
 
 
-def _about(seconds: float) -> str:
-    """A time as people say it who do not know it exactly."""
+def _approximate_time(seconds: float) -> str:
+    """A rounded time: ``about 20 s``."""
     return f"about {max(1, round(seconds / 10)) * 10} s" if seconds < 100 else f"about {round(seconds / 60)} min"
 
 
 def print_finding(out: Console, found: FindingLine, clause: str, folder: str) -> None:
-    """A finding as a paragraph that makes sense alone."""
+    """Print a finding as a self-contained paragraph."""
     out.print(Text.assemble((found.kind, "bold red"), f" {found.id}"))
     out.print(f"  {found.text}")
-    _prose(out, short(found.message))
+    _prose(out, one_line(found.message))
     if clause:
-        _prose(out, f"law: {short(clause)}")
+        _prose(out, f"law: {one_line(clause)}")
     for line in found.waits[:SHOWN_LINES]:
         _prose(out, line)
     if found.where:
-        _prose(out, f"where to look: {short(found.where)}")
+        _prose(out, f"where to look: {one_line(found.where)}")
     if found.features:
         _prose(out, f"features: {', '.join(found.features)}")
     if found.reproducer:
@@ -198,14 +200,13 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
     else:
         out.print(f"  shardlaw replay {folder}/findings/{found.id}.json")
     if found.note:
-        _prose(out, f"({short(found.note)})")
+        _prose(out, f"({one_line(found.note)})")
 
 
 def print_summary(out: Console, report: RunReport, folder: str) -> None:
-    """What a report says, for people, in one screen: what is new, cause by cause, then the counts and what was not reached, and last the
-    exit code."""
-    from shardlaw.conformance.report.markdown import MANY_FEATURES, declared, headline, missed, some
-    from shardlaw.conformance.report.run_report import MEANING
+    """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code."""
+    from shardlaw.conformance.report.markdown import MANY_FEATURES, count_and_list, declared_lines, headline, missing_features
+    from shardlaw.conformance.report.run_report import EXIT_MEANINGS
 
     target, totals = report.target, report.totals
     out.print()
@@ -216,26 +217,28 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
         + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
     )
     _print_counts(out, report)
-    _print_known(out, report)
-    _print_list(out, [f"not reached: {some(laws, SHOWN_OTHERS, 'laws')} ({reason})" for reason, laws in report.untested().items()])
-    if 0 < len(report.features_missing) <= MANY_FEATURES:  # a run of some laws misses most, and a list of them says nothing
-        _prose(out, f"not reached: {missed(report, 16)}", "")
+    _print_expected(out, report)
+    _print_list(
+        out, [f"not reached: {count_and_list(laws, SHOWN_OTHERS, 'laws')} ({reason})" for reason, laws in report.untested().items()]
+    )
+    if 0 < len(report.features_missing) <= MANY_FEATURES:  # a run of some laws misses most
+        _prose(out, f"not reached: {missing_features(report, 16)}", "")
     if totals.skipped_expected:
         out.print(f"not reached: {totals.skipped_expected} cases that would be an expected hang or crash")
     if target.cannot:
         out.print("declared:")
-        for line in declared(report):
+        for line in declared_lines(report):
             out.print(f"  {line}")
     _print_list(out, [f"stale: {line}" for line in report.stale()])
     if unseen := report.used_unseen():
-        out.print(f"expected on a release of torch that nobody tried yet: {some(unseen, SHOWN_UNSEEN, 'causes')}")
+        out.print(f"expected on a release of torch that nobody tried yet: {count_and_list(unseen, SHOWN_UNSEEN, 'causes')}")
     _print_list(out, [f"warning: {warning}" for warning in report.warnings])
     for error in report.errors[:SHOWN_LINES]:
-        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {short(error.message)}"))
+        out.print(Text.assemble(("error of the harness", "bold red"), f" while {error.law} was tried: {one_line(error.message)}"))
     if report.certificate is not None:
         out.print(Text(report.certificate.line(), style="green" if report.certificate.passed else "bold red"))
     code = report.exit if report.exit is not None else 3
-    why = MEANING.get(code, "")
+    why = EXIT_MEANINGS.get(code, "")
     if code == 1 and not totals.new:
         why = "a stale expectation, under --strict"
     summed = headline(report)
@@ -244,7 +247,7 @@ def print_summary(out: Console, report: RunReport, folder: str) -> None:
 
 
 def _prose(out: Console, text: str, indent: str = "  ") -> None:
-    """A text of words: on a terminal no word is broken. What people copy (cases, commands) is left to the terminal."""
+    """Print prose, wrapped between words on a terminal. Not for cases and commands, which people copy."""
     if out.is_terminal:
         text = "\n".join(
             textwrap.wrap(text, max(40, out.width - 1), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
@@ -262,11 +265,11 @@ def _print_list(out: Console, lines: Sequence[str]) -> None:
 
 
 def _print_counts(out: Console, report: RunReport) -> None:
-    """How the laws fared, and in which chapters one deviates."""
+    """Print how many laws have each outcome, and the chapters with laws that deviate."""
     from shardlaw.conformance.report.run_report import OUTCOMES
 
     counts = {outcome: sum(law.outcome == outcome for law in report.laws) for outcome in OUTCOMES}
-    line = Text(f"{len(report.laws)} law{'s' * (len(report.laws) != 1)}:")
+    line = Text(f"{count_noun(len(report.laws), 'law')}:")
     for outcome, count in counts.items():
         if count:
             line.append(f"{',' if line.plain[-1] != ':' else ''} {count} ").append(outcome, style=STYLES[outcome])
@@ -274,15 +277,15 @@ def _print_counts(out: Console, report: RunReport) -> None:
     out.print(line + Text(f"; those that deviate are of {', '.join(bad)}" if bad else ""))
 
 
-def complain(report: RunReport) -> None:
-    """Say on standard error, in one line, why a run ended with 2: no case was judged."""
+def print_not_judged(report: RunReport) -> None:
+    """If a run ended with 2 (no case was judged), print why on standard error, in one line."""
     if report.exit == 2:
         reasons = [f"{laws[0]}{f' and {len(laws) - 1} more' * (len(laws) > 1)}: {reason}" for reason, laws in report.untested().items()]
         print("; ".join(["shardlaw: no case was judged", *reasons[:3]]), file=sys.stderr)
 
 
 def _print_new(out: Console, report: RunReport, folder: str) -> None:
-    from shardlaw.conformance.report.markdown import in_common
+    from shardlaw.conformance.report.markdown import common_lines
 
     clauses = {law.id: law.clause for law in report.laws}
     causes = report.causes()
@@ -292,16 +295,16 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
     if count > 1:
         out.print(
             Text(
-                f"{len(causes)} cause{'s' * (len(causes) != 1)}, {count} findings" if len(causes) < count else f"{count} findings",
+                f"{count_noun(len(causes), 'cause')}, {count} findings" if len(causes) < count else f"{count} findings",
                 style="bold",
             )
         )
     for found, *others in causes[:SHOWN_CAUSES]:
         print_finding(out, found, clauses.get(found.law, ""), folder)
         if others:
-            said = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
+            names = ", ".join(f"{other.id} {other.law}" for other in others[:SHOWN_OTHERS])
             more = f" and {len(others) - SHOWN_OTHERS} more" * (len(others) > SHOWN_OTHERS)
-            _prose(out, f"likely the same cause: {said}{more}")
+            _prose(out, f"likely the same cause: {names}{more}")
         out.print()
     further = causes[SHOWN_CAUSES:]
     for found, *others in further[:SHOWN_FURTHER]:
@@ -309,32 +312,26 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
         out.print(Text.assemble((found.kind, "bold red"), f" {found.id} {found.text}{more}"))
     if len(further) > SHOWN_FURTHER:
         out.print(f"and {len(further) - SHOWN_FURTHER} further causes in the report")
-    shared = in_common(report)
+    shared = common_lines(report)
     for line in shared:
         _prose(out, line, "")
     if shared or further:
         out.print()
 
 
-def _print_known(out: Console, report: RunReport) -> None:
+def _print_expected(out: Console, report: RunReport) -> None:
     expected = [found for found in report.findings if found.status == "expected"]
     if expected:
         reasons = list(dict.fromkeys(found.note for found in expected))
-        out.print(f"expected: {len(expected)} finding{'s' * (len(expected) != 1)} of {len(reasons)} known cause{'s' * (len(reasons) != 1)}")
+        out.print(f"expected: {count_noun(len(expected), 'finding')} of {count_noun(len(reasons), 'known cause')}")
         for reason in reasons[:SHOWN_EXPECTED]:
-            _prose(out, short(reason))
+            _prose(out, one_line(reason))
         if len(reasons) > SHOWN_EXPECTED:
             out.print(f"  and {len(reasons) - SHOWN_EXPECTED} more, each with its reason in the report")
     _print_list(
         out,
         [
-            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {short(seen.message)}"
+            f"unconfirmed (a fresh world did not show it again): {seen.kind} {seen.text}: {one_line(seen.message)}"
             for seen in report.unconfirmed
         ],
     )
-
-
-def short(text: str) -> str:
-    """A text on one line, cut where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= 240 else f"{line[:237]}..."

@@ -1,4 +1,4 @@
-"""``shardlaw trend``: what came and went over many runs, as one page."""
+"""``shardlaw trend``: a page with the findings of many runs over time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
-from shardlaw.conformance.report.templates import rendered
+from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
+from shardlaw.conformance.report.templates import render_template
 
 SHOWN_LAWS = 4
 
 
 @dataclass(frozen=True)
-class Night:
-    """One run, and where its page lies for a reader of this one."""
+class LinkedReport:
+    """A report, and the link from this page to its page."""
 
     link: str
     report: RunReport
@@ -23,7 +23,7 @@ class Night:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a run said of one cause: ``new``, ``expected``, ``held`` or ``not tried``."""
+    """The result of a run for one cause: ``new``, ``expected``, ``held`` or ``not tried``."""
 
     word: str
     link: str = ""
@@ -31,56 +31,55 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One cause over all runs."""
+    """A cause and its results in all runs."""
 
     what: str
     laws: str
     cells: tuple[Cell, ...]
 
 
-def trend(paths: Sequence[Path], beside: Path) -> str:
-    """The page, which will lie in the folder ``beside``. Raises :class:`UsageError`."""
-    nights = sorted((read_night(path, beside) for path in paths), key=lambda night: night.report.started)
-    rows = {name: _row(name, nights) for night in nights for name in map(key_of, night.report.findings)}
+def render_trend(paths: Sequence[Path], beside: Path) -> str:
+    """Render the page for the folder ``beside``. Raises :class:`UsageError`."""
+    nights = sorted((read_linked_report(path, beside) for path in paths), key=lambda night: night.report.started)
+    rows = {name: _cause_row(name, nights) for night in nights for name in map(cause_key, night.report.findings)}
     groups: dict[str, list[Row]] = {"came with the last run": [], "there in the last run": [], "gone": []}
     for row in rows.values():
         seen = [bool(cell.link) for cell in row.cells]
         name = "gone" if not seen[-1] else "came with the last run" if len(seen) > 1 and not any(seen[:-1]) else "there in the last run"
         groups[name].append(row)
-    return rendered(
+    return render_template(
         "trend.html.j2",
         title=f"shardlaw: {len(nights)} runs, {nights[0].report.started[:10]} to {nights[-1].report.started[:10]}",
-        runs=[_run(night) for night in nights],
+        runs=[_run_column(night) for night in nights],
         groups=[(name, sorted(found, key=lambda row: (row.cells[-1].word != "new", row.what))) for name, found in groups.items() if found],
     )
 
 
-def read_night(path: Path, beside: Path) -> Night:
-    """Raises :class:`UsageError`."""
+def read_linked_report(path: Path, beside: Path) -> LinkedReport:
+    """Read a report; the link is relative to the folder ``beside``. Raises :class:`UsageError`."""
     report = read_report(path)
-    folder = path if path.is_dir() else path.parent
-    return Night(Path(os.path.relpath(folder, beside)).as_posix() + "/report.html", report)
+    return LinkedReport(Path(os.path.relpath(report_folder(path), beside)).as_posix() + "/report.html", report)
 
 
-def key_of(found: FindingLine) -> str:
-    """What findings of one cause are called in every run: the known cause's title, or place and kind, or else the signature."""
+def cause_key(found: FindingLine) -> str:
+    """The key that findings of one cause have in every run: the known cause's title, or place and kind, or else the signature."""
     return found.note if found.status == "expected" and found.note else found.cause or found.signature or found.id
 
 
-def _row(name: str, nights: Sequence[Night]) -> Row:
-    laws = {found.law: None for night in nights for found in night.report.findings if key_of(found) == name}
+def _cause_row(name: str, nights: Sequence[LinkedReport]) -> Row:
+    laws = {found.law: None for night in nights for found in night.report.findings if cause_key(found) == name}
     more = f" and {len(laws) - SHOWN_LAWS} more" * (len(laws) > SHOWN_LAWS)
-    return Row(name, ", ".join(list(laws)[:SHOWN_LAWS]) + more, tuple(_cell(name, {*laws}, night) for night in nights))
+    return Row(name, ", ".join(list(laws)[:SHOWN_LAWS]) + more, tuple(_cause_cell(name, {*laws}, night) for night in nights))
 
 
-def _cell(name: str, laws: set[str], night: Night) -> Cell:
-    found = next((line for line in night.report.findings if key_of(line) == name), None)
+def _cause_cell(name: str, laws: set[str], night: LinkedReport) -> Cell:
+    found = next((line for line in night.report.findings if cause_key(line) == name), None)
     if found is not None:
         return Cell(found.status, f"{night.link}#finding-{found.id}")
     return Cell("held" if any(law.cases for law in night.report.laws if law.id in laws) else "not tried")
 
 
-def _run(night: Night) -> dict[str, object]:
+def _run_column(night: LinkedReport) -> dict[str, object]:
     report = night.report
     return {
         "link": night.link,

@@ -1,5 +1,7 @@
-"""The files of a report: ``report.json``, ``junit.xml``, ``findings/`` and ``cases.txt`` (a line for each judged case) as the run goes; at
-its end what people read, ``report.md`` and ``report.html``.
+"""Write the files of a report.
+
+``report.json``, ``junit.xml``, ``findings/`` and ``cases.txt`` (a line for each judged case) are written during the run, ``report.md`` and
+``report.html`` at its end.
 """
 
 from __future__ import annotations
@@ -10,56 +12,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.build import build_report, finding_line
 from shardlaw.conformance.report.certificate import FILE as VERDICTS
-from shardlaw.conformance.report.certificate import certificate_of
-from shardlaw.conformance.report.of_run import finding_line, report_of
+from shardlaw.conformance.report.certificate import certify_run
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
-    from shardlaw.conformance.report.resumed import Earlier
+    from shardlaw.conformance.report.resume import EarlierRun
     from shardlaw.conformance.run.state import Finding, RunState
 
-NAMES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
+REPORT_FILES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
 
 
 class ReportWriter:
-    """Writes the files of one run into ``folder``. Raises :class:`UsageError` where that cannot be done, before anything has started.
+    """Writes the files of one run into ``folder``. Raises :class:`UsageError` if the folder cannot be written, or has a ``report.json``
+    that is not ours.
 
-    What an earlier run left in the folder goes with the first word that is written, so that a request that is refused leaves the old
-    report as it was. A folder with somebody else's ``report.json`` is refused. What was done ``before`` by a run that this one goes on with
-    stays.
+    The files of an earlier run are removed with the first write, so that a request that is refused leaves the old report. ``before`` is the
+    run that this one resumes: its finished part is kept.
     """
 
-    def __init__(self, folder: Path, before: Earlier | None = None) -> None:
+    def __init__(self, folder: Path, before: EarlierRun | None = None) -> None:
         self.folder = folder
         self._before = before
         self._scripts: dict[str, tuple[str | None, str, str]] = {}
         self._unwritten: list[str] = []
-        self.last: RunReport | None = None
+        self.last_report: RunReport | None = None
         self._cases: TextIO | None = None
         check_folder("--report", folder)
 
-    def case(self, verdict: Verdict, drawn: bool) -> None:
-        """Note one judged case."""
-        self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if drawn else 'swept'} {verdict.case.text}\n")
+    def add_case(self, verdict: Verdict, is_drawn: bool) -> None:
+        """Add a judged case to ``cases.txt``; buffered."""
+        self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if is_drawn else 'swept'} {verdict.case.text}\n")
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
-    def finding(self, found: Finding, run: RunState) -> FindingLine:
-        """Write a finding and, where it is new, its script, which is run first: one that does not show the fault is not handed out. Returns
-        its line of the report."""
+    def add_finding(self, found: Finding, run: RunState) -> FindingLine:
+        """Write a finding and, if it is new, its script; a script that does not show the fault is not written. Returns the report's
+        line."""
         from shardlaw.conformance.law.script import ScriptError
         from shardlaw.conformance.laws import find
-        from shardlaw.conformance.report.reproducer import LONG, About, Join, reproducer
+        from shardlaw.conformance.report.reproducer import LONG_SCRIPT_LINES, FaultInfo, ScriptTarget, render_reproducer
         from shardlaw.conformance.run import proof
 
-        self._begin()
+        self._open_cases_file()
         path, script, notes = None, "", [found.note]
         if found.status == "new":
             try:
-                text = reproducer(find(found.law), found.case, About.of(found.verdict), join=Join.of(run.target))
+                text = render_reproducer(
+                    find(found.law), found.case, FaultInfo.from_verdict(found.verdict), join=ScriptTarget.from_target(run.target)
+                )
             except ScriptError as error:
                 script = str(error)
             else:
@@ -68,33 +72,33 @@ class ReportWriter:
                     path = f"findings/{found.id}.py"
                     write_text(self.folder / path, text)
                     lines = text.count("\n")
-                    notes += [f"its script has {lines} lines"] * (lines > LONG)
+                    notes += [f"its script has {lines} lines"] * (lines > LONG_SCRIPT_LINES)
             notes += [f"no reproducer: {script}"] * (path is None)
         note = "; ".join(filter(None, notes))
         self._scripts[found.id] = (path, note, script)
         write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=script)
         return finding_line(found, path, note, script)
 
-    def update(self, run: RunState, exit_code: int | None = None) -> RunReport:
-        """Write ``report.json`` as the run stands; with an exit code, also what is written at the end."""
+    def write(self, run: RunState, exit_code: int | None = None) -> RunReport:
+        """Write ``report.json`` with the state so far; with an exit code, also the files of the end."""
         self._write_cases()
-        report = report_of(run, exit_code, self._scripts)
-        report = self.last = self._before.joined(report) if self._before is not None else report
-        if (certified := certificate_of(run, exit_code)) is not None:
+        report = build_report(run, exit_code, self._scripts)
+        report = self.last_report = self._before.join(report) if self._before is not None else report
+        if (certified := certify_run(run, exit_code)) is not None:
             write_text(self.folder / VERDICTS, certified[1])
         write_report(self.folder, report)
         return report
 
     def _write_cases(self) -> None:
-        file = self._begin()
+        file = self._open_cases_file()
         file.write("".join(self._unwritten))
         file.flush()
         self._unwritten.clear()
 
-    def _begin(self) -> TextIO:
-        """Make room for this run, once; returns the open file of cases."""
+    def _open_cases_file(self) -> TextIO:
+        """The open ``cases.txt``. The first call removes the files of an earlier run and writes those of ``before``."""
         if self._cases is None:
-            clear(self.folder)
+            clear_report(self.folder)
             (self.folder / "findings").mkdir(parents=True, exist_ok=True)
             self._cases = open(self.folder / "cases.txt", "w", encoding="utf-8")  # noqa: SIM115
             if self._before is not None:
@@ -105,21 +109,21 @@ class ReportWriter:
 
 
 def write_report(folder: Path, report: RunReport) -> None:
-    """Write ``report.json`` and, once the run has an exit code, what is written at its end."""
-    from shardlaw.conformance.report.junit import junit
+    """Write ``report.json`` and ``junit.xml`` and, once the run has an exit code, the files of the end."""
+    from shardlaw.conformance.report.junit import render_junit
 
     write_text(folder / "report.json", to_json(report))
-    write_text(folder / "junit.xml", junit(report))
+    write_text(folder / "junit.xml", render_junit(report))
     if report.exit is not None:
-        from shardlaw.conformance.report.html import html
-        from shardlaw.conformance.report.markdown import markdown
+        from shardlaw.conformance.report.html import render_html
+        from shardlaw.conformance.report.markdown import render_markdown
 
-        write_text(folder / "report.md", markdown(report, folder))
-        write_text(folder / "report.html", html(report, folder))
+        write_text(folder / "report.md", render_markdown(report, folder))
+        write_text(folder / "report.html", render_html(report, folder))
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raises :class:`UsageError`, naming the ``option``, where a report cannot be written, or would take the place of something else."""
+    """Raise :class:`UsageError`, naming the ``option``, if a report cannot be written, or would replace another ``report.json``."""
     here = folder
     while not os.path.lexists(here) and here != here.parent:
         here = here.parent
@@ -134,9 +138,9 @@ def check_folder(option: str, folder: Path) -> None:
             raise UsageError(f"{option} {folder}: {error}; want a folder of its own") from None
 
 
-def clear(folder: Path) -> None:
-    """Remove what an earlier run left, and nothing else."""
-    for name in NAMES:
+def clear_report(folder: Path) -> None:
+    """Remove the files of an earlier run, and nothing else."""
+    for name in REPORT_FILES:
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "findings").glob("*"):
         if re.fullmatch(r"[0-9a-f]{8}\.(json|py)", path.name):

@@ -1,6 +1,6 @@
-"""A run: the laws that were asked for, tried one after the other on one target, with everything that is found written down.
+"""A run: tries the selected laws one after the other on one target, and writes down what it finds.
 
-pytest is the runner: each of its items calls :meth:`Run.law`. A listener is told how the run goes.
+pytest is the runner: each of its items calls :meth:`Run.try_law`. A listener is notified of the progress.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.verdict import finding_id
-from shardlaw.conformance.run.chosen import chosen, share_of
 from shardlaw.conformance.run.request import PROFILES, RunRequest
+from shardlaw.conformance.run.shares import law_share, smoke_shares
 from shardlaw.conformance.run.state import Finding, LawResult, Listener, RunState
 
 if TYPE_CHECKING:
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
     from shardlaw.conformance.world.manager import Launch
 
-LAWS_AHEAD = 4  # for each world of one size
-MOST_SIDE_BY_SIDE = 3  # worlds of one size: beyond, the process that draws cases is what the others wait for
+LAWS_AHEAD = 4  # for each world of one size; their cases are sent before their turn
+MAX_WORLDS_PER_SIZE = 3  # with more, worlds would wait for the process that draws the cases
 SHRINK_TOTAL_SECONDS = {"smoke": 90.0, "ci": 240.0, "nightly": 1800.0}
 
 
 class Run(RunState):
-    """One run, from its request to its exit code. Made by :meth:`start`; :meth:`finish` and :meth:`close` end it."""
+    """One run, from its request to its exit code. :meth:`start` creates it, :meth:`close` ends its processes."""
 
     @classmethod
     def start(cls, request: RunRequest, target: Target, listener: Listener, launch: Launch | None = None) -> Run:
-        """Start the server of the request's target, and load the laws meanwhile. Raises :class:`UsageError`. ``launch`` starts the ranks
-        where they are on many hosts."""
+        """Start the target's server and load the laws meanwhile. ``launch`` starts the ranks if they are on several hosts. Raises
+        :class:`UsageError`."""
         from shardlaw.conformance.world import Pool, WorldError
         from shardlaw.conformance.world.launch import ForkserverLauncher
 
         try:
-            pool = Pool(target, worlds=side_by_side(request, target, launch), launch=launch or ForkserverLauncher)
+            pool = Pool(target, worlds=worlds_per_size(request, target, launch), launch=launch or ForkserverLauncher)
         except WorldError as error:
             raise UsageError(str(error)) from None
         try:
@@ -66,78 +66,81 @@ class Run(RunState):
         from shardlaw.conformance.law.target import TOLERANCE
         from shardlaw.conformance.laws import catalogue, find
         from shardlaw.conformance.run import expectations
-        from shardlaw.conformance.run.frozen import frozen
-        from shardlaw.conformance.run.supported import as_listed, supported
+        from shardlaw.conformance.run.certified_profile import read_profile
+        from shardlaw.conformance.run.supported import for_installed_torch, supported_laws
 
-        listed = frozen(request.certify) if request.certify else None
+        listed = read_profile(request.certify) if request.certify else None
         if listed is None:
             laws = select(list(catalogue().values()), request.laws, request.ops)
-            files = [] if request.no_expect else expectations.layers(target, request.expect)
+            files = [] if request.no_expect else expectations.expectation_files(target, request.expect)
         else:
             if target.tolerance != TOLERANCE:
                 raise UsageError(f"--certify {request.certify}: target {target.name} has a tolerance of its own: want none")
             laws = [find(law_id) for law_id in listed.laws]
-            files = expectations.shipped()
+            files = expectations.shipped_files()
         expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
-        expected.chosen = frozenset(chosen() if request.of_chosen else ())
+        expected.chosen = frozenset(smoke_shares() if request.uses_smoke_shares else ())
         unexcused = None
-        if listed is not None:  # what one backend is known to do wrong excuses nobody
+        if listed is not None:  # a certified run does not accept the known faults of one backend
             unexcused = expectations.Expectations(entry for entry in expected.entries if entry.target)
             expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
-        known = _known(request.known, {law.id for law in laws})
+        known = _read_stored_cases(request.known, {law.id for law in laws})
         shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
-        super().__init__(request, target, [*map(as_listed, laws)], expected, known, shrinking)
-        self.supported = supported(torch.__version__, request.profile)
-        self.frozen, self.unexcused = listed, unexcused
+        super().__init__(request, target, [*map(for_installed_torch, laws)], expected, known, shrinking)
+        self.supported = supported_laws(torch.__version__, request.profile)
+        self.certified, self.backend_expectations = listed, unexcused
         self.pool = pool
-        self.limits = Limits(request.world_size, target.dtypes, frozenset(target.cannot), request.larger if target.device == "cpu" else 0)
+        self.limits = Limits(
+            request.world_size, target.dtypes, frozenset(target.cannot), request.larger_world_size if target.device == "cpu" else 0
+        )
         self.listener = listener
-        listener.begin(self)
-        self._one_chapter = len({law.chapter for law in laws}) == 1
-        self._ahead: dict[str, LawRun] = {}
-        self._first = ""  # the law whose control was found to deviate
-        self._turned = self.clock
+        listener.on_run_begin(self)
+        self._is_one_chapter = len({law.chapter for law in laws}) == 1
+        self._law_runs_ahead: dict[str, LawRun] = {}
+        self._first_law = ""  # the law whose control :meth:`scout` found to deviate
+        self._last_turn_end = self.clock
         self._last_write = self._write_seconds = 0.0
 
     def scout(self) -> None:
-        """Where the first finding ends the run, begin with a law whose control deviates, and with that case."""
-        from shardlaw.conformance.run.scout import first_wrong
+        """If the run stops at its first finding, find a law whose control deviates and put it, with that case, first."""
+        from shardlaw.conformance.run.scout import find_deviating_control
         from shardlaw.conformance.world import WorldError
 
         request = self.request
-        if not request.exitfirst or request.budget is not None or request.shard != (1, 1) or self.frozen is not None:
+        if not request.exitfirst or request.budget is not None or request.shard != (1, 1) or self.certified is not None:
             return
         laws = [law for law in self.laws if self._why_untested(law) is None]
         try:
-            wrong = first_wrong(self, laws, self.pool, self.limits.most)
-        except WorldError:  # the first law's turn says so
+            wrong = find_deviating_control(self, laws, self.pool, self.limits.most)
+        except WorldError:  # try_law reports it
             return
         if wrong is not None:
-            self._first = wrong.law
+            self._first_law = wrong.law
             self.laws.sort(key=lambda law: law.id != wrong.law)
-            self.known.setdefault(wrong.law, []).insert(0, wrong)
+            self.stored_cases.setdefault(wrong.law, []).insert(0, wrong)
 
-    # One law
+    # Laws
 
-    def law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
-        """Try one law: its stored findings, its enumerated cases, its drawn ones; then shrink and confirm what is new. While its verdicts
-        are on their way the ranks get the cases of laws ``following`` it, in whose order the next calls are: while one world waits for a
-        rank that says nothing, others have work."""
+    def try_law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
+        """Try one law: its stored findings, its enumerated and its drawn cases; then shrink and confirm what is new.
+
+        ``following`` are the laws of the next calls, in order. While the verdicts of this law are pending, their cases are sent too, so
+        that a world which waits for a silent rank does not leave the others idle."""
         result = self.results[law.id]
-        law_run = self._ahead.pop(law.id, None)
+        law_run = self._law_runs_ahead.pop(law.id, None)
         if law_run is None or self.stopped_by:
-            law_run = self._law_run(law)
+            law_run = self._make_law_run(law)
         if law_run is not None:
-            self.listener.law(law.id)
+            self.listener.on_law_begin(law.id)
             try:
-                law_run.open()
+                law_run.begin_turn()
                 law_run.feed()
-                # nobody spends what is left of a budget before their turn, nor waits for others where something is wrong
-                if self.request.budget is None and law.id != self._first:
+                # with a budget a law's time begins with its turn; after scout() found a deviation nothing may delay it
+                if self.request.budget is None and law.id != self._first_law:
                     self._feed_ahead(itertools.islice(following, LAWS_AHEAD * self.pool.worlds_per_size))
                 law_run.finish()
             except Exception as error:
-                # a run that broke is not finished: the laws after this one are untested, and what was found stands
+                # the run ends here: later laws are untested, findings so far are kept
                 from shardlaw.conformance.world.launch import LostError
 
                 self.failure = error
@@ -145,33 +148,33 @@ class Run(RunState):
                 if isinstance(error, LostError):
                     self.stopped_by, result.reason = "a lost host", f"the run broke here: {error}"
             finally:
-                law_run.note_expected()
-            result.seconds = time.monotonic() - self._turned
-        self._turned = time.monotonic()
-        self.listener.done(result)
-        self._write_now_and_then()
+                law_run.add_expected_findings()
+            result.seconds = time.monotonic() - self._last_turn_end
+        self._last_turn_end = time.monotonic()
+        self.listener.on_law_end(result)
+        self._write_if_due()
         return result
 
     def _feed_ahead(self, laws: Iterable[Law]) -> None:
         for law in laws:
-            if law.id not in self._ahead and (law_run := self._law_run(law)) is not None:
-                self._ahead[law.id] = law_run
+            if law.id not in self._law_runs_ahead and (law_run := self._make_law_run(law)) is not None:
+                self._law_runs_ahead[law.id] = law_run
                 law_run.feed()
 
-    def _law_run(self, law: Law) -> LawRun | None:
-        """The part of a law; none where it cannot be tried, and its result says why."""
+    def _make_law_run(self, law: Law) -> LawRun | None:
+        """Create the :class:`LawRun` of a law; ``None`` if the law cannot be tried, with the reason in its result."""
         from shardlaw.conformance.run.law_run import LawRun
         from shardlaw.conformance.run.search import Plan
 
         result = self.results[law.id]
-        law, result.reason = result.law, self._why_untested(law)  # the law as this torch has to support it
+        law, result.reason = result.law, self._why_untested(law)  # result.law has the refusals of the installed torch
         if result.reason is not None:
             return None
-        share = share_of(law, self.request, alone=self._one_chapter)
-        plan = Plan.of(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
-        plan.listed = self.frozen.laws[law.id] if self.frozen is not None else None
-        seconds = self._share(law) if self.request.budget else float("inf")
-        return LawRun(self, self.pool, self.listener, self.add, plan, seconds)
+        share = law_share(law, self.request, is_one_chapter=self._is_one_chapter)
+        plan = Plan.for_law(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
+        plan.certified_cases = self.certified.laws[law.id] if self.certified is not None else None
+        seconds = self._law_seconds(law) if self.request.budget else float("inf")
+        return LawRun(self, self.pool, self.listener, self.add_finding, plan, seconds)
 
     def _why_untested(self, law: Law) -> str | None:
         missing = sorted(set(law.needs) & self.limits.cannot)
@@ -183,76 +186,76 @@ class Run(RunState):
             return f"tried from profile {law.profile} on"
         if law.smallest > self.request.world_size:
             return f"needs {law.smallest} ranks, the largest world has {self.request.world_size}"
-        if self.stopped_by and not (self.stopped_by == "budget" and self._left() > 0):  # a law that was cut short ends no other
+        if self.stopped_by and not (self.stopped_by == "budget" and self._budget_left() > 0):  # the budget of one law ends no other
             return f"the run was ended before it, by {self.stopped_by}"
         return None
 
-    def add(self, found: Finding) -> None:
-        """Take a finding into the report, under an id that no other has: some differ in a field of their case that is no feature."""
+    def add_finding(self, found: Finding) -> None:
+        """Add a finding to the report. If its id is taken (the cases differ in a field that is no feature), it gets another."""
         if any(found.id == other.id for other in self.findings):
             found = replace(found, id=finding_id(found.signature, (*found.features, found.case.text)))
         self.findings.append(found)
-        self.listener.finding(found, self)
+        self.listener.on_finding(found, self)
         if found.status == "new":
             self.write()
         else:
-            self._write_now_and_then()
+            self._write_if_due()
 
     # Budget
 
-    def _left(self) -> float:
+    def _budget_left(self) -> float:
         """Seconds of the budget that are left."""
         assert self.request.budget is not None
-        return self.request.budget if self.ready is None else max(0.0, self.request.budget - (time.monotonic() - self.ready))
+        return self.request.budget if self.budget_start is None else max(0.0, self.request.budget - (time.monotonic() - self.budget_start))
 
-    def _share(self, law: Law) -> float:
-        """Seconds for this law: its share, by weight, of what is left; what earlier laws left over is in it."""
+    def _law_seconds(self, law: Law) -> float:
+        """Seconds for this law: its share, by weight, of the budget that earlier laws left."""
         at = self.laws.index(law)
-        return self._left() * law.weight / sum(later.weight for later in self.laws[at:])
+        return self._budget_left() * law.weight / sum(later.weight for later in self.laws[at:])
 
     # The end
 
     def probe(self) -> None:
-        """Try on two ranks what the target declares that it cannot do; for a certificate they also say what they have loaded."""
-        from shardlaw.conformance.run.frozen import loaded
+        """Try on two ranks the capabilities that the target declares missing; for a certificate also query the loaded versions."""
+        from shardlaw.conformance.run.certified_profile import query_loaded
         from shardlaw.conformance.target.probe import stale_declarations
 
         if self.judged and self.failure is None and not self.request.exitfirst:
             self.stale = stale_declarations(self.pool, self.target)
-            self.loaded = loaded(self.pool, self.target) if self.frozen is not None else {}
+            self.loaded = query_loaded(self.pool, self.target) if self.certified is not None else {}
 
     def exit_code(self) -> int:
-        """1 for a new finding (or, with ``--strict``, a stale expectation), 3 for an error of the harness, 2 when no case was judged, else
-        0."""
+        """1 for a new finding (with ``--strict`` also for a stale or too wide expectation), 2 if no case was judged, 3 for an error of the
+        harness, else 0."""
         advisory = {law.id for law in self.laws if law.tier == "advisory"}
         if any(found.status == "new" and found.law not in advisory for found in self.findings):
             return 1
         if not self.judged:
             return 3 if self.errors else 2
-        stale = any(self.expectations.stale(law.id) for law in self.laws)
+        stale = any(self.expectations.has_stale(law.id) for law in self.laws)
         if self.request.strict and (stale or self.too_wide()):
             return 1
-        return 3 if self.errors or self._unsaid() else 0
+        return 3 if self.errors or self._has_unjudged_cases() else 0
 
-    def _unsaid(self) -> bool:
-        """Whether a certified run has no verdict on a case of its list that the target does not declare out of reach."""
+    def _has_unjudged_cases(self) -> bool:
+        """Whether a certified run lacks the verdict of a case that the target does not declare out of reach."""
         tried = (self.results[law.id] for law in self.laws if not set(law.needs) & set(self.target.cannot))
-        listed = self.frozen.laws if self.frozen is not None else {}
-        return any(case.text not in self.said for result in tried for case in listed.get(result.law.id, ()))
+        listed = self.certified.laws if self.certified is not None else {}
+        return any(case.text not in self.verdict_words for result in tried for case in listed.get(result.law.id, ()))
 
     def write(self, exit_code: int | None = None) -> None:
-        """Write ``report.json`` as it stands; complete when ``exit_code`` is given."""
+        """Write ``report.json`` with the state so far; with an ``exit_code`` the report is final."""
         began = time.monotonic()
         if exit_code is not None:
             for result in self.results.values():
                 if result.outcome in ("held", "stale"):
-                    result.outcome = "stale" if self.expectations.stale(result.law.id) else "held"
-        self.listener.update(self, exit_code)
+                    result.outcome = "stale" if self.expectations.has_stale(result.law.id) else "held"
+        self.listener.write_report(self, exit_code)
         self._last_write = time.monotonic()
         self._write_seconds = self._last_write - began
 
-    def _write_now_and_then(self) -> None:
-        """At most once a second, and for a twentieth of the time."""
+    def _write_if_due(self) -> None:
+        """Write at most once a second, and spend at most a twentieth of the time on it."""
         if time.monotonic() - self._last_write > max(1.0, 20 * self._write_seconds):
             self.write()
 
@@ -261,20 +264,20 @@ class Run(RunState):
         self.pool.close()
 
 
-def side_by_side(request: RunRequest, target: Target, launch: Launch | None) -> int:
-    """How many worlds of one size work side by side: what was asked for, or as many as keep the cores of this machine busy."""
+def worlds_per_size(request: RunRequest, target: Target, launch: Launch | None) -> int:
+    """How many worlds of one size work in parallel: as requested, or as many as keep the cores of this machine busy."""
     if request.worlds is not None:
         return request.worlds
-    alone = target.device != "cpu" or launch is not None
-    return 1 if alone else min(MOST_SIDE_BY_SIDE, 1 + len(os.sched_getaffinity(0)) // 2)
+    only_one = target.device != "cpu" or launch is not None
+    return 1 if only_one else min(MAX_WORLDS_PER_SIZE, 1 + len(os.sched_getaffinity(0)) // 2)
 
 
-def _known(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
-    """The cases of stored findings, by law: they are tried before anything is drawn."""
-    from shardlaw.conformance.run.finding_file import read_folder
+def _read_stored_cases(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:
+    """Read the cases of stored findings, by law. A run tries them before it draws any."""
+    from shardlaw.conformance.run.finding_file import read_cases
 
     found: dict[str, list[Case]] = {}
-    for case in read_folder(folder) if folder is not None else ():
+    for case in read_cases(folder) if folder is not None else ():
         if case.law in laws:
             found.setdefault(case.law, []).append(case)
     return found

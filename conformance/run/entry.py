@@ -1,4 +1,4 @@
-"""What a run expects: causes in torch, and entries that each match findings, with what a run counts of them."""
+"""Known causes in torch and the entries that match their findings, with what a run counts for each entry."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from shardlaw.conformance.law.verdict import KINDS, error_pattern
 if TYPE_CHECKING:
     from packaging.version import Version
 
-ANY_KIND = "*"  # of entries that say where: however it departs there
-REFUSED = "refused"  # a kind of entries alone: what every rank refuses, and did not on earlier releases
+ANY_KIND = "*"  # only for entries with ``at``
+REFUSED = "refused"  # a kind of entries only: every rank refuses what earlier releases did not
 SIGNED_KINDS = frozenset({"raised", "wrong-error", "crash", REFUSED})
 LOUD_KINDS = frozenset({"raised", "crash", "hang", "divergence", REFUSED})
 ENTRY_KINDS = (*KINDS, REFUSED)
-REACHED_TO_JUDGE = 20
-UNFILLED = "..."
+MIN_CASES = 20  # of a law, before their share says anything
+EMPTY_REASON = "..."
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One fault of torch. ``where`` is the function to mend and its file, ``seen`` the releases on which a case of it deviates, ``tried``
-    those that any cause of its file lists: both without the last part of a version, in order."""
+    """One fault of torch. ``where`` is the function to fix and its file, ``seen`` the releases on which a case of it deviates, ``tried``
+    all releases that a cause of the same file lists. Releases are ``MAJOR.MINOR``, in ascending order."""
 
     id: str
     title: str
@@ -40,31 +40,31 @@ class Cause:
     seen: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
 
-    def holds(self, version: Version) -> bool:
-        """Whether it is to be expected of a release."""
-        near = self._nearest(version)
+    def applies_to(self, version: Version) -> bool:
+        """Whether the cause is expected on a release: the nearest tried releases have it."""
+        near = self._nearest_releases(version)
         return not self.seen or bool(near & set(self.seen))
 
-    def unseen(self, version: Version) -> bool:
-        """Whether nobody has tried this release."""
-        return bool(self.seen) and _release(version) not in self.tried
+    def is_untried_on(self, version: Version) -> bool:
+        """Whether its cases were never tried on a release."""
+        return bool(self.seen) and _format_release(version) not in self.tried
 
-    def _nearest(self, version: Version) -> set[str]:
+    def _nearest_releases(self, version: Version) -> set[str]:
         from packaging.version import Version
 
-        if _release(version) in self.tried:
-            return {_release(version)}
-        at = bisect([Version(one) for one in self.tried], Version(_release(version)))
+        if _format_release(version) in self.tried:
+            return {_format_release(version)}
+        at = bisect([Version(release) for release in self.tried], Version(_format_release(version)))
         return set(self.tried[max(0, at - 1) : at + 1])
 
 
 @dataclass(eq=False)
 class Entry:
-    """One known finding, where it is written, and what a run saw of it.
+    """One known finding, its position in a file (``file``, ``line``), and what a run counted for it.
 
-    ``laws`` are the ids that ``law`` selects. ``hits`` counts the deviations that it accounts for, ``cases`` by law the cases that it would
-    match whatever their verdict, ``happened`` by law the deviations that matched, also those that a later layer's entry accounts for.
-    ``mended``: its own case was judged, and does not deviate.
+    ``laws`` are the ids that the pattern ``law`` selects. ``hits`` counts the deviations that this entry accounts for, ``matched`` by law
+    the cases that it covers whatever their verdict, ``deviated`` by law the deviations that match, also those for which a later layer's
+    entry accounts. ``mended``: its own case was judged and does not deviate.
     """
 
     law: str
@@ -87,65 +87,65 @@ class Entry:
     laws: tuple[str, ...] = ()
     hits: int = 0
     mended: bool = False
-    happened: Counter[str] = field(default_factory=Counter)
-    cases: Counter[str] = field(default_factory=Counter)
+    deviated: Counter[str] = field(default_factory=Counter)
+    matched: Counter[str] = field(default_factory=Counter)
 
     @property
     def where(self) -> str:
         return f"{self.file}:{self.line}"
 
     @property
-    def filled_in(self) -> bool:
-        """Whether its reason says anything."""
+    def has_reason(self) -> bool:
+        """Whether somebody filled in the reason."""
         return re.search(r"\w", self.reason) is not None
 
     @property
-    def loud(self) -> bool:
-        """Whether a user who meets it is told that something is wrong."""
+    def is_loud(self) -> bool:
+        """Whether a user notices the fault: it raises, hangs or crashes, or gives a wrong error."""
         return self.kind in LOUD_KINDS or (self.kind == "wrong-error" and "accepted" not in self.signature)
 
     @property
-    def stale(self) -> bool:
-        """Whether it is there no longer: its case does not show it, or, of one without a case, it did not happen though its features were
-        reached often enough to tell."""
-        return not self.happened and (self.mended or self._not_met(self.cases.total()))
+    def is_stale(self) -> bool:
+        """Whether the finding no longer occurs: its own case holds, or it has no case and nothing matched although enough cases had its
+        features."""
+        return not self.deviated and (self.mended or self._never_matched(self.matched.total()))
 
-    def stale_in(self, law_id: str) -> bool:
-        """Whether the cases of one law show that it happens there no longer."""
-        return not self.happened[law_id] and (self.mended or self._not_met(self.cases[law_id]))
+    def is_stale_in(self, law_id: str) -> bool:
+        """As :attr:`is_stale`, by the cases of one law."""
+        return not self.deviated[law_id] and (self.mended or self._never_matched(self.matched[law_id]))
 
-    def _not_met(self, reached: int) -> bool:
-        return not (self.case or self.rare) and reached >= REACHED_TO_JUDGE
+    def _never_matched(self, reached: int) -> bool:
+        return not (self.case or self.rare) and reached >= MIN_CASES
 
     @cached_property
-    def _error(self) -> re.Pattern[str]:
-        return re.compile(glob(error_of(self.signature)).pattern)
+    def _error_pattern(self) -> re.Pattern[str]:
+        return re.compile(glob(error_part(self.signature)).pattern)
 
     @property
-    def needs(self) -> list[str]:
-        """What a case must have, each in words: its features, what its fields hold, and where a trace must show it."""
+    def requirements(self) -> list[str]:
+        """What a case must have, as texts: features, conditions on fields, and the place that a trace must show."""
         return [*sorted(self.features), *map(str, self.conditions), *([f"at {self.at}"] if self.at else [])]
 
-    def reaches(self, case: Case, features: AbstractSet[str]) -> bool:
-        """Whether a case of one of its laws, which has these features, is one that it is about, as far as the case alone tells."""
+    def covers(self, case: Case, features: AbstractSet[str]) -> bool:
+        """Whether the entry is about a case of one of its laws, judged by the case and its features alone."""
         return self.features <= features and all(condition.matches(case) for condition in self.conditions)
 
     def matches(self, case: Case, kind: str, features: AbstractSet[str], error: str, at: AbstractSet[str] = frozenset()) -> bool:
-        """Whether it accounts for a deviation of one of its laws, of which a trace says that it is ``at`` these places."""
+        """Whether the entry accounts for a deviation of one of its laws; ``at`` are the places that a trace gave."""
         return (not self.at or self.at in at) and self.may_match(case, kind, features, error)
 
     def may_match(self, case: Case, kind: str, features: AbstractSet[str], error: str) -> bool:
-        """Whether it accounts for a deviation of one of its laws, as far as can be said without a trace."""
-        return self.kind in (kind, ANY_KIND) and self._tells(error_pattern(error)) and self.reaches(case, features)
+        """As :meth:`matches`, without asking for a place."""
+        return self.kind in (kind, ANY_KIND) and self._matches_error(error_pattern(error)) and self.covers(case, features)
 
-    def _tells(self, error: str) -> bool:
-        if not self.signature or self._error.search(error) is not None:
+    def _matches_error(self, error: str) -> bool:
+        if not self.signature or self._error_pattern.search(error) is not None:
             return True
-        # a kernel on a GPU tells an index that is out of range in no other words
+        # a GPU kernel reports an index out of range in these words only
         return "device-side assert triggered" in error and re.search("out of (range|bounds)|index_select", self.signature) is not None
 
-    def holds(self, torch_version: str, target: str) -> bool:
-        """Whether it is about this torch and this target."""
+    def applies_to(self, torch_version: str, target: str) -> bool:
+        """Whether the entry is about this release of torch and this target."""
         from packaging.specifiers import SpecifierSet
         from packaging.version import Version
 
@@ -154,20 +154,19 @@ class Entry:
             return False
         if self.torch or self.cause is None:
             return version in SpecifierSet(self.torch, prereleases=True)
-        return self.cause.holds(version)
+        return self.cause.applies_to(version)
 
-    def unseen(self, torch_version: str) -> bool:
-        """Whether it is expected of a release on which nobody has tried it."""
+    def is_untried_on(self, torch_version: str) -> bool:
+        """Whether the entry is expected on a release on which its cause was never tried."""
         from packaging.version import Version
 
-        return self.cause is not None and not self.torch and self.cause.unseen(Version(Version(torch_version).base_version))
+        return self.cause is not None and not self.torch and self.cause.is_untried_on(Version(Version(torch_version).base_version))
 
 
-def _release(version: Version) -> str:
+def _format_release(version: Version) -> str:
     return f"{version.major}.{version.minor}"
 
 
-def error_of(signature: str) -> str:
-    """The error that a signature names."""
-    # a whole signature ("law | kind | check | error"), as a finding has it, means its error
+def error_part(signature: str) -> str:
+    """The error text of a signature, which is that text alone or a finding's ``law | kind | check | error``."""
     return signature.split(" | ", 3)[3] if signature.count(" | ") >= 3 else signature

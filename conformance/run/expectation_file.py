@@ -1,6 +1,6 @@
-"""Known findings as files have them: TOML, with tables that each name a cause in torch and tables that each match findings.
+"""Read files of expectations: TOML with a table for each known cause in torch and a table for each entry that matches findings.
 
-A cause, with the findings that it accounts for::
+A cause with its entries::
 
     [[cause]]
     id = "loss-mean-of-local-means"
@@ -11,23 +11,23 @@ A cause, with the findings that it accounts for::
 
     [[cause.expect]]
     law = "op.forward[nn.functional.mse_loss]"      # as on the command line
-    kind = "wrong-value"               # or "refused": refused on every rank, by a torch that refused it not always
-    features = ["uneven"]              # all of them on the case
-    where = { reduction = "mean" }     # what its fields hold: shardlaw.conformance.law.condition; wants a case, which shows it
-    at = "Shard._to_replicate_tensor"  # by a trace: the function to look at first, or a collective that a rank called; kind = "*" is any
+    kind = "wrong-value"               # or "refused": every rank refuses what an earlier torch did not
+    features = ["uneven"]              # the case must have all of them
+    where = { reduction = "mean" }     # conditions on fields: shardlaw.conformance.law.condition; needs a case that meets them
+    at = "Shard._to_replicate_tensor"  # from a trace: the function to look at first, or a collective called; allows kind = "*"
     signature = "..."                  # part of the error text without numbers and names; required for raised, wrong-error, crash, refused
-    torch = ">=2.14"                   # where it is true of other releases than its cause was seen on
-    target = "nccl"                    # where it is true of some targets only: a name or a pattern
+    torch = ">=2.14"                   # if it holds for other releases than the cause was seen on
+    target = "nccl"                    # if it holds for some targets only: a name or a pattern
     finding = "f3a9c1e0"
     case = "op.forward[nn.functional.mse_loss] mesh=2 a=5x3:S(0) ..."    # the smallest known: shardlaw repro '...'
-    wide = true                        # it may match cases that hold, more than 20 % of a law's
-    rare = true                        # it happens to few of the cases that it matches: a run without it says nothing
+    wide = true                        # more than 20 % of a law's cases may match and hold
+    rare = true                        # few of the matching cases deviate: the entry is not stale if none does in a run
 
-A finding whose cause nobody looked for yet is an ``[[expect]]`` table with the same keys and a ``reason``. What ``shardlaw expect update``
-writes has ``reason = "..."`` and is refused until somebody says why.
+A finding without a known cause is an ``[[expect]]`` table with the same keys and a ``reason``. ``shardlaw expect update`` writes
+``reason = "..."``, and such an entry is refused until somebody fills it in.
 
-``seen`` says on which releases the entries hold: those that it lists, and any that no cause of the file lists if they hold on the nearest
-release below or above that one does.
+The entries of a cause apply to the releases in ``seen``. On a release that no cause of the file lists they apply if ``seen`` has the
+nearest listed release below or above it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -46,42 +46,40 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import select_ids
 from shardlaw.conformance.law.verdict import error_pattern
-from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_of
-
-if TYPE_CHECKING:
-    pass
+from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_part
+from shardlaw.conformance.run.finding_file import is_finding_id
 
 
-def read(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
-    """The entries of one file, those of its causes first; with ``drafts`` also those whose reason is not filled in. Raises
-    :class:`UsageError`, with file and line."""
-    return _File(file, ids, dict(aliases or {})).entries(drafts)
+def read_entries(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
+    """Read the entries of one file, those of its causes first. With ``drafts`` an entry may lack its reason. Raises :class:`UsageError`,
+    with file and line."""
+    return _ExpectationFile(file, ids, dict(aliases or {})).entries(drafts)
 
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Keys = Mapping[str, tuple[Any, str]]
-TEXT = (Text, "a text that is not empty")
+TEXT_TYPE = (Text, "a text that is not empty")
 ENTRY_TEXTS = ("law", "kind", "at", "signature", "torch", "target", "finding", "case", "issue")
-MARKS = ("wide", "rare")
-NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
+ENTRY_FLAGS = ("wide", "rare")
+CAUSE_ID = r"[a-z0-9]+(-[a-z0-9]+)*"
 ENTRY_KEYS: Keys = {
-    **dict.fromkeys(ENTRY_TEXTS, TEXT),
+    **dict.fromkeys(ENTRY_TEXTS, TEXT_TYPE),
     "features": (list[str], "a list of texts"),
     "where": (dict[str, Any], "a table of fields and what they hold"),
-    **dict.fromkeys(MARKS, (bool, "true or false")),
+    **dict.fromkeys(ENTRY_FLAGS, (bool, "true or false")),
 }
 CAUSE_KEYS: Keys = {
-    "id": (Annotated[str, msgspec.Meta(pattern=f"^{NAME}$")], "small letters and digits, with dashes between words"),
-    **dict.fromkeys(("title", "where", "issue"), TEXT),
+    "id": (Annotated[str, msgspec.Meta(pattern=f"^{CAUSE_ID}$")], "small letters and digits, with dashes between words"),
+    **dict.fromkeys(("title", "where", "issue"), TEXT_TYPE),
     "seen": (list[Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")]], "a list of releases such as '2.13'"),
     "expect": (list[dict[str, Any]], "[[cause.expect]] tables"),
 }
-LONE_KEYS: Keys = {**ENTRY_KEYS, "reason": TEXT}
+LONE_KEYS: Keys = {**ENTRY_KEYS, "reason": TEXT_TYPE}
 Refuse = Callable[[str, str], UsageError]
 
 
-class _File:
-    """One file: its tables, and where their keys stand, which TOML itself does not tell."""
+class _ExpectationFile:
+    """One file: its tables, and the lines of their keys, which the TOML parser does not give."""
 
     def __init__(self, file: Path, ids: Sequence[str], aliases: dict[str, str]) -> None:
         self.file, self._ids, self._aliases = file, ids, aliases
@@ -109,23 +107,25 @@ class _File:
     def entries(self, drafts: bool) -> list[Entry]:
         for key in self._data:
             if key not in ("cause", "expect"):
-                raise UsageError(f"{self._place(key)}: unknown {key!r}: a file of expectations holds [[cause]] and [[expect]] tables only")
-        return [*self._of_causes(), *self._alone(drafts)]
+                raise UsageError(
+                    f"{self._locate_key(key)}: unknown {key!r}: a file of expectations holds [[cause]] and [[expect]] tables only"
+                )
+        return [*self._cause_entries(), *self._lone_entries(drafts)]
 
     def _tables(self, name: str, tables: Any, first: int = 0) -> Iterator[tuple[dict[str, Any], int, Refuse]]:
-        """Each table with its line, and what refuses one of its keys."""
+        """Yield each table with its line and a function that makes the error for one of its keys."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise UsageError(f"{self._place(name)}: want [[{name}]] tables")
+            raise UsageError(f"{self._locate_key(name)}: want [[{name}]] tables")
         for at, table in enumerate(tables, first):
             line = self._headers[name][at] if at < len(self._headers[name]) else 1
 
             def refuse(key: str, message: str, line: int = line) -> UsageError:
-                return UsageError(f"{self._place(key, line)}: {message}")
+                return UsageError(f"{self._locate_key(key, line)}: {message}")
 
             yield table, line, refuse
 
-    def _place(self, key: str, table: int = 0) -> str:
-        """``FILE:LINE`` of a key, of the table that begins in a line or anywhere."""
+    def _locate_key(self, key: str, table: int = 0) -> str:
+        """``FILE:LINE`` of a key; ``table`` is the line where its table begins (0: anywhere in the file)."""
         headers = sorted(line for lines in self._headers.values() for line in lines)
         last = next((line - 1 for line in headers if line > table > 0), len(self._lines))
         first = table or 1
@@ -134,13 +134,13 @@ class _File:
                 return f"{self.file}:{number}"
         return f"{self.file}:{first}"
 
-    def _of_causes(self) -> Iterator[Entry]:
+    def _cause_entries(self) -> Iterator[Entry]:
         blocks = list(self._tables("cause", self._data.get("cause", [])))
         for block, _, refuse in blocks:
             _check_keys(block, CAUSE_KEYS, refuse)
         tried = {release for block, _, _ in blocks for release in block.get("seen", ())}
         known: dict[str, int] = {}
-        done = 0
+        entry_count = 0
         for block, line, refuse in blocks:
             for key in ("id", "title", "expect"):
                 if key not in block:
@@ -148,22 +148,22 @@ class _File:
             if block["id"] in known:
                 raise refuse("id", f"id = {block['id']!r}: the cause in line {known[block['id']]} has it")
             known[block["id"]] = line
-            told = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
-            cause = Cause(**told, seen=_in_order(block.get("seen", ())), tried=_in_order(tried))
-            for table, at, refuse_entry in self._tables("cause.expect", block["expect"], done):
+            fields = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
+            cause = Cause(**fields, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
+            for table, at, refuse_entry in self._tables("cause.expect", block["expect"], entry_count):
                 _check_keys(table, ENTRY_KEYS, refuse_entry)
-                yield self._entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
-            done += len(block["expect"])
+                yield self._make_entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
+            entry_count += len(block["expect"])
 
-    def _alone(self, drafts: bool) -> Iterator[Entry]:
+    def _lone_entries(self, drafts: bool) -> Iterator[Entry]:
         for block, line, refuse in self._tables("expect", self._data.get("expect", [])):
             _check_keys(block, LONE_KEYS, refuse)
-            entry = self._entry(block, line, refuse, None)
-            if not (entry.filled_in or drafts):
+            entry = self._make_entry(block, line, refuse, None)
+            if not (entry.has_reason or drafts):
                 raise refuse("reason", f"reason = {entry.reason!r} is not filled in: say what causes it")
             yield entry
 
-    def _entry(self, block: Mapping[str, Any], line: int, refuse: Refuse, cause: Cause | None) -> Entry:
+    def _make_entry(self, block: Mapping[str, Any], line: int, refuse: Refuse, cause: Cause | None) -> Entry:
         from shardlaw.conformance.law.features.features import FEATURES, is_known
 
         for key in ("law", "kind", "reason"):
@@ -177,14 +177,14 @@ class _File:
         if block["kind"] not in (*ENTRY_KINDS, ANY_KIND):
             raise refuse("kind", f"unknown kind {block['kind']!r} ({one_of(block['kind'], ENTRY_KINDS)})")
         _check_signature(block, refuse)
-        laws = self._laws(block["law"], refuse)
+        laws = self._select_laws(block["law"], refuse)
         _check_case(block.get("case", ""), laws, refuse)
-        conditions = _conditions(block, refuse)
-        told = {key: block[key] for key in (*ENTRY_TEXTS, *MARKS, "reason") if key in block}
+        conditions = _parse_conditions(block, refuse)
+        fields = {key: block[key] for key in (*ENTRY_TEXTS, *ENTRY_FLAGS, "reason") if key in block}
         features = frozenset(block.get("features", ()))
-        return Entry(**told, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
+        return Entry(**fields, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
 
-    def _laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
+    def _select_laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
         if pattern.startswith("!"):
             raise refuse("law", f"law = {pattern!r}: want what it is about, not what it is not")
         try:
@@ -193,7 +193,7 @@ class _File:
             raise refuse("law", str(error)) from None
 
 
-def _in_order(releases: Iterator[str] | AbstractSet[str] | Sequence[str]) -> tuple[str, ...]:
+def _sort_releases(releases: Iterator[str] | AbstractSet[str] | Sequence[str]) -> tuple[str, ...]:
     from packaging.version import Version
 
     return tuple(sorted(set(releases), key=Version))
@@ -223,18 +223,18 @@ def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:
         raise refuse("case", f"case = {text!r}: want a case of a law that the entry is about")
 
 
-def _conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ...]:
+def _parse_conditions(block: Mapping[str, Any], refuse: Refuse) -> tuple[Condition, ...]:
     found = []
     for field_name, value in block.get("where", {}).items():
-        said = f"where.{field_name} = {value!r}"
+        shown = f"where.{field_name} = {value!r}"
         try:
             found.append(Condition.from_value(field_name, value))
         except ValueError as error:
-            raise refuse("where", f"{said}: {error}") from None
+            raise refuse("where", f"{shown}: {error}") from None
         if "case" not in block:
-            raise refuse("where", f"{said}: want a case that shows it")
+            raise refuse("where", f"{shown}: want a case that shows it")
         if not found[-1].matches(Case.parse(block["case"])):
-            raise refuse("where", f"{said}: the entry's own case has something else")
+            raise refuse("where", f"{shown}: the entry's own case has something else")
     return tuple(found)
 
 
@@ -244,10 +244,10 @@ def _check_signature(block: Mapping[str, Any], refuse: Refuse) -> None:
     signature = block.get("signature", "")
     if block["kind"] in SIGNED_KINDS and not signature:
         raise refuse("kind", f"kind {block['kind']!r} wants a signature: part of the error text")
-    error = error_of(signature)
+    error = error_part(signature)
     if error and error_pattern(error) != error.strip():
         raise refuse("signature", f"signature has numbers or names, which differ from case to case: want {error_pattern(error)!r}")
-    if "finding" in block and not re.fullmatch(r"[0-9a-f]{8}", block["finding"]):
+    if "finding" in block and not is_finding_id(block["finding"]):
         raise refuse("finding", f"finding = {block['finding']!r}: want the 8 hex digits of a finding's id")
     try:
         SpecifierSet(block.get("torch", ""))

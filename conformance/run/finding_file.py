@@ -25,20 +25,25 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
+def is_finding_id(text: str) -> bool:
+    """Whether a text is a finding's id: 8 hex digits."""
+    return re.fullmatch(r"[0-9a-f]{8}", text) is not None
+
+
 def write_text(path: Path, text: str) -> Path:
-    """Write a file as a whole: a reader sees the old one or the new one. Raises ``OSError``."""
+    """Write a file atomically: a reader sees the old content or the new. Raises ``OSError``."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.write_text(text, "utf-8")
     return part.replace(path)
 
 
 def to_json(value: Any) -> str:
-    """JSON for people: two spaces of indent, a line for each key."""
+    """JSON with an indent of two spaces and a line for each key."""
     return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n"
 
 
-def told(answer: Answer) -> dict[str, Any]:
-    """What one rank said, as the file holds it."""
+def answer_fields(answer: Answer) -> dict[str, Any]:
+    """The fields of one rank's answer in a finding's file."""
     first = answer.deviations[0] if answer.deviations else None
     raised = answer.raised
     return {
@@ -52,8 +57,8 @@ def told(answer: Answer) -> dict[str, Any]:
     }
 
 
-def described(target: Target, torch_version: str) -> dict[str, Any]:
-    """A target as the files of a report name it."""
+def target_fields(target: Target, torch_version: str) -> dict[str, Any]:
+    """The fields of a target in a finding's file."""
     return {
         "name": target.name,
         "device": target.device,
@@ -70,7 +75,7 @@ def finding_path(folder: Path, finding_id: str) -> Path:
 def write_finding(
     folder: Path, finding: Finding, target: Target, seed: int, *, reproducer: str | None = None, note: str | None = None, script: str = ""
 ) -> Path:
-    """Write ``<id>.json`` into ``folder``, which is made where it is missing; returns its path. ``note`` stands for the finding's own."""
+    """Write ``<id>.json`` into ``folder``, which is created if missing; returns its path. ``note`` replaces the finding's own."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +93,8 @@ def write_finding(
         "features": sorted(finding.features),
         "case": finding.case.to_json(),
         "raw_case": finding.raw_case.to_json(),
-        "ranks": [told(answer) for answer in finding.verdict.ranks],
-        "target": described(target, torch.__version__),
+        "ranks": [answer_fields(answer) for answer in finding.verdict.ranks],
+        "target": target_fields(target, torch.__version__),
         "seed": seed,
         "shrink_steps": finding.shrink_calls,
         "minimal": finding.minimal,
@@ -104,7 +109,7 @@ def write_finding(
 
 
 def read_finding(path: Path) -> dict[str, Any]:
-    """The content of a finding's file, ``case`` and ``raw_case`` as :class:`Case`. Raises :class:`UsageError` for any other file."""
+    """Read a finding's file; ``case`` and ``raw_case`` become :class:`Case`. Raises :class:`UsageError` for any other file."""
     from shardlaw.conformance.law.case import Case
     from shardlaw.reference.notation import NotationError
 
@@ -134,13 +139,13 @@ def read_finding(path: Path) -> dict[str, Any]:
 
 
 def finding_files(folder: Path) -> list[Path]:
-    """The files of findings in a folder, or in the ``findings`` of a report's folder, by name."""
+    """The files of findings in a folder, or in ``findings/`` of a report's folder, sorted by name."""
     inner = folder / "findings"
-    return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if re.fullmatch(r"[0-9a-f]{8}", path.stem))
+    return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if is_finding_id(path.stem))
 
 
-def read_folder(folder: Path) -> Iterator[Case]:
-    """The cases of all findings in a folder, which may have none yet. Raises :class:`UsageError` for files that are none."""
+def read_cases(folder: Path) -> Iterator[Case]:
+    """Yield the cases of all findings in a folder, which may have none. Raises :class:`UsageError` for a file that is no finding."""
     files = finding_files(folder)
     if not files and next(folder.glob("*.json"), None) and not (folder / "findings").is_dir():
         raise UsageError(f"{folder}: no findings in this folder: want the folder of a report, or its folder findings/")

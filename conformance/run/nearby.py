@@ -1,6 +1,6 @@
-"""Cases near one that deviates: it with one departure less, and those of its law's plan that are most like it.
+"""Run cases similar to one that deviates: simpler variants of it, and the most similar cases of its law's plan.
 
-Which of them hold says which of the functions that a deviating case calls are not to blame.
+Those that hold tell which of the functions that the deviating case calls are not at fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
-from shardlaw.conformance.run.search import Enough, Plan
+from shardlaw.conformance.run.search import Plan, StopDrawing
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import Partial, Placements, Replicate, format_placements, parse_placements
 from shardlaw.reference.tensors import TensorSpec
@@ -23,99 +23,99 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Verdict
     from shardlaw.conformance.world import Pool
 
-DRAWN, LIKEST = 60, 12
-AT_A_TIME = 6
+MAX_PLAN_CASES, MAX_SIMILAR = 60, 12
+BATCH = 6
 SECONDS = 5.0
-NO_TENSORS = ("mesh", "steps", "seed", "world", "wrt")
+NON_TENSOR_FIELDS = ("mesh", "steps", "seed", "world", "wrt")
 
 
-def traced_near(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float = SECONDS) -> list[Verdict]:
-    """The traced verdicts of the control of a law, of a few cases near one of its cases, and of more as long as there is time."""
-    fitting = [other for other in plainer(case) if _fits(law, other, limits)]
+def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: float = SECONDS) -> list[Verdict]:
+    """Trace the law's control and cases similar to ``case``: one batch at least, more until ``seconds`` have passed."""
+    simpler = [other for other in simpler_cases(case) if _fits_target(law, other, limits)]
     control = Case.parse(law.control)
-    verdicts = [pool.check_fresh(law, control, traced=True)] if _fits(law, control, limits) else []
-    left = [*fitting, *like(law, case, limits)]
-    until = time.monotonic() + seconds
-    while left:
-        verdicts += pool.check(law, left[:AT_A_TIME], traced=True)
-        left = left[AT_A_TIME:] if time.monotonic() < until else []
+    verdicts = [pool.check_fresh(law, control, traced=True)] if _fits_target(law, control, limits) else []
+    pending = [*simpler, *most_similar_cases(law, case, limits)]
+    deadline = time.monotonic() + seconds
+    while pending:
+        verdicts += pool.check(law, pending[:BATCH], traced=True)
+        pending = pending[BATCH:] if time.monotonic() < deadline else []
     return verdicts
 
 
-def _fits(law: Law, case: Case, limits: Limits) -> bool:
-    """Whether the target has the ranks for a case."""
+def _fits_target(law: Law, case: Case, limits: Limits) -> bool:
+    """Whether the target has enough ranks for a case."""
     return max(law.worlds(case)) <= limits.most
 
 
-def like(law: Law, case: Case, limits: Limits) -> list[Case]:
-    """Of the first cases of a law's plan those that have most features in common with one."""
+def most_similar_cases(law: Law, case: Case, limits: Limits) -> list[Case]:
+    """The cases, among the first of a law's plan, whose features differ least from those of ``case``."""
     found: list[Case] = []
 
-    def take(other: Case, drawn: bool) -> None:
+    def take(other: Case, is_drawn: bool) -> None:
         found.append(other)
-        if len(found) >= DRAWN:
-            raise Enough
+        if len(found) >= MAX_PLAN_CASES:
+            raise StopDrawing
 
-    with suppress(Enough):
-        Plan.of(law, limits, 0, "smoke").feed(take)
-    mine = features_of(case, law)
+    with suppress(StopDrawing):
+        Plan.for_law(law, limits, 0, "smoke").feed(take)
+    features = features_of(case, law)
     others = [other for other in found if other != case]
-    return sorted(others, key=lambda other: len(features_of(other, law) ^ mine))[:LIKEST]
+    return sorted(others, key=lambda other: len(features_of(other, law) ^ features))[:MAX_SIMILAR]
 
 
-def plainer(case: Case) -> list[Case]:
-    """A case with one departure less in each: a plainer mesh, one placement replicated, one extent that the ranks share evenly, a plainer
-    dtype, fill or memory, fewer steps, a field left out. Some of them mean nothing."""
-    return list(dict.fromkeys(other for other in _plainer(case) if other != case))
+def simpler_cases(case: Case) -> list[Case]:
+    """Variants of a case that are simpler in one respect: mesh, one placement, one extent (even shards), dtype, fill, memory, fewer steps,
+    or one field less. Some of them are invalid."""
+    return list(dict.fromkeys(other for other in _simplify(case) if other != case))
 
 
-def _plainer(case: Case) -> Iterator[Case]:
+def _simplify(case: Case) -> Iterator[Case]:
     mesh = case.mesh() if "mesh" in case else None
     if mesh is not None:
         for table in ("x".join(map(str, mesh.shape)), "x".join(str(max(2, size)) for size in mesh.shape)):
             yield case.with_fields(mesh=table)
         for dim in range(mesh.ndim if mesh.ndim > 1 else 0):
-            yield _along(case, dim, mesh.ndim, max(2, mesh.shape[dim]))
+            yield _restrict_to_mesh_dim(case, dim, mesh.ndim, max(2, mesh.shape[dim]))
     ranks = mesh.size if mesh is not None else 2
-    every: dict[str, str] = {}
+    replicated: dict[str, str] = {}
     for name, text in case.fields:
-        spec = None if name in NO_TENSORS or name.startswith("mesh.") else _spec(text)
+        spec = None if name in NON_TENSOR_FIELDS or name.startswith("mesh.") else _parse_spec(text)
         if spec is not None:
-            yield from (_with(case, name, str(other)) for other in _plainer_tensors(spec, ranks))
-            every[name] = str(replace(spec, placements=spec.placements and (Replicate(),) * len(spec.placements)))
+            yield from (_replace_field(case, name, str(other)) for other in _simplify_tensor(spec, ranks))
+            replicated[name] = str(replace(spec, placements=spec.placements and (Replicate(),) * len(spec.placements)))
         elif name == "steps":
             steps = text.split(";")
-            yield from (_with(case, name, ";".join(steps[:count])) for count in range(1, len(steps)))
-        elif (placements := _placements(text)) is not None:
-            yield from (_with(case, name, format_placements(other)) for other in _less_placed(placements))
+            yield from (_replace_field(case, name, ";".join(steps[:count])) for count in range(1, len(steps)))
+        elif (placements := _parse_placements(text)) is not None:
+            yield from (_replace_field(case, name, format_placements(other)) for other in _simplify_placements(placements))
         elif name not in ("mesh", "world"):
             yield replace(case, fields=tuple(field for field in case.fields if field[0] != name))
-    yield replace(case, fields=tuple((name, every.get(name, text)) for name, text in case.fields))
+    yield replace(case, fields=tuple((name, replicated.get(name, text)) for name, text in case.fields))
 
 
-def _plainer_tensors(spec: TensorSpec, ranks: int) -> Iterator[TensorSpec]:
+def _simplify_tensor(spec: TensorSpec, ranks: int) -> Iterator[TensorSpec]:
     yield replace(spec, memory="plain")
     if not spec.fill.startswith("index"):
         yield replace(spec, fill="distinct")
         yield replace(spec, dtype="float32")
-    for placements in _less_placed(spec.placements or ()):
+    for placements in _simplify_placements(spec.placements or ()):
         yield replace(spec, placements=placements)
     for at, extent in enumerate(spec.shape):
         even = max(ranks, -(-extent // ranks) * ranks)
         yield replace(spec, shape=(*spec.shape[:at], even, *spec.shape[at + 1 :]))
 
 
-def _less_placed(placements: Placements) -> Iterator[Placements]:
+def _simplify_placements(placements: Placements) -> Iterator[Placements]:
     for at, placement in enumerate(placements):
         for other in (Replicate(), Partial("sum")) if isinstance(placement, Partial) else (Replicate(),):
             yield (*placements[:at], other, *placements[at + 1 :])
 
 
-def _along(case: Case, dim: int, ndim: int, size: int) -> Case:
-    """A case on one dim of its mesh alone."""
+def _restrict_to_mesh_dim(case: Case, dim: int, ndim: int, size: int) -> Case:
+    """The case on one dim of its mesh."""
     fields = []
     for name, text in case.fields:
-        spec, placements = _spec(text), _placements(text)
+        spec, placements = _parse_spec(text), _parse_placements(text)
         if name == "mesh":
             text = str(size)
         elif spec is not None and spec.placements is not None and len(spec.placements) == ndim:
@@ -126,18 +126,18 @@ def _along(case: Case, dim: int, ndim: int, size: int) -> Case:
     return replace(case, fields=tuple(fields))
 
 
-def _with(case: Case, name: str, text: str) -> Case:
+def _replace_field(case: Case, name: str, text: str) -> Case:
     return replace(case, fields=tuple((field, text if field == name else value) for field, value in case.fields))
 
 
-def _spec(text: str) -> TensorSpec | None:
+def _parse_spec(text: str) -> TensorSpec | None:
     try:
         return TensorSpec.parse(text)
     except NotationError:
         return None
 
 
-def _placements(text: str) -> Placements | None:
+def _parse_placements(text: str) -> Placements | None:
     try:
         return parse_placements(text)
     except NotationError:

@@ -1,8 +1,8 @@
-"""Where in torch to look first: from what the ranks noted of a case that deviates, and of cases near it that hold.
+"""Find where in torch to look first, from the traces of a case that deviates and of similar cases that hold.
 
-The first step whose result departs from the reference is looked for: an op gives on the parts what it gives on the whole, a redistribution
-changes no element. What decided that step is named: the handler or the rule of the op, or the planner of the redistribution. Of functions
-that a rule calls, one with lines that ran in no case that holds is more telling than the rule.
+The search starts from the first step whose result deviates from the reference: an op must give on shards what it gives on the global
+tensors, a redistribution must change no element. The place is what decided that step: the op's handler or sharding rule, or the planner of
+the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from shardlaw.conformance.compat import trace as heard
+from shardlaw.conformance.compat import trace as torch_trace
 from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
@@ -25,41 +25,41 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import parse_placements
 from shardlaw.reference.simulate import assemble_replicas
 
-NAMED = 3
+MAX_PLACES = 3
 
 
-class _Unknown(Exception):
-    """The reference cannot say."""
+class _CannotTell(Exception):
+    """The reference cannot tell."""
 
 
-class _Departs(Exception):
-    """A rank holds what it must not."""
+class _StepDeviates(Exception):
+    """A rank holds something else than the reference says."""
 
 
-def places_of(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
-    """The places in torch to look at, the likeliest first, at most three; none where nothing was heard. ``verdict`` and ``near`` are of
-    traced ranks; those near that do not hold tell nothing."""
+def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
+    """The places in torch to look at, at most three, the likeliest first; empty without a trace. ``verdict`` and ``near`` come from traced
+    runs; of ``near`` only the verdicts that hold are used."""
     if verdict.kind == "hang":
-        return [*_waiting(verdict)][:NAMED]
-    first = departing(verdict)
+        return [*_hang_places(verdict)][:MAX_PLACES]
+    first = first_deviating_answer(verdict)
     if first is None or first.evidence is None:
         return []
-    held = [other for other in near if other.status == "held"]
-    lines = Lines.of(verdict, held)
-    found = [each for place in _likely(verdict, first, first.evidence, lines) for each in _who_found_out(place, first.evidence, lines)]
-    return list(dict.fromkeys(filter(None, found)))[:NAMED]
+    lines = LineCoverage.from_verdicts(verdict, near)
+    candidates = _candidate_places(verdict, first, first.evidence, lines)
+    found = [each for place in candidates for each in _with_finder(place, first.evidence, lines)]
+    return list(dict.fromkeys(filter(None, found)))[:MAX_PLACES]
 
 
-def calls_in(verdict: Verdict) -> tuple[str, ...]:
-    """The collectives that the first rank which deviated has called, or in which the ranks of a hang wait, as far as Python tells."""
-    stacks = [heard.place_in_stack(line) for answer in verdict.ranks for line in answer.stack.splitlines()]
-    first = departing(verdict)
+def collectives_called(verdict: Verdict) -> tuple[str, ...]:
+    """The collectives that the first deviating rank called, or in which the ranks of a hang wait, as far as Python frames show."""
+    stacks = [torch_trace.place_in_stack(line) for answer in verdict.ranks for line in answer.stack.splitlines()]
+    first = first_deviating_answer(verdict)
     visited = first.evidence.visited if first and first.evidence else ()
-    return tuple(sorted({*map(heard.collective_called_by, stacks if verdict.kind == "hang" else visited)} - {""}))
+    return tuple(sorted({*map(torch_trace.collective_called_by, stacks if verdict.kind == "hang" else visited)} - {""}))
 
 
-def in_storage(verdict: Verdict, target: Target) -> str:
-    """The innermost function of a storage of somebody's own through which the first rank's error came; nothing where torch's raised it."""
+def find_storage_frame(verdict: Verdict, target: Target) -> str:
+    """The innermost frame, in the packages of the target's own storage, of the first rank's error; empty if there is none."""
     packages = {place.partition(":")[0].partition(".")[0] for place in (target.writer, target.reader)} - {"", "torch", "shardlaw"}
     raised = next((answer.raised for answer in verdict.ranks if answer.raised is not None), None)
     if raised is None or not packages:
@@ -72,205 +72,210 @@ def in_storage(verdict: Verdict, target: Target) -> str:
     return ""
 
 
-def _who_found_out(place: str, noted: Evidence, lines: Lines) -> Iterator[str]:
-    """A place; of one that carries out what others of its class found out, first the one of these whose lines tell most."""
-    if heard.applies_analysis(place):
+def _with_finder(place: str, evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
+    """Yield a place; before one that only executes a decision of its class, the function of the class that likely made it."""
+    if torch_trace.applies_analysis(place):
         owner = place.partition(".")[0]
-        yield from lines.finder(other for other in noted.visited if other.startswith(f"{owner}."))
+        yield from lines.rarest_finder(other for other in evidence.visited if other.startswith(f"{owner}."))
     yield place
 
 
-def departing(verdict: Verdict) -> Answer | None:
-    """The answer of the first rank that deviated or raised."""
+def first_deviating_answer(verdict: Verdict) -> Answer | None:
+    """The answer of the first rank that deviated or raised, if any."""
     return next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), None)
 
 
-def decided(place: str, trace: Sequence[str]) -> str:
-    """A place with what it asked for and claimed, where the lines of a trace say so, the last time."""
-    told = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
-    return next((line for line in reversed(told) if line.startswith(place)), place)
+def add_decision(place: str, trace: Sequence[str]) -> str:
+    """A place with the placements that it asked for and returned, from the last line of a trace that has them."""
+    decisions = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
+    return next((line for line in reversed(decisions) if line.startswith(place)), place)
 
 
-def _waiting(verdict: Verdict) -> Iterator[str]:
-    """The functions in which the first rank hung, the innermost first."""
+def _hang_places(verdict: Verdict) -> Iterator[str]:
+    """Yield the functions in which the first rank hung, innermost first."""
     for line in next((answer.stack for answer in verdict.ranks if answer.stack), "").splitlines():
-        place = heard.place_in_stack(line)
-        if place and not heard.only_forwards(place) and not heard.is_generic(place):
+        place = torch_trace.place_in_stack(line)
+        if place and not torch_trace.only_forwards(place) and not torch_trace.is_generic(place):
             yield place
 
 
-def _likely(verdict: Verdict, first: Answer, noted: Evidence, lines: Lines) -> Iterator[str]:
-    """The places to look at, the likeliest first."""
+def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
+    """Yield the places to look at, the likeliest first."""
     steps = {answer.rank: answer.evidence.steps for answer in verdict.ranks if answer.evidence is not None}
-    step = (first_departing(steps, "_backward") if "backward" in verdict.case.law else None) or first_departing(steps)
-    home = [place for place in noted.visited if heard.is_home(place, verdict.case.law.partition(".")[0])]
-    unfit = any(map(heard.finds_metadata, noted.raised[-1:])) and bool(home)  # operands that do not fit as whole tensors: who made them?
+    step = (first_deviating_step(steps, "_backward") if "backward" in verdict.case.law else None) or first_deviating_step(steps)
+    home = [place for place in evidence.visited if torch_trace.is_home(place, verdict.case.law.partition(".")[0])]
+    # operands that do not fit as global tensors: look at what made them
+    unfit = bool(home) and any(map(torch_trace.finds_metadata, evidence.raised[-1:]))
     if step is not None:
-        yield from _of_step(step, noted, lines)
+        yield from _places_of_step(step, evidence, lines)
     elif first.outcome == "raised" and not unfit:
-        if not noted.raised and not any(each.rule_asked for each in noted.steps if not each.completed):  # C++ refused to ask a rule
+        if not evidence.raised and not any(
+            each.rule_asked for each in evidence.steps if not each.completed
+        ):  # C++ raised before any rule was asked
             return
-        yield from _of_error(noted, lines)
-    asked = home if verdict.kind == "wrong-error" else [place for place in home if place in noted.answered]
-    judging = list(filter(heard.is_check, asked))
-    yield from reversed([place for place in judging if noted.callers[place].isdisjoint(judging)])
+        yield from _places_of_error(evidence, lines)
+    candidates = home if verdict.kind == "wrong-error" else [place for place in home if place in evidence.answered]
+    checks = list(filter(torch_trace.is_check, candidates))
+    yield from reversed([place for place in checks if evidence.callers[place].isdisjoint(checks)])
     if verdict.kind == "wrong-error":
         about_meshes = verdict.case.law.startswith("mesh.")
-        candidates = filter(heard.is_candidate, noted.visited)
-        yield next((place for place in candidates if about_meshes or not heard.is_about_meshes(place)), "")
-    if not heard.is_about_ops(verdict.case.law):
-        yield from (place for place in noted.visited if heard.constructs_sharded_tensor(place) and lines.another_way(place))
-        yield from reversed([place for place in home if lines.alone(place)])
+        relevant = (place for place in evidence.visited if about_meshes or not torch_trace.is_about_meshes(place))
+        yield next(filter(torch_trace.is_candidate, relevant), "")
+    if not torch_trace.is_about_ops(verdict.case.law):
+        yield from (place for place in evidence.visited if torch_trace.constructs_sharded_tensor(place) and lines.runs_new_lines(place))
+        yield from reversed([place for place in home if lines.is_never_in_holding(place)])
         yield from reversed(home)
     for kind in ("op", "move"):
-        for each in reversed(noted.steps):
+        for each in reversed(evidence.steps):
             if each.kind == kind:
-                yield from _of_step(each, noted, lines)
+                yield from _places_of_step(each, evidence, lines)
     yield from reversed(home)
-    yield from lines.telling(noted.visited)
+    yield from lines.by_rarity(evidence.visited)
 
 
-def _of_error(noted: Evidence, lines: Lines) -> Iterator[str]:
-    """Who is to blame for an error: the function that refused, or of an error from below the rule by which the op ran, or the last function
-    that does more than to hand on."""
-    last = noted.raised[-1] if noted.raised else ""
-    refused = last.removeprefix(heard.REFUSED_BY)
-    unfinished = [step for step in noted.steps if not step.completed]
-    rule = (each for step in reversed(unfinished) for each in _of_step(step, noted, lines))
-    frames = [frame.removeprefix(heard.REFUSED_BY) for frame in reversed(noted.raised)]
-    if not any(map(heard.plans_op, frames)):  # a handler of its own runs outside of the planning
+def _places_of_error(evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
+    """Yield the places of an error: the function that raised it, or for an error from below DTensor the op's rule, or the last function
+    that does more than pass arguments on."""
+    last = evidence.raised[-1] if evidence.raised else ""
+    refused = last.removeprefix(torch_trace.REFUSED_BY)
+    unfinished = [step for step in evidence.steps if not step.completed]
+    rule = (each for step in reversed(unfinished) for each in _places_of_step(step, evidence, lines))
+    frames = [frame.removeprefix(torch_trace.REFUSED_BY) for frame in reversed(evidence.raised)]
+    if not any(map(torch_trace.plans_op, frames)):  # an op with its own handler is not planned
         yield from (step.rule for step in unfinished if step.rule in frames)
-    moves = [step for step in unfinished if step.kind == "move" and len(_methods(step)) > 1]
-    if any(map(heard.is_redistribution, frames)):  # of several steps the last one failed: they are in a wrong order
+    moves = [step for step in unfinished if step.kind == "move" and len(_placement_calls(step)) > 1]
+    if any(map(torch_trace.is_redistribution, frames)):  # several steps, and one failed: their order may be wrong
         yield from (step.rule for step in moves)
-    kin = {step.name.rpartition(".")[0]: step.rule for step in noted.steps if step.completed and step.kind == "op"}
+    kin = {step.name.rpartition(".")[0]: step.rule for step in evidence.steps if step.completed and step.kind == "op"}
     forth = [kin.get(step.name.rpartition(".")[0].removesuffix("_backward"), "") for step in unfinished]
-    if heard.plans_op(refused):  # no rule: that of ops that are called alike, or of the op before, whose gradient it is
+    if torch_trace.plans_op(refused):  # no rule: take that of ops with similar names, or of the op whose gradient it is
         yield from (step.similar_rule for step in unfinished)
         yield from forth
         yield from (step.rule for step in unfinished)
-    elif heard.selects(frames[0] if frames else ""):  # there was nothing to choose from
-        yield from filter(heard.expands_strategies, noted.visited)
-    elif last != refused and not heard.is_generic(refused) and not heard.is_redistribution(refused):
-        yield from (place for place in noted.visited if refused in noted.callers[place] and heard.is_check(place))
+    elif torch_trace.selects(frames[0] if frames else ""):  # no strategy to choose from
+        yield from filter(torch_trace.expands_strategies, evidence.visited)
+    elif last != refused and not torch_trace.is_generic(refused) and not torch_trace.is_redistribution(refused):
+        yield from (place for place in evidence.visited if refused in evidence.callers[place] and torch_trace.is_check(place))
         yield refused
-    elif not refused or heard.only_forwards(refused) or heard.is_redistribution(refused):
-        yield from _of_transformed(noted, unfinished)
-        yield from (place for place, step in zip(forth, unfinished, strict=True) if heard.plans_decomposition(step.rule))
+    elif not refused or torch_trace.only_forwards(refused) or torch_trace.is_redistribution(refused):
+        yield from _places_of_transform(evidence, unfinished)
+        yield from (place for place, step in zip(forth, unfinished, strict=True) if torch_trace.plans_decomposition(step.rule))
         yield from rule
-    yield from (frame for frame in frames if not heard.only_forwards(frame) and not heard.is_generic(frame))
+    yield from (frame for frame in frames if not torch_trace.only_forwards(frame) and not torch_trace.is_generic(frame))
     yield from rule
     yield from frames
 
 
-def _of_transformed(noted: Evidence, unfinished: Sequence[Step]) -> Iterator[str]:
-    """Of an op that fails on what a redistribution with a transform of its own made of its arguments: who planned the steps in this order,
-    or, of one step, what the transform is done by."""
+def _places_of_transform(evidence: Evidence, unfinished: Sequence[Step]) -> Iterator[str]:
+    """Yield the places for an op that fails on an argument which a redistribution transformed: the planner if there were several steps, and
+    the functions that do the transform."""
     for step in unfinished:
-        for inner in (move for move in noted.steps if move.within is not None and noted.steps[move.within] is step):
-            methods = _methods(inner)
-            for method in filter(heard.is_derived_partial, methods):
+        for inner in (move for move in evidence.steps if move.within is not None and evidence.steps[move.within] is step):
+            methods = _placement_calls(inner)
+            for method in filter(torch_trace.is_derived_partial, methods):
                 yield from [inner.rule] if len(methods) > 1 else []
-                yield from (place for place in noted.visited if heard.is_derived_partial(place) and method in _called_by(noted, place))
+                yield from (
+                    place for place in evidence.visited if torch_trace.is_derived_partial(place) and method in _callers(evidence, place)
+                )
                 yield method
 
 
-def _called_by(noted: Evidence, place: str) -> set[str]:
-    """The functions that call one, those behind what only hands on."""
-    found = noted.callers.get(place, frozenset())
-    return {outer for by in found for outer in (noted.callers.get(by, ()) if heard.only_forwards(by) else (by,))} - {place}
+def _callers(evidence: Evidence, place: str) -> set[str]:
+    """The functions that call one, looking through those that only pass arguments on."""
+    found = evidence.callers.get(place, frozenset())
+    return {outer for by in found for outer in (evidence.callers.get(by, ()) if torch_trace.only_forwards(by) else (by,))} - {place}
 
 
-def _of_step(step: Step, noted: Evidence, lines: Lines) -> Iterator[str]:
-    """Who decided a step, and who is told by lines that ran in it alone."""
+def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
+    """Yield the places of a step: functions with lines that only this case ran, then what decided the step."""
     if step.kind == "move":
-        methods = _methods(step)
-        merged = [call for call in step.calls if heard.MERGES_MOVES.match(call)]
-        changes = _changes(step)
+        methods = _placement_calls(step)
+        merged = [call for call in step.calls if torch_trace.MERGES_MOVES.match(call)]
+        changes = _count_changed_dims(step)
         yield from merged if len(methods) < changes else [step.rule] if changes > 1 else []
         yield from methods
         yield step.rule
         yield from merged
         return
-    if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in noted.visited}:  # nobody asked the rule
-        yield from (place for place in noted.visited if heard.plans_op(place) and step.rule_asked)
+    if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in evidence.visited}:  # the rule was not asked
+        yield from (place for place in evidence.visited if torch_trace.plans_op(place) and step.rule_asked)
         return
-    under = [place for place in noted_below(noted, step.rule) if not shared(place)]
-    yield from (place for place in lines.telling(under) if lines.alone(place))
-    yield from (place for place in under if place in noted.answered and heard.is_candidate(place))
-    yield from [] if step.completed else lines.finder(under)
+    under = [place for place in functions_below(evidence, step.rule) if not is_shared_helper(place)]
+    yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
+    yield from (place for place in under if place in evidence.answered and torch_trace.is_candidate(place))
+    yield from [] if step.completed else lines.rarest_finder(under)
     yield step.rule
 
 
-def _methods(step: Step) -> list[str]:
-    """What a redistribution called of placements, one for each of its steps."""
+def _placement_calls(step: Step) -> list[str]:
+    """The placement methods that a redistribution called, one for each of its steps."""
     return [call for call in step.calls if "/placement_types.py" in call]
 
 
-def _changes(step: Step) -> int:
-    """Along how many mesh dims a redistribution that came to its end changed placements."""
+def _count_changed_dims(step: Step) -> int:
+    """Along how many mesh dims a completed redistribution changed the placement."""
     if not (isinstance(step.arguments, TracedTensor) and isinstance(step.results, TracedTensor)):
         return 0
     before, after = (parse_placements(piece.placements) if piece.placements else () for piece in (step.arguments, step.results))
     return sum(one != other for one, other in zip(before, after, strict=False))
 
 
-def noted_below(noted: Evidence, rule: str) -> list[str]:
-    """The functions of rules that a rule called, itself among them, as far as they were heard."""
+def functions_below(evidence: Evidence, rule: str) -> list[str]:
+    """The traced functions of sharding rules that a rule called, including itself."""
     spot = rule.partition(", ")[2]
-    found = [place for place in noted.visited if place.partition(", ")[2] == spot]
+    found = [place for place in evidence.visited if place.partition(", ")[2] == spot]
     for place in found:
-        found += [each for each, by in noted.callers.items() if place in by and each not in found and heard.RULES in each]
-    return [place for place in found if not heard.is_generic(place)]
+        found += [each for each, by in evidence.callers.items() if place in by and each not in found and torch_trace.RULES in each]
+    return [place for place in found if not torch_trace.is_generic(place)]
 
 
 @cache
-def shared(place: str) -> bool:
-    """Whether several places of its file call a function: it is a helper of theirs."""
+def is_shared_helper(place: str) -> bool:
+    """Whether a function is called from several places of its file."""
     name, _, spot = place.partition(", ")
-    called = name.rpartition(".")[2] + "("
+    call_text = name.rpartition(".")[2] + "("
     source = Path(torch.__file__).parents[1] / spot.rpartition(":")[0]
     try:
-        return source.read_text("utf-8").count(called) > 2  # where it is defined, and one call
+        return source.read_text("utf-8").count(call_text) > 2  # where it is defined, and one call
     except OSError:
         return False
 
 
-class Lines:
-    """Which lines ran where: in how many of the cases that hold, of those that ran where one deviates."""
+class LineCoverage:
+    """Which lines the deviating case ran, and in how many holding cases each of them ran too."""
 
-    def __init__(self, visited: Mapping[str, frozenset[int]], held: Sequence[Mapping[str, frozenset[int]]]) -> None:
-        self._visited, self._held = visited, held
+    def __init__(self, visited: Mapping[str, frozenset[int]], holding_cases: Sequence[Mapping[str, frozenset[int]]]) -> None:
+        self._visited, self._holding_cases = visited, holding_cases
 
     @classmethod
-    def of(cls, verdict: Verdict, held: Sequence[Verdict]) -> Lines:
+    def from_verdicts(cls, verdict: Verdict, near: Sequence[Verdict]) -> LineCoverage:
         deviating = [answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")]
-        return cls(_all(deviating), [_all(other.ranks) for other in held])
+        return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in near if other.status == "held"])
 
-    def fewest(self, place: str) -> int:
-        """In how many cases that hold the rarest line of a function ran."""
+    def fewest_holding_cases(self, place: str) -> int:
+        """In how many holding cases the rarest line of a function ran."""
         ran = self._visited.get(place, frozenset())
-        return min((sum(line in other.get(place, ()) for other in self._held) for line in ran), default=len(self._held))
+        return min((sum(line in other.get(place, ()) for other in self._holding_cases) for line in ran), default=len(self._holding_cases))
 
-    def alone(self, place: str) -> bool:
-        """Whether it was called in no case that holds, and there is one that tells."""
-        return bool(self._held) and not any(place in other for other in self._held)
+    def is_never_in_holding(self, place: str) -> bool:
+        """Whether there are holding cases and none called the function."""
+        return bool(self._holding_cases) and not any(place in other for other in self._holding_cases)
 
-    def another_way(self, place: str) -> bool:
-        """Whether a function that cases which hold call too runs lines here that it runs in none of them."""
-        return bool(self._held) and not self.alone(place) and not self.fewest(place)
+    def runs_new_lines(self, place: str) -> bool:
+        """Whether holding cases call the function, and it ran lines that it ran in none of them."""
+        return bool(self._holding_cases) and not self.is_never_in_holding(place) and not self.fewest_holding_cases(place)
 
-    def finder(self, places: Iterable[str]) -> list[str]:
-        """Of these functions the one that finds something out and has the rarest lines, the last such; none where none finds out."""
-        finding = list(filter(heard.analyzes, places))
-        return [min(finding[::-1], key=self.fewest)] if finding else []
+    def rarest_finder(self, places: Iterable[str]) -> list[str]:
+        """The last of these functions that computes a decision and has the rarest lines, as a list; empty if none does."""
+        finding = list(filter(torch_trace.analyzes, places))
+        return [min(finding[::-1], key=self.fewest_holding_cases)] if finding else []
 
-    def telling(self, places: Iterable[str]) -> list[str]:
-        """These functions, those with the rarest lines first."""
-        return sorted((place for place in places if heard.is_candidate(place)), key=self.fewest)
+    def by_rarity(self, places: Iterable[str]) -> list[str]:
+        """These functions, rarest lines first, without those that only pass arguments on."""
+        return sorted((place for place in places if torch_trace.is_candidate(place)), key=self.fewest_holding_cases)
 
 
-def _all(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
+def _merge_visited(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
     found: dict[str, frozenset[int]] = {}
     for answer in answers:
         for place, lines in answer.evidence.visited.items() if answer.evidence is not None else ():
@@ -281,120 +286,118 @@ def _all(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
 # Against the reference
 
 
-def first_departing(steps: Mapping[int, Sequence[Step]], named: str = "") -> Step | None:
-    """The first step that the ranks took together whose result departs from the reference, of ops so ``named``: of an op with a
-    redistribution that departs that one."""
-    lowest = min(steps, default=None)
-    if lowest is None:
-        return None
-    longest = max(steps.values(), key=len)
+def first_deviating_step(steps: Mapping[int, Sequence[Step]], named: str = "") -> Step | None:
+    """The first step, taken by all ranks, whose result deviates from the reference; only ops with ``named`` in their name. If a
+    redistribution inside an op deviates, that one."""
+    longest = max(steps.values(), key=len, default=())
     for at, step in enumerate(longest):
         if named not in step.name:
             continue
         if step.kind == "op":
-            inner = [k for k, other in enumerate(longest) if other.within == at]
-            if departs(_column(steps, at)) or any(departs(_column(steps, k)) for k in inner):
-                return next((longest[k] for k in inner if departs(_column(steps, k))), step)
-        elif step.within is None and departs(_column(steps, at)):
+            moves = (k for k, other in enumerate(longest) if other.within == at)
+            move = next((longest[k] for k in moves if step_deviates(_step_by_rank(steps, k))), None)
+            if move is not None or step_deviates(_step_by_rank(steps, at)):
+                return move or step
+        elif step.within is None and step_deviates(_step_by_rank(steps, at)):
             return step
     return None
 
 
-def _column(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Step]:
+def _step_by_rank(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Step]:
+    """The step with this index on each rank that has it; empty if the ranks took different steps."""
     column = {rank: its[at] for rank, its in steps.items() if at < len(its)}
-    names = {(step.kind, step.name) for step in column.values()}
-    return column if len(names) == 1 else {}
+    return column if len({(step.kind, step.name) for step in column.values()}) == 1 else {}
 
 
-def departs(column: Mapping[int, Step]) -> bool:
-    """Whether one step, as each rank took it, gives something else than the reference says; not where the reference cannot say."""
+def step_deviates(column: Mapping[int, Step]) -> bool:
+    """Whether the result of one step, given by rank, deviates from the reference; false if the reference cannot tell."""
     if not column or not all(step.completed for step in column.values()):
         return False
     step = next(iter(column.values()))
     try:
-        given = _whole({rank: its.arguments for rank, its in column.items()})
-    except (_Unknown, _Departs):
+        inputs = _assemble_values({rank: its.arguments for rank, its in column.items()})
+    except (_CannotTell, _StepDeviates):
         return False
     try:
         with torch.no_grad():
-            _check({rank: its.results for rank, its in column.items()}, given if step.kind == "move" else _dense(step.name, given))
-    except _Unknown:
+            _compare({rank: its.results for rank, its in column.items()}, inputs if step.kind == "move" else _run_dense(step.name, inputs))
+    except _CannotTell:
         return False
-    except _Departs:
+    except _StepDeviates:
         return True
     return step.severed
 
 
-def _dense(name: str, given: Any) -> Any:
-    """What an op gives on whole tensors, and what it writes to then."""
-    args, kwargs = given
+def _run_dense(name: str, inputs: Any) -> Any:
+    """Run an op on global tensors; returns its result and the tensors that it wrote to."""
+    args, kwargs = inputs
     packet: Any = torch.ops
     for part in name.split("."):
         packet = getattr(packet, part)
     if torch.Tag.nondeterministic_seeded in packet.tags:
-        raise _Unknown
-    written = heard.written_arguments(packet, args, kwargs)
+        raise _CannotTell
+    written = torch_trace.written_arguments(packet, args, kwargs)
     try:
         return packet(*args, **kwargs), written
     except Exception as error:
-        raise _Unknown from error
+        raise _CannotTell from error
 
 
-def _whole(values: Mapping[int, Any]) -> Any:
-    """Values that each rank has a part of, put together."""
+def _assemble_values(values: Mapping[int, Any]) -> Any:
+    """Assemble the global values from the parts of the ranks."""
     first = next(iter(values.values()))
     if isinstance(first, TracedTensor):
-        return next(iter(_assembled(values).values())).clone()
+        return next(iter(_assemble_pieces(values).values())).clone()
     if isinstance(first, (list, tuple)):
-        return type(first)(_whole({rank: value[at] for rank, value in values.items()}) for at in range(len(first)))
+        return type(first)(_assemble_values({rank: value[at] for rank, value in values.items()}) for at in range(len(first)))
     if isinstance(first, dict):
-        return {key: _whole({rank: value[key] for rank, value in values.items()}) for key in first}
+        return {key: _assemble_values({rank: value[key] for rank, value in values.items()}) for key in first}
     return first.clone() if isinstance(first, torch.Tensor) else first
 
 
-def _assembled(pieces: Mapping[int, TracedTensor]) -> Mapping[Any, torch.Tensor]:
+def _assemble_pieces(pieces: Mapping[int, TracedTensor]) -> Mapping[Any, torch.Tensor]:
     first = next(iter(pieces.values()))
     try:
         if not first.placements:
-            raise _Unknown
+            raise _CannotTell
         layout = Layout(first.shape, Mesh.parse(first.mesh), parse_placements(first.placements))
         return assemble_replicas({coord: pieces[layout.mesh.rank_at(coord)].local for coord in layout.mesh.coords()}, layout)
     except (NotationError, LayoutError, KeyError, RuntimeError) as error:
-        raise _Unknown from error
+        raise _CannotTell from error
     except ValueError as error:
-        raise _Departs from error
+        raise _StepDeviates from error
 
 
-def _check(values: Mapping[int, Any], want: Any) -> None:
-    """Raises ``_Departs`` where what the ranks hold is not ``want``."""
+def _compare(values: Mapping[int, Any], expected: Any) -> None:
+    """Raise ``_StepDeviates`` if the ranks do not hold what ``expected`` says."""
     first = next(iter(values.values()))
-    if isinstance(first, TracedTensor) and isinstance(want, torch.Tensor):
+    if isinstance(first, TracedTensor) and isinstance(expected, torch.Tensor):
         inside = {rank: piece for rank, piece in values.items() if rank in Mesh.parse(first.mesh).ranks}
-        if first.shape != tuple(want.shape):
-            raise _Departs
-        for got in _assembled(inside).values():
-            _alike(got, want)
-    elif isinstance(first, (list, tuple)) and isinstance(want, (list, tuple)):
+        if first.shape != tuple(expected.shape):
+            raise _StepDeviates
+        for got in _assemble_pieces(inside).values():
+            _compare_tensors(got, expected)
+    elif isinstance(first, (list, tuple)) and isinstance(expected, (list, tuple)):
         unknown = False
-        for at, part in enumerate(want[: len(first)]):
+        for at, part in enumerate(expected[: len(first)]):
             try:
-                _check({rank: value[at] for rank, value in values.items()}, part)
-            except _Unknown:
+                _compare({rank: value[at] for rank, value in values.items()}, part)
+            except _CannotTell:
                 unknown = True
         if unknown:
-            raise _Unknown
-    elif isinstance(first, torch.Tensor) and isinstance(want, torch.Tensor):
+            raise _CannotTell
+    elif isinstance(first, torch.Tensor) and isinstance(expected, torch.Tensor):
         for got in values.values():
-            _alike(got, want)
-    elif isinstance(want, (bool, int, float)) and any(got != want for got in values.values()):
-        raise _Departs
+            _compare_tensors(got, expected)
+    elif isinstance(expected, (bool, int, float)) and any(got != expected for got in values.values()):
+        raise _StepDeviates
 
 
-def _alike(got: torch.Tensor, want: torch.Tensor) -> None:
-    if got.shape != want.shape or got.dtype != want.dtype:
-        raise _Departs
-    if got.device != want.device:  # such as what stayed on the meta device, where a step gives elements
-        raise _Unknown
-    exact = not (want.is_floating_point() or want.is_complex())
-    if not (torch.equal(got, want) if exact else torch.allclose(got, want, rtol=1e-3, atol=1e-3, equal_nan=True)):
-        raise _Departs
+def _compare_tensors(got: torch.Tensor, expected: torch.Tensor) -> None:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        raise _StepDeviates
+    if got.device != expected.device:  # such as a tensor on the meta device
+        raise _CannotTell
+    exact = not (expected.is_floating_point() or expected.is_complex())
+    if not (torch.equal(got, expected) if exact else torch.allclose(got, expected, rtol=1e-3, atol=1e-3, equal_nan=True)):
+        raise _StepDeviates

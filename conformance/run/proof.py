@@ -1,6 +1,6 @@
-"""Scripts are run before they are handed out: each in a process of its own, forked from one that has torch loaded, with a limit.
+"""Run each reproducer script before it is handed out, with a time limit, in a process forked from one that has torch loaded.
 
-A script is *proven* when it exits 1: it shows the fault. One that does not is no reproducer, and the finding says why.
+A script is *proven* if it exits 1, that is, if it shows the fault. Otherwise it is no reproducer, and the finding says why.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ PORT_TAKEN = "EADDRINUSE"
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a script ended: its exit code (negative: the signal that ended it; ``None``: it was still running at the limit), and what it
-    printed."""
+class ScriptResult:
+    """The exit code of a script (negative: the signal that ended it; ``None``: it still ran at the limit), and what it printed."""
 
     code: int | None
     output: str
 
     @property
     def proof(self) -> str:
-        """``proven``, or why the script shows nothing."""
+        """``proven``, or why the script does not show the fault."""
         last = next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "it printed nothing")
         match self.code:
             case 1:
@@ -45,37 +44,37 @@ class Ran:
         return f"not proven: the script ended with {self.code}: {last:.200}"
 
 
-def run(text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS) -> Ran:
-    """Run a script, once more where somebody took a port that torch had found free. ``setup``: ``module:function`` to call first in its
-    process, with ``argument``."""
-    ran = _run_once(text, setup, argument, limit)
-    return _run_once(text, setup, argument, limit) if ran.code == 2 and PORT_TAKEN in ran.output else ran
+def run_script(text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS) -> ScriptResult:
+    """Run a script, and once more if another process took the port that torch had found free. ``setup``: ``module:function`` to call in its
+    process first, with ``argument``. ``limit`` is in seconds."""
+    ran = _run_script_once(text, setup, argument, limit)
+    return _run_script_once(text, setup, argument, limit) if ran.code == 2 and PORT_TAKEN in ran.output else ran
 
 
-def _run_once(text: str, setup: str, argument: str, limit: float) -> Ran:
+def _run_script_once(text: str, setup: str, argument: str, limit: float) -> ScriptResult:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory(prefix="shardlaw-script-") as folder:
         path, output = Path(folder) / "script.py", Path(folder) / "output"
         path.write_text(text, "utf-8")
-        process = context.Process(target=_run, args=(str(path), str(output), setup, argument))
+        process = context.Process(target=_child_main, args=(str(path), str(output), setup, argument))
         process.start()
         process.join(limit)
         code = process.exitcode
         if code is None:
-            _end(process.pid)
+            _kill_tree(process.pid)
             process.join()
         process.close()
-        return Ran(code, output.read_text("utf-8", "replace") if output.exists() else "")
+        return ScriptResult(code, output.read_text("utf-8", "replace") if output.exists() else "")
 
 
 def prove(text: str, limit: float = LIMIT_SECONDS) -> str:
-    """``proven``, or why a script shows nothing."""
-    return run(text, limit=limit).proof
+    """``proven``, or why a script does not show the fault."""
+    return run_script(text, limit=limit).proof
 
 
-def _run(path: str, output: str, setup: str, argument: str) -> None:
-    """In the process of the script: what it prints goes to a file, an error of its own is no fault."""
+def _child_main(path: str, output: str, setup: str, argument: str) -> None:
+    """Run the script at ``path`` in this process and exit: output goes to a file, an uncaught exception exits 2."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -97,15 +96,15 @@ def _run(path: str, output: str, setup: str, argument: str) -> None:
     os._exit(0)
 
 
-def _end(pid: int | None) -> None:
-    """End a process and all that it started."""
+def _kill_tree(pid: int | None) -> None:
+    """Kill a process and its descendants."""
     import psutil
 
     if pid is None:
         return
     try:
         process = psutil.Process(pid)
-        for one in [*process.children(recursive=True), process]:
-            one.kill()
+        for each in [*process.children(recursive=True), process]:
+            each.kill()
     except psutil.NoSuchProcess:
         return

@@ -1,4 +1,4 @@
-"""What a run was asked for: plain data, checked, before anything starts."""
+"""The request for a run: plain data, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlaw.conformance.errors import UsageError, one_of
-from shardlaw.conformance.run.frozen import check_name
+from shardlaw.conformance.run.certified_profile import check_profile_name
 
 PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
-DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of some where nobody asks for another number
-MOST_RANKS = 4096
-MOST_WORLDS = 64
-LONGEST_CASE = 86_400.0  # seconds
+DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of a few unless --world-size is given
+MAX_RANKS = 4096
+MAX_WORLDS = 64
+MAX_CASE_SECONDS = 86_400.0  # seconds
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
+    """The options of one ``shardlaw run``. ``laws`` and ``ops`` are globs, ``target`` and ``storage`` names, times are in seconds.
 
-    ``larger``: how many ranks few cases may have beyond ``world_size``; 0 for none.
-    ``storage`` and ``timeout`` stand for what the target says where they are ``None``. ``shard`` is ``(i, n)`` with ``1 <= i <= n``.
-    ``goes_on_chosen``: whether the run that this one goes on with tries chosen cases.
-    ``worlds`` is how many worlds of one size work side by side; ``None``: as many as help. Raises :class:`UsageError` for values that mean
-    nothing.
+    ``storage`` and ``timeout``: ``None`` means the target's. ``larger_world_size``: a few cases may have so many ranks, more than
+    ``world_size``; 0 for none. ``shard`` is ``(i, n)`` with ``1 <= i <= n``. ``worlds`` is how many worlds of one size work in parallel;
+    ``None``: as many as help. ``resumed_smoke_shares``: of a resumed run, whether the earlier one used the cases of ``smoke.txt``.
+    Raises :class:`UsageError` for invalid values.
     """
 
     laws: tuple[str, ...] = ()
     target: str = "gloo"
     storage: str | None = None
     world_size: int = DEFAULT_WORLD
-    larger: int = 0
+    larger_world_size: int = 0
     profile: str = "smoke"
     budget: float | None = None
     ops: tuple[str, ...] = ()
@@ -51,19 +50,19 @@ class RunRequest:
     certify: str = ""
     last_failed: bool = False
     resume: bool = False
-    goes_on_chosen: bool | None = None
+    resumed_smoke_shares: bool | None = None
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
             raise UsageError(f"--profile {self.profile}: no such profile ({one_of(self.profile, PROFILES)})")
-        if not 1 <= self.world_size <= MOST_RANKS:
-            raise UsageError(f"--world-size {self.world_size}: want 1 to {MOST_RANKS} ranks")
-        if self.worlds is not None and not 1 <= self.worlds <= MOST_WORLDS:
-            raise UsageError(f"-n {self.worlds}: want 1 to {MOST_WORLDS} worlds")
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise UsageError(f"--world-size {self.world_size}: want 1 to {MAX_RANKS} ranks")
+        if self.worlds is not None and not 1 <= self.worlds <= MAX_WORLDS:
+            raise UsageError(f"-n {self.worlds}: want 1 to {MAX_WORLDS} worlds")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: want a whole number, 0 or more")
-        if self.timeout is not None and not 0 < self.timeout <= LONGEST_CASE:
-            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {LONGEST_CASE:.0f}")
+        if self.timeout is not None and not 0 < self.timeout <= MAX_CASE_SECONDS:
+            raise UsageError(f"--timeout {self.timeout:g}: want more than 0 seconds, and at most {MAX_CASE_SECONDS:.0f}")
         if not 1 <= self.shard[0] <= self.shard[1]:
             raise UsageError(f"--shard {self.shard[0]}/{self.shard[1]}: want I/N with 1 <= I <= N")
         if self.certify:
@@ -79,15 +78,15 @@ class RunRequest:
             raise UsageError(f"--known {self.known}: no such folder")
 
     @property
-    def of_chosen(self) -> bool:
-        """Whether the run tries the chosen cases alone: a smoke run that selects no law (:mod:`.chosen`)."""
-        if self.goes_on_chosen is not None:
-            return self.goes_on_chosen
+    def uses_smoke_shares(self) -> bool:
+        """Whether the run tries the chosen cases alone: a smoke run that selects no law (:mod:`shardlaw.conformance.run.shares`)."""
+        if self.resumed_smoke_shares is not None:
+            return self.resumed_smoke_shares
         return self.profile == "smoke" and not (self.laws or self.ops or self.certify)
 
     def _check_certified(self) -> None:
-        """A certified run is the whole list, on the terms of every other one."""
-        check_name(self.certify)
+        """Refuse the options that would make a certified run differ from others of the same profile."""
+        check_profile_name(self.certify)
         plain = RunRequest()
         foreign = {
             "LAW": "laws",
@@ -113,11 +112,11 @@ class RunRequest:
 def parse_duration(text: str) -> float:
     """``"90s"``, ``"2m"``, ``"1m30s"``, ``"1.5h"`` or a bare number of seconds → seconds. Raises :class:`UsageError`."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
-    whole = "".join(number + unit for number, unit in parts)
+    parsed = "".join(number + unit for number, unit in parts)
     units = [unit for _, unit in parts]
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     in_order = units == sorted(set(units), key="hms".find) and (len(units) == 1 or "" not in units)
-    if whole != text or not in_order or seconds <= 0:
+    if parsed != text or not in_order or seconds <= 0:
         raise UsageError(f"--budget {text}: want a time such as 90s, 2m or 1m30s")
     return seconds
 

@@ -1,11 +1,11 @@
-"""The search: Hypothesis draws cases under a fixed seed, worlds judge them in batches, and each new signature is shrunk apart.
+"""The search: Hypothesis draws cases with a fixed seed, worlds judge them in batches, and each new signature is shrunk separately.
 
-Hypothesis never sees a failure that was not asked for. In the first pass nothing fails: cases are drawn, fed to the pool and
-remembered with their verdicts. Then, for one signature at a time, the same seed is replayed from memory and only that signature
-fails, so that only shrink candidates reach a world. What the enumerator or a list found is shrunk in the same way, over the law's
-``narrow`` strategy, cases no larger than the one found, or else over what the law draws.
+In the first pass no example fails: cases are drawn, fed to the pool, and their verdicts are stored by case. Then, for one signature at a
+time, the same seed is replayed with the stored verdicts, and only that signature fails, so that only shrink candidates reach a world. A
+deviation that the enumerator or a list found is shrunk in the same way, over the law's ``narrow`` strategy (cases no larger than the one
+found), or over what the law draws.
 
-Strategies know of no faults. Of the drawn cases that a known finding covers, three in four are passed over, and others drawn for them.
+Three in four of the drawn cases that a known finding covers are skipped, and other cases are drawn instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.chosen import Share, whole_of
+from shardlaw.conformance.run.shares import Share, full_share
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 SHRINK_SECONDS = 10.0
 NARROW_DRAWS = 80
 NARROW_BATCH = 10
-COVERED_KEPT = 4  # one in so many
-ROUNDS = 4
+COVERED_STRIDE = 4  # of the covered cases one in so many is tried
+MAX_ROUNDS = 4
 
 
-def none_is(case: Case) -> bool:
-    """Of no case."""
+def never(case: Case) -> bool:
+    """The condition that no case meets."""
     return False
 
 
-class Enough(BaseException):
-    """Ends a drawing early. No ``Exception``: Hypothesis would take one for a failing example."""
+class StopDrawing(BaseException):
+    """Stops :func:`draw` early. Not an ``Exception``: Hypothesis would treat that as a failing example."""
 
 
-def seed_of(seed: int, law_id: str) -> int:
-    """The seed of one law's draws: a function of the run's seed and the law alone."""
+def law_seed(seed: int, law_id: str) -> int:
+    """The seed for the draws of one law; depends on the seed of the run and the law id only."""
     return int.from_bytes(hashlib.sha256(f"{seed} {law_id}".encode()).digest()[:6], "big")
 
 
 def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[Case], None], *, shrink: bool = False) -> None:
-    """Give ``take`` up to ``count`` cases of ``strategy``: the same ones, in the same order, for the same arguments.
+    """Call ``take`` with up to ``count`` cases of ``strategy``: the same cases in the same order for the same arguments.
 
-    Whatever ``take`` raises comes out as it is; with ``shrink`` an ``Exception`` of it is shrunk first.
+    Raises what ``take`` raises; with ``shrink`` an ``Exception`` is shrunk first.
     """
     import hypothesis
     from hypothesis import HealthCheck, Phase, Verbosity
@@ -74,18 +74,18 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
     )
     @hypothesis.seed(seed)
     @hypothesis.given(strategy)
-    def drawn(case: Case) -> None:
+    def run_example(case: Case) -> None:
         try:
             take(case)
         except Exception as error:
             if shrink:
                 raise
-            raised.append(error)  # Hypothesis would try the case again, and call what does not repeat flaky
-            raise Enough from None
+            raised.append(error)  # else Hypothesis would repeat the case and report what does not repeat as flaky
+            raise StopDrawing from None
 
     try:
-        drawn()
-    except Enough:
+        run_example()
+    except StopDrawing:
         if raised:
             raise raised[0] from None
         raise
@@ -93,87 +93,88 @@ def draw(strategy: SearchStrategy[Case], seed: int, count: int, take: Callable[[
 
 @dataclass
 class Plan:
-    """What one law tries in a run: its ``share`` of enumerated and drawn cases, or one shard of them.
+    """The cases of one law in a run: its ``share`` of enumerated and drawn cases, or one shard of them.
 
-    ``number`` counts, from 1, the cases of all shards that :meth:`feed` came upon, ``swept`` those of them that the enumerator gave, of
-    how many ``combinations`` (0 where it does not say). ``covered`` says of a case whether a known finding covers it: what is drawn in the
-    place of those that are :meth:`passed_over` comes of further ``rounds``, each the seed and the number of its draws. Of a certified
-    profile the ``listed`` cases are all.
-    """
+    :meth:`feed` sets ``number`` (cases generated so far, over all shards, from 1), ``swept`` (how many of them the enumerator generated)
+    and ``combinations`` (how many it could generate; 0 if it does not say). ``is_covered`` says whether a known finding covers a case: for
+    each covered case that is skipped, another is drawn in a further round. ``rounds`` has seed and number of draws of each round. In a
+    certified run ``certified_cases`` are the only cases."""
 
     law: Law
     limits: Limits
     seed: int
     share: Share
     shard: tuple[int, int] = (1, 1)
-    covered: Callable[[Case], bool] = none_is
-    listed: Sequence[Case] | None = None
+    is_covered: Callable[[Case], bool] = never
+    certified_cases: Sequence[Case] | None = None
     rounds: list[tuple[int, int]] = field(default_factory=list, init=False)
     swept: int = field(default=0, init=False)
     combinations: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), share: Share | None = None) -> Plan:
-        """The plan of a run's ``seed``; without a ``share`` all that the profile tries."""
-        return cls(law, limits, seed_of(seed, law.id), share or whole_of(law, profile), shard)
+    def for_law(
+        cls, law: Law, limits: Limits, seed: int, profile: str, shard: tuple[int, int] = (1, 1), share: Share | None = None
+    ) -> Plan:
+        """The plan of a law in a run with this ``seed``; without a ``share`` it has all cases of the profile."""
+        return cls(law, limits, law_seed(seed, law.id), share or full_share(law, profile), shard)
 
-    def passed_over(self, case: Case) -> bool:
-        """Whether a drawn case is left out for the sake of others: by its text, so that it is in every run with these known findings."""
-        return zlib.crc32(case.text.encode()) % COVERED_KEPT != 0 and self.covered(case)
+    def is_skipped(self, case: Case) -> bool:
+        """Whether a drawn case is replaced by another one. Depends on its text only, so that every run with these expectations agrees."""
+        return zlib.crc32(case.text.encode()) % COVERED_STRIDE != 0 and self.is_covered(case)
 
     def feed(self, take: Callable[[Case, bool], None]) -> None:
-        """Give ``take`` every case of the plan in order, with whether it was drawn. ``take`` may raise :class:`Enough`."""
+        """Call ``take(case, is_drawn)`` for every case of the plan, in order. ``take`` may raise :class:`StopDrawing`."""
         self.number = 0
         self.rounds.clear()
         seen: set[Case] = set()
-        left, places = int(self.share.draws + random.Random(self.seed).random()), self.share.places
+        remaining, indices = int(self.share.draws + random.Random(self.seed).random()), self.share.indices
 
-        def offer(case: Case, drawn: bool) -> None:
+        def offer(case: Case, is_drawn: bool) -> None:
             self.number += 1
             if case in seen:
                 return
-            seen.add(case)  # those of other shards too: a case that is drawn twice belongs to one of them
-            if self._mine(self.number) and case.world <= self.limits.most:
-                take(case, drawn)
+            seen.add(case)  # of all shards: a case that is generated twice belongs to one shard
+            if self._in_shard(self.number) and case.world <= self.limits.most:
+                take(case, is_drawn)
 
         def offer_drawn(case: Case) -> None:
-            nonlocal left
-            if self.passed_over(case):
-                left += 1
+            nonlocal remaining
+            if self.is_skipped(case):
+                remaining += 1
             else:
                 offer(case, True)
 
-        if self.listed is not None:
-            for case in self.listed:
+        if self.certified_cases is not None:
+            for case in self.certified_cases:
                 offer(case, False)
             return
         if self.law.sweep is not None and self.share.sweeps:
             cases = self.law.sweep(self.limits)
-            for place, case in enumerate(itertools.islice(cases, self.share.sweeps)):
-                if places is None or place in places:
+            for index, case in enumerate(itertools.islice(cases, self.share.sweeps)):
+                if indices is None or index in indices:
                     self.swept += 1
                     offer(case, False)
             self.combinations = getattr(cases, "combinations", 0)
-        for case in self.share.fitting(self.limits):
+        for case in self.share.cases_within(self.limits):
             offer(case, False)
-        if self.law.draw is not None and left:
+        if self.law.draw is not None and remaining:
             strategy = self.law.case_strategy(self.limits)
-            while left and len(self.rounds) < ROUNDS:
-                self.rounds.append((self.seed + len(self.rounds), left))
-                left = 0
+            while remaining and len(self.rounds) < MAX_ROUNDS:
+                self.rounds.append((self.seed + len(self.rounds), remaining))
+                remaining = 0
                 draw(strategy, *self.rounds[-1], offer_drawn)
 
-    def _mine(self, number: int) -> bool:
-        """Whether the shard has the case of this number. Dealt by a hash: what an enumerator repeats at every so many cases must not fall
-        to one shard, nor the first case of every law."""
+    def _in_shard(self, number: int) -> bool:
+        """Whether the case with this number belongs to the shard. Decided by a hash: an enumerator's periodic pattern, or the first case of
+        every law, must not all go to one shard."""
         part, parts = self.shard
         return parts == 1 or zlib.crc32(f"{self.law.id} {number}".encode()) % parts == part - 1
 
 
 @dataclass
-class Shrunk:
-    """The smallest case found that shows a signature. ``minimal`` says whether the search for a smaller one was finished."""
+class ShrinkResult:
+    """The smallest case found with a signature. ``minimal``: the search for a smaller one was completed."""
 
     case: Case
     verdict: Verdict
@@ -181,32 +182,32 @@ class Shrunk:
     calls: int
 
 
-class _Shown(Exception):
-    """The case at hand shows the signature that is being shrunk."""
+class _SignatureReproduced(Exception):
+    """The current example has the signature that is being shrunk."""
 
 
 @dataclass
 class Shrinker:
-    """Shrinks one signature of one law, with the verdicts that the first pass remembered.
+    """Shrinks one signature of one law, using the verdicts of the first pass (``memory``).
 
-    A verdict that is ``known`` (expected) does not show the signature: a new fault must not shrink into an old one.
+    A verdict for which ``is_known`` is true (an expectation covers it) does not count: a new fault must not shrink into a known one.
     """
 
     plan: Plan
     pool: Pool
     memory: dict[Case, Verdict]
     seconds: float = SHRINK_SECONDS
-    known: Callable[[Verdict], bool] = lambda verdict: False
+    is_known: Callable[[Verdict], bool] = lambda verdict: False
     calls: int = field(default=0, init=False)
 
-    def shrink(self, first: Verdict, drawn: bool) -> Shrunk:
-        """The smallest case with the signature of ``first``, which the drawing (or else the enumerator) came upon."""
+    def shrink(self, first: Verdict, is_drawn: bool) -> ShrinkResult:
+        """The smallest case with the signature of ``first``. ``is_drawn``: its case was drawn, not enumerated."""
         law = self.plan.law
-        start = Shrunk(first.case, first, False, 0)
+        start = ShrinkResult(first.case, first, False, 0)
         self._deadline = time.monotonic() + self.seconds
-        if drawn and law.draw is not None:
+        if is_drawn and law.draw is not None:
             strategy = law.case_strategy(self.plan.limits)
-            found = (self._replay(strategy, *drawn, first.signature, self.plan.passed_over) for drawn in self.plan.rounds)
+            found = (self._replay(strategy, *drawn, first.signature, self.plan.is_skipped) for drawn in self.plan.rounds)
             return next(filter(None, found), start)
         if law.narrow is None and law.draw is None:
             return start
@@ -215,22 +216,22 @@ class Shrinker:
         draw(strategy, self.plan.seed, NARROW_DRAWS, near.append)
         unseen = [case for case in dict.fromkeys(near) if case not in self.memory]
         while unseen and time.monotonic() < self._deadline:
-            self._judge(unseen[:NARROW_BATCH])
+            self._run_cases(unseen[:NARROW_BATCH])
             del unseen[:NARROW_BATCH]
-        if unseen or not any(self._shows(self.memory[case], first.signature) for case in near):
+        if unseen or not any(self._reproduces(self.memory[case], first.signature) for case in near):
             return self._smallest(near, first) or start
         return self._replay(strategy, self.plan.seed, NARROW_DRAWS, first.signature) or start
 
-    def _smallest(self, near: Sequence[Case], first: Verdict) -> Shrunk | None:
-        """The shortest of the cases judged near the first one that shows its signature, where there is one."""
-        shown = [case for case in near if case in self.memory and self._shows(self.memory[case], first.signature)]
+    def _smallest(self, near: Sequence[Case], first: Verdict) -> ShrinkResult | None:
+        """The shortest judged case of ``near`` with the signature of ``first``; ``None`` if none has it."""
+        shown = [case for case in near if case in self.memory and self._reproduces(self.memory[case], first.signature)]
         best = min(shown, key=lambda case: (case.world, len(case.text), case.text), default=None)
-        return None if best is None else Shrunk(best, self.memory[best], False, self.calls)
+        return None if best is None else ShrinkResult(best, self.memory[best], False, self.calls)
 
-    def _shows(self, verdict: Verdict, signature: str) -> bool:
-        return verdict.signature == signature and not self.known(verdict)
+    def _reproduces(self, verdict: Verdict, signature: str) -> bool:
+        return verdict.signature == signature and not self.is_known(verdict)
 
-    def _judge(self, cases: Sequence[Case]) -> None:
+    def _run_cases(self, cases: Sequence[Case]) -> None:
         self.calls += len(cases)
         for case, verdict in zip(cases, self.pool.check(self.plan.law, list(cases)), strict=True):
             self.memory[case] = verdict
@@ -241,56 +242,56 @@ class Shrinker:
         seed: int,
         count: int,
         signature: str,
-        skip: Callable[[Case], bool] = none_is,
-    ) -> Shrunk | None:
-        """The smallest case that this drawing leads to. ``skip``: those that it was not asked for, until the signature has shown."""
+        skip: Callable[[Case], bool] = never,
+    ) -> ShrinkResult | None:
+        """Draw again and let Hypothesis shrink to the smallest case. ``skip``: cases to pass over until the signature has occurred."""
         best: Verdict | None = None
 
         def show(case: Case) -> None:
             nonlocal best
             if case not in self.memory:
                 if time.monotonic() > self._deadline:
-                    raise Enough
+                    raise StopDrawing
                 if case.world > self.plan.limits.most or (best is None and skip(case)):
                     return
-                self._judge([case])
+                self._run_cases([case])
             verdict = self.memory[case]
-            if self._shows(verdict, signature):
+            if self._reproduces(verdict, signature):
                 best = verdict
-                raise _Shown
+                raise _SignatureReproduced
 
         from hypothesis.errors import Flaky
 
         minimal = True
         try:
             draw(strategy, seed, count, show, shrink=True)
-        except _Shown:
+        except _SignatureReproduced:
             pass
-        except Enough:
+        except StopDrawing:
             minimal = False
         except Flaky:  # a verdict that did not repeat
             minimal = False
-        return None if best is None else Shrunk(best.case, best, minimal, self.calls)
+        return None if best is None else ShrinkResult(best.case, best, minimal, self.calls)
 
 
 def reduce_history(history: Sequence[Case], shows: Callable[[tuple[Case, ...]], bool], deadline: float) -> tuple[Case, ...]:
-    """The cases of ``history`` that are needed for ``shows`` to hold, by delta debugging; the last ones tried first."""
-    kept, parts = tuple(history), 2
-    while len(kept) >= 1 and time.monotonic() < deadline:
-        size = max(1, -(-len(kept) // parts))
-        pieces = [kept[at : at + size] for at in range(0, len(kept), size)]
-        smaller = _first(pieces, kept, shows, deadline)
+    """Reduce ``history`` to the cases that ``shows`` needs, by delta debugging; the last cases are tried first."""
+    needed, parts = tuple(history), 2
+    while len(needed) >= 1 and time.monotonic() < deadline:
+        size = max(1, -(-len(needed) // parts))
+        pieces = [needed[at : at + size] for at in range(0, len(needed), size)]
+        smaller = _first_reproducing(pieces, needed, shows, deadline)
         if smaller is not None:
-            kept, parts = smaller, max(2, min(parts, len(smaller)))
+            needed, parts = smaller, max(2, min(parts, len(smaller)))
         elif size == 1:
             break
         else:
-            parts = min(len(kept), parts * 2)
-    return kept
+            parts = min(len(needed), parts * 2)
+    return needed
 
 
-def _first(
-    pieces: list[tuple[Case, ...]], kept: tuple[Case, ...], shows: Callable[[tuple[Case, ...]], bool], deadline: float
+def _first_reproducing(
+    pieces: list[tuple[Case, ...]], needed: tuple[Case, ...], shows: Callable[[tuple[Case, ...]], bool], deadline: float
 ) -> tuple[Case, ...] | None:
     candidates: list[tuple[Case, ...]] = list(reversed(pieces))
     if len(pieces) > 2:
@@ -298,6 +299,6 @@ def _first(
     for candidate in candidates:
         if time.monotonic() > deadline:
             return None
-        if len(candidate) < len(kept) and shows(candidate):
+        if len(candidate) < len(needed) and shows(candidate):
             return candidate
     return None

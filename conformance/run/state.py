@@ -1,4 +1,4 @@
-"""What a run knows of itself while it goes on: plain data, which the engine fills and reports read."""
+"""The state of a run: plain data that the engine fills and reports read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import BACK_END, Target
 from shardlaw.conformance.law.verdict import Verdict, error_pattern, finding_id, place_names
-from shardlaw.conformance.run.chosen import share_of
 from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.shares import law_share
 
 if TYPE_CHECKING:
-    from shardlaw.conformance.run.expectations import Expectations, TooWide
-    from shardlaw.conformance.run.frozen import FrozenList
+    from shardlaw.conformance.run.certified_profile import CertifiedProfile
+    from shardlaw.conformance.run.expectations import Expectations, TooWideEntry
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A deviation that repeats. ``case`` is the smallest one found, ``raw_case`` the first one met; ``confirmed`` is k of n
-    fresh worlds that showed it. ``number`` says which of the law's cases was met first, ``entry`` where an expected one is written.
-    ``where`` is the place in torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places, ``calls`` the
-    collectives that were called."""
+    """A deviation that reproduces.
+
+    ``case`` is the smallest case found, ``raw_case`` the first; ``confirmed`` is (k, n): k of n fresh worlds showed it. ``number`` is the
+    number of the first case in the law's plan, ``entry`` the file and line of the entry of an expected finding. ``where`` is the place in
+    torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places, ``calls`` the collectives called.
+    """
 
     id: str
     law: str
@@ -52,25 +54,27 @@ class Finding:
 
     @property
     def spots(self) -> frozenset[str]:
-        """Where an expectation may say that it is."""
+        """The values of ``at`` with which an entry matches this finding."""
         return place_names(self.where, self.calls)
 
     @property
     def cause(self) -> tuple[str, ...]:
-        """What findings of one cause have in common: the place in torch (without what a rule was asked), or else the law; and how they
-        depart. A wrong value, layout or description of one rule is one cause, and so is an error of some ranks and of all. Of a back end
-        that is not torch's no place is known: there it is the collectives that were called."""
+        """A key that findings of one cause share: the place in torch (without what a rule was asked), or else the law; and the kind.
+
+        ``wrong-value``, ``wrong-layout`` and ``wrong-metadata`` count as one kind, and so does an error on some ranks and on all. In a
+        backend that is not torch's no place is known: the collectives called take its part.
+        """
         place = ",".join(self.where.split(",")[:2])
         if place.startswith(BACK_END):
-            called = [name for name in self.features if name.startswith("collective:")]
-            return (place, *(called or [self.law.partition("[")[0]]), self.kind, error_pattern(self.verdict.error))
+            collectives = [name for name in self.features if name.startswith("collective:")]
+            return (place, *(collectives or [self.law.partition("[")[0]]), self.kind, error_pattern(self.verdict.error))
         kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
         kind = "raised" if kind == "divergence" and self.verdict.error else kind
         return (place or self.law.partition("[")[0], kind, error_pattern(self.verdict.error) if kind == "raised" else "")
 
     @classmethod
-    def of(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:
-        """The finding that ``verdict`` makes."""
+    def from_verdict(cls, law: Law, verdict: Verdict, raw_case: Case, status: Literal["new", "expected"] = "new") -> Finding:
+        """The finding for a deviating (or refused) verdict."""
         features = tuple(sorted(features_of(verdict.case, law) | set(verdict.features)))
         return cls(
             id=finding_id(verdict.signature, features),
@@ -89,7 +93,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class HarnessFault:
-    """An error of the harness, or of a law's own text, while a law was tried: it is no finding. ``text`` is its traceback."""
+    """An error of the harness or in a law itself, which is no finding. ``text`` is its traceback."""
 
     law: str
     message: str
@@ -98,9 +102,12 @@ class HarnessFault:
 
 @dataclass
 class LawResult:
-    """What a run says of one law. ``refusals`` counts the refused cases by the text of the refusal, without numbers and names; ``expected``
-    the deviating cases that an expectation accounts for, ``reasons`` of which are what these say; ``deviating`` counts the features of the
-    cases that deviate, expected or not, and ``wrong`` how many these are."""
+    """The result of one law in a run.
+
+    ``refusals`` counts the refused cases by the text of the refusal, without numbers and names; ``expected`` the deviating cases that
+    expectations account for, whose reasons are ``reasons``. ``wrong`` is the number of deviating cases, expected or not, and ``deviating``
+    counts their features.
+    """
 
     law: Law
     outcome: str = "untested"
@@ -123,7 +130,7 @@ class LawResult:
     reasons: list[str] = field(default_factory=list)
 
     def conclude(self, new: bool) -> None:
-        """Say how the law fared, once every case has been judged: by its own cases alone. ``new``: whether it has a new finding."""
+        """Set the outcome, once every case has been judged. ``new``: whether the law has a new finding."""
         if new:
             self.outcome = "deviates"
         elif self.reason is not None:
@@ -143,17 +150,20 @@ class LawResult:
 
 @dataclass(eq=False)
 class RunState:
-    """What a run was asked for, and what has come of it by now. ``known`` holds the cases of stored findings, by law; ``shrinking`` is how
-    many seconds are left for shrinking; ``supported`` names the laws of which this torch has to refuse no case. ``ready``: when ranks had
-    answered the first case of a run with a budget, which begins there. Of a certified run ``frozen`` is the list, ``said`` the word for
-    each of its cases, by text, ``loaded`` what its ranks have loaded, and ``unexcused`` what its one backend is known to do wrong."""
+    """The request of a run and its results so far.
+
+    ``stored_cases`` are the cases of stored findings, by law; ``supported`` the ids of laws of which this torch must refuse no case.
+    ``budget_start`` is when ranks had answered the first case of a run with a budget (monotonic clock). In a certified run ``certified`` is
+    the profile, ``verdict_words`` the word for each of its cases by text, ``loaded`` the versions that its ranks have loaded, and
+    ``backend_expectations`` the known faults of its backend, which it does not accept.
+    """
 
     request: RunRequest
     target: Target
     laws: list[Law]
     expectations: Expectations
-    known: dict[str, list[Case]]
-    shrinking: float
+    stored_cases: dict[str, list[Case]]
+    shrink_seconds_left: float
     supported: frozenset[str] = frozenset()
     results: dict[str, LawResult] = field(init=False)
     findings: list[Finding] = field(default_factory=list)
@@ -166,52 +176,51 @@ class RunState:
     distinct: set[Case] = field(default_factory=set)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.monotonic)
-    ready: float | None = None
+    budget_start: float | None = None
     stopped_by: str | None = None
     failure: Exception | None = None
-    frozen: FrozenList | None = None
-    said: dict[str, str] = field(default_factory=dict)
+    certified: CertifiedProfile | None = None
+    verdict_words: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
-    unexcused: Expectations | None = None
+    backend_expectations: Expectations | None = None
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}
 
     def planned(self) -> int:
-        """How many cases there will be at most: of known findings none, and enumerators may have fewer."""
-        if self.frozen is not None:
-            return len(self.frozen.cases)
-        return max(1, sum(share_of(law, self.request).count for law in self.laws) // self.request.shard[1])
+        """The largest number of cases that the run may have, without those of known findings."""
+        if self.certified is not None:
+            return len(self.certified.cases)
+        return max(1, sum(law_share(law, self.request).count for law in self.laws) // self.request.shard[1])
 
-    def too_wide(self) -> list[TooWide]:
-        """The expectations to refuse. One shard of a run does not say: the share of its few cases is not that of the whole, which a
-        merge works out."""
+    def too_wide(self) -> list[TooWideEntry]:
+        """The entries to refuse. Empty for one shard of a run: its few cases are no fair sample; ``shardlaw merge`` decides."""
         return self.expectations.too_wide() if self.request.shard == (1, 1) else []
 
 
 class Listener(Protocol):
-    """Hears how a run goes: what writes it down, and what shows it to people."""
+    """What the engine notifies: it writes the report and shows the progress."""
 
-    def begin(self, run: RunState) -> None:
-        """The request is understood, and the laws are chosen."""
+    def on_run_begin(self, run: RunState) -> None:
+        """The laws are selected; no case has been sent."""
 
-    def law(self, law_id: str) -> None:
-        """A law's turn has come."""
+    def on_law_begin(self, law_id: str) -> None:
+        """A law's turn begins."""
 
-    def case(self, verdict: Verdict, drawn: bool) -> None:
-        """One more case was judged."""
+    def on_case(self, verdict: Verdict, is_drawn: bool) -> None:
+        """A case was judged."""
 
-    def shrinking(self, law_id: str, verdict: Verdict) -> None:
+    def on_shrink(self, law_id: str, verdict: Verdict) -> None:
         """A deviation is being shrunk and confirmed."""
 
-    def finding(self, found: Finding, run: RunState) -> None:
-        """Something was found."""
+    def on_finding(self, found: Finding, run: RunState) -> None:
+        """A finding was added to the run."""
 
-    def done(self, result: LawResult) -> None:
+    def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
 
-    def update(self, run: RunState, exit_code: int | None = None) -> object:
-        """The run as it stands; with an exit code, as it ended. Raises ``OSError`` where that cannot be written."""
+    def write_report(self, run: RunState, exit_code: int | None = None) -> object:
+        """Write the state of the run so far; with an exit code it is final. Raises ``OSError``."""
 
-    def summary(self, run: RunState, exit_code: int) -> None:
-        """The end."""
+    def on_run_end(self, run: RunState, exit_code: int) -> None:
+        """The run has ended, and its report is written."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shardlaw.conformance.report.templates import rendered
+from shardlaw.conformance.report.templates import render_template
 from shardlaw.conformance.twin.align import TensorComparison
 from shardlaw.conformance.twin.comparison import Departure, RunComparison
 from shardlaw.conformance.twin.record import BACKWARD, BEFORE_STEP, FORWARD, GRADIENTS, LOSS, Key
@@ -209,7 +209,7 @@ sys.exit(found.departs)
 
 def html_page(result: Result) -> str:
     """The result as one HTML file without external resources."""
-    return rendered(
+    return render_template(
         "twin.html.j2",
         title=f"shardlaw twin: {headline(result)}",
         result=result,

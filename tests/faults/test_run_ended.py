@@ -109,9 +109,9 @@ def test_the_law_after_a_break_has_no_turn_although_it_was_fed(tmp_path: Path, m
         def unwritable(*_: object) -> None:
             raise OSError("no room")
 
-        monkeypatch.setattr(run.listener, "finding", unwritable)
-        run.law(first, [second])
-        run.law(second)
+        monkeypatch.setattr(run.listener, "on_finding", unwritable)
+        run.try_law(first, [second])
+        run.try_law(second)
     finally:
         run.close()
     assert str(run.failure) == "no room"

@@ -15,7 +15,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deviation, Raised, Verdict
 from shardlaw.conformance.report.run_report import RunReport
 from shardlaw.conformance.report.writer import ReportWriter
-from shardlaw.conformance.run.expectations import Expectations, TooWide
+from shardlaw.conformance.run.expectations import Expectations, TooWideEntry
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.state import Finding, HarnessFault, LawResult
 
@@ -44,7 +44,7 @@ def verdict(case: Case = CASE, **fields: Any) -> Verdict:
 
 
 def finding(law_id: str = "op.forward[mean]", **fields: Any) -> Finding:
-    found = Finding.of(LAWS[law_id], verdict(replace(CASE, law=law_id)), CASE)
+    found = Finding.from_verdict(LAWS[law_id], verdict(replace(CASE, law=law_id)), CASE)
     return replace(found, minimal=True, confirmed=(2, 2), shrink_calls=31, **fields)
 
 
@@ -69,14 +69,14 @@ class FakeRun:
     stopped_by: str | None = None
     stale: list[str] = field(default_factory=list)
     failure: Exception | None = None
-    frozen: None = None
+    certified: None = None
 
-    def too_wide(self) -> list[TooWide]:
+    def too_wide(self) -> list[TooWideEntry]:
         return self.expectations.too_wide()
 
     def take(self, found: Finding) -> None:
         self.findings.append(found)
-        self.writer.finding(found, self)  # type: ignore[arg-type]
+        self.writer.add_finding(found, self)  # type: ignore[arg-type]
 
     def update(self, code: int | None = None) -> RunReport:
-        return self.writer.update(self, code)  # type: ignore[arg-type]
+        return self.writer.write(self, code)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.run.asked import check_case
+from shardlaw.conformance.run.case_check import check_case
 from tests.laws.planting import in_folders
 
 

@@ -16,7 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.report.run_report import read_report
 from shardlaw.conformance.report.writer import write_report
-from shardlaw.conformance.run import frozen
+from shardlaw.conformance.run import certified_profile
 
 LIST = """# tiny-2026.1: what this test is about
 collective.all-reduce mesh=2 x=2
@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which two certified runs of one list lie: one on a target that declares something as missing."""
     folder = tmp_path_factory.mktemp("certified")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen, "PROFILES", profiles(folder / "profiles", LIST))
+        patch.setattr(certified_profile, "PROFILES", profiles(folder / "profiles", LIST))
         patch.chdir(folder)
         (folder / "shardlaw.toml").write_text(TARGET)
         for name, target in (("first", "gloo"), ("again", "gloo"), ("frank", "frank")):

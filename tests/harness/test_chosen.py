@@ -8,9 +8,9 @@ from benchmarks.chosen import Tried, cover, of_words
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.run.chosen import Share, chosen, read, share_of, whole_of, written
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.search import Plan
+from shardlaw.conformance.run.shares import Share, format_share, full_share, law_share, parse_share, smoke_shares
 
 LAW = "layout.run-check"
 
@@ -18,7 +18,7 @@ LAW = "layout.run-check"
 def offered(share: Share | None = None) -> tuple[list[str], list[str]]:
     """The enumerated and the drawn cases of a law under smoke."""
     found: tuple[list[str], list[str]] = [], []
-    Plan.of(find(LAW), Limits(), 1, "smoke", share=share).feed(lambda case, drawn: found[drawn].append(case.text))
+    Plan.for_law(find(LAW), Limits(), 1, "smoke", share=share).feed(lambda case, drawn: found[drawn].append(case.text))
     return found
 
 
@@ -31,20 +31,20 @@ def test_a_plan_takes_the_places_of_its_share_and_as_many_draws() -> None:
 
 def test_a_run_of_everything_tries_what_was_chosen_and_a_selection_all() -> None:
     law = find(LAW)
-    assert share_of(law, RunRequest()) == chosen()[LAW]
+    assert law_share(law, RunRequest()) == smoke_shares()[LAW]
     for other in (
         RunRequest(laws=("redistribute.*",)),
         RunRequest(ops=("add",)),
         RunRequest(profile="ci"),
         RunRequest(certify="dtensor-2026.1"),
     ):
-        assert share_of(law, other) == whole_of(law, other.profile)
-    assert share_of(law, RunRequest(laws=(LAW,), goes_on_chosen=True)) == chosen()[LAW]
-    assert share_of(replace(law, id="redistribute.unheard-of"), RunRequest()).places is None
+        assert law_share(law, other) == full_share(law, other.profile)
+    assert law_share(law, RunRequest(laws=(LAW,), resumed_smoke_shares=True)) == smoke_shares()[LAW]
+    assert law_share(replace(law, id="redistribute.unheard-of"), RunRequest()).indices is None
 
 
 def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:
-    for law_id, share in chosen().items():
+    for law_id, share in smoke_shares().items():
         law = catalogue()[law_id]
         assert share.count, law_id
         assert share.sweeps <= law.sweeps, law_id
@@ -55,20 +55,20 @@ def test_listed_cases_are_tried_where_the_target_has_their_dtypes() -> None:
     texts = (f"{LAW} mesh=2 x=4:R:float64 how=data", f"{LAW} mesh=2 x=4:R how=data")
     share = Share(0, 0, frozenset(), texts)
     assert offered(share) == ([*texts], [])
-    assert [case.text for case in share.fitting(Limits(dtypes=("float32",)))] == [texts[1]]
+    assert [case.text for case in share.cases_within(Limits(dtypes=("float32",)))] == [texts[1]]
 
 
 def test_every_listed_case_can_be_read_and_is_of_its_law() -> None:
-    for law_id, share in chosen().items():
-        for case in share.fitting(Limits()):
+    for law_id, share in smoke_shares().items():
+        for case in share.cases_within(Limits()):
             assert case.law == law_id
 
 
 @pytest.mark.parametrize("places", [set(), {0}, {0, 1, 2}, {1, 3, 4, 5, 9}])
 def test_a_share_is_read_as_written(places: set[int]) -> None:
     cases = (f"{LAW} mesh=2 x=4:R how=data", f"{LAW} mesh=2 x=5:R how=sizes")
-    law, share = read(written(LAW, places, 3, cases))
-    assert (law, share.places, share.draws, share.cases) == (LAW, places, 3, cases)
+    law, share = parse_share(format_share(LAW, places, 3, cases))
+    assert (law, share.indices, share.draws, share.cases) == (LAW, places, 3, cases)
 
 
 def test_the_cheapest_cases_that_show_everything_are_chosen_but_what_shows_little_for_its_cost() -> None:

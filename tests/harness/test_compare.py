@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardlaw.conformance.commands import cli
-from shardlaw.conformance.report.comparison import Comparison, compared
+from shardlaw.conformance.report.comparison import Comparison, compare_reports
 from shardlaw.conformance.report.run_report import ExpectationLine, RunReport
 from tests.harness.reports import CASE, expectation, finding, law, report, stored
 
@@ -17,7 +17,7 @@ OTHER = "op.forward[sum] mesh=2 x=4:S(0) steps=b=sum(x)"
 
 
 def side_by_side(folder: Path, first: RunReport, second: RunReport) -> Comparison:
-    return compared(stored(folder / "first", first), stored(folder / "second", second))
+    return compare_reports(stored(folder / "first", first), stored(folder / "second", second))
 
 
 def test_a_report_beside_itself_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_a_known_cause_is_mended_where_its_case_holds_or_is_expected_no_more(tmp
     after = [met("mended", mended=True), met("stays", happened=True), met("stays", mended=True), met("newer", happened=True)]
     second = report([laws[0], law("mesh.copies", "untested", 0)], expectations=after)
     stored(tmp_path / "a", report(laws, expectations=before)), stored(tmp_path / "b", second)
-    causes = compared(tmp_path / "a", tmp_path / "b").causes
+    causes = compare_reports(tmp_path / "a", tmp_path / "b").causes
     assert ([cause.id for cause in causes.mended], [cause.id for cause in causes.came]) == (["mended", "gone"], ["newer"])
     cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")])
     assert "known causes that are mended (2):\n  mended what mended does\n" in capsys.readouterr().out

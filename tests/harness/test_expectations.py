@@ -14,8 +14,8 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deviation, Verdict
 from shardlaw.conformance.run.engine import Run
-from shardlaw.conformance.run.expectation_file import read
-from shardlaw.conformance.run.expectations import Expectations, layers, load, shipped
+from shardlaw.conformance.run.expectation_file import read_entries
+from shardlaw.conformance.run.expectations import Expectations, expectation_files, load, shipped_files
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.world.verdicts import combine_answers
 
@@ -119,9 +119,9 @@ def test_an_entry_says_what_fields_hold(where: str, matched: str, other: str, tm
         case = Case.parse(f"op.forward[mean] {mesh}{text}")
         assert (known.match(case, "wrong-value", set(), "") is not None) is hit, text
         assert known.covers(case, set()) is hit
-        known.judged(case, set())
-    assert known.entries[0].cases == {"op.forward[mean]": 1}
-    assert known.entries[0].needs[0].startswith(where.split(" = ", maxsplit=1)[0].strip('"'))
+        known.count_case(case, set())
+    assert known.entries[0].matched == {"op.forward[mean]": 1}
+    assert known.entries[0].requirements[0].startswith(where.split(" = ", maxsplit=1)[0].strip('"'))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def judged_error(kind: str, message: str) -> str:
 
 def asks_where(known: Expectations, case: Case, kind: str) -> bool:
     law = Law(case.law, "A clause.", "docs", case.text, lambda case, here: None)
-    return known.asks_where(law, Verdict(case, "deviates", kind, "result", error="an error"))  # type: ignore[arg-type]
+    return known.needs_trace(law, Verdict(case, "deviates", kind, "result", error="an error"))  # type: ignore[arg-type]
 
 
 def test_an_entry_that_says_where_wants_a_trace(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_later_layer_accounts_for_what_two_match(tmp_path: Path) -> None:
     assert entry is not None
     assert entry.reason.startswith("mine")
     for _ in range(30):
-        known.judged(MEAN_CASE, {"uneven"})
-    assert not any(entry.stale for entry in known.entries)
+        known.count_case(MEAN_CASE, {"uneven"})
+    assert not any(entry.is_stale for entry in known.entries)
 
 
 @pytest.mark.parametrize(
@@ -213,37 +213,37 @@ def test_a_refusal_may_be_expected(tmp_path: Path) -> None:
     (entry,) = known.entries
     assert known.match(MEAN_CASE, "refused", {"uneven"}, "there is no strategy for it") is entry
     assert known.match(MEAN_CASE, "raised", {"uneven"}, "there is no strategy for it") is None
-    known.tried(Verdict(MEAN_CASE, "refused"))
+    known.note_own_case(Verdict(MEAN_CASE, "refused"))
     assert not entry.mended
-    known.tried(Verdict(MEAN_CASE, "held"))
+    known.note_own_case(Verdict(MEAN_CASE, "held"))
     assert entry.mended
 
 
 def test_an_expected_hang_is_avoided_after_three_hits(tmp_path: Path) -> None:
     known = loaded(MEAN.replace("wrong-value", "hang"), tmp_path)
     for _ in range(3):
-        assert known.avoid(MEAN_CASE, {"uneven"}) is None
-        known.judged(MEAN_CASE, {"uneven"})
+        assert known.skip_entry(MEAN_CASE, {"uneven"}) is None
+        known.count_case(MEAN_CASE, {"uneven"})
         known.match(MEAN_CASE, "hang", {"uneven"}, "")
-    assert known.avoid(MEAN_CASE, {"uneven", "permuted"}) is known.entries[0]
-    assert known.avoid(MEAN_CASE, {"permuted"}) is None
-    assert known.avoid(SUM_CASE, {"uneven"}) is None
-    assert known.entries[0].cases["op.forward[mean]"] == 4
+    assert known.skip_entry(MEAN_CASE, {"uneven", "permuted"}) is known.entries[0]
+    assert known.skip_entry(MEAN_CASE, {"permuted"}) is None
+    assert known.skip_entry(SUM_CASE, {"uneven"}) is None
+    assert known.entries[0].matched["op.forward[mean]"] == 4
 
 
 def test_an_expected_wrong_value_is_never_avoided(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(9):
         known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
-    assert known.avoid(MEAN_CASE, {"uneven"}) is None
+    assert known.skip_entry(MEAN_CASE, {"uneven"}) is None
 
 
 def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
     known = loaded(MEAN.replace("op.forward[mean]", "op.forward"), tmp_path)
     for at in range(100):
-        known.judged(MEAN_CASE, {"uneven"} if at < 30 else set())
-        known.judged(SUM_CASE, {"uneven"} if at < 10 else set())
-    assert known.masked(known.entries[0]) == 0.3
+        known.count_case(MEAN_CASE, {"uneven"} if at < 30 else set())
+        known.count_case(SUM_CASE, {"uneven"} if at < 10 else set())
+    assert known.masked_share(known.entries[0]) == 0.3
     (wide,) = known.too_wide()
     assert (wide.law, wide.share) == ("op.forward[mean]", 0.3)
     assert "op.toml:1: matches cases of op.forward[mean] that hold, 30% of all" in str(wide)
@@ -255,18 +255,18 @@ def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
 def test_an_entry_is_wide_beyond_a_fifth_of_the_cases_of_a_law(tmp_path: Path, cases: int, matched: int, wide: bool) -> None:
     known = loaded(MEAN, tmp_path)
     for at in range(cases):
-        known.judged(MEAN_CASE, {"uneven"} if at < matched else set())
+        known.count_case(MEAN_CASE, {"uneven"} if at < matched else set())
     assert bool(known.too_wide()) is wide
 
 
 def test_an_entry_is_as_wide_as_what_it_matches_holds(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(30):
-        known.judged(MEAN_CASE, {"uneven"})
+        known.count_case(MEAN_CASE, {"uneven"})
     for _ in range(24):
         known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
-    assert (known.masked(known.entries[0]), known.too_wide()) == (1.0, []), "six of thirty hold"
-    known.judged(MEAN_CASE, {"uneven"})
+    assert (known.masked_share(known.entries[0]), known.too_wide()) == (1.0, []), "six of thirty hold"
+    known.count_case(MEAN_CASE, {"uneven"})
     (wide,) = known.too_wide()
     assert wide.share == 7 / 31
 
@@ -274,9 +274,9 @@ def test_an_entry_is_as_wide_as_what_it_matches_holds(tmp_path: Path) -> None:
 def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(19):
-        known.judged(MEAN_CASE, {"uneven"})
+        known.count_case(MEAN_CASE, {"uneven"})
     assert not known.too_wide()
-    known.judged(MEAN_CASE, {"uneven"})
+    known.count_case(MEAN_CASE, {"uneven"})
     assert known.too_wide()
 
 
@@ -284,7 +284,7 @@ def test_a_few_cases_do_not_make_an_entry_wide(tmp_path: Path) -> None:
 def test_a_shard_does_not_say_how_wide_an_entry_is(tmp_path: Path, shard: tuple[int, int], wide: int) -> None:
     known = loaded(MEAN, tmp_path)
     for _ in range(20):
-        known.judged(MEAN_CASE, {"uneven"})
+        known.count_case(MEAN_CASE, {"uneven"})
     run = SimpleNamespace(request=RunRequest(seed=7, shard=shard), expectations=known)
     assert len(Run.too_wide(run)) == wide  # type: ignore[arg-type]
 
@@ -292,14 +292,14 @@ def test_a_shard_does_not_say_how_wide_an_entry_is(tmp_path: Path, shard: tuple[
 def test_an_entry_that_never_happened_is_stale_when_its_features_were_reached(tmp_path: Path) -> None:
     known = loaded(MEAN, tmp_path)
     for at in range(20):
-        assert not known.stale("op.forward[mean]"), at
-        known.judged(MEAN_CASE, {"uneven"})
-    assert known.stale("op.forward[mean]")
-    assert not known.stale("op.forward[sum]")
+        assert not known.has_stale("op.forward[mean]"), at
+        known.count_case(MEAN_CASE, {"uneven"})
+    assert known.has_stale("op.forward[mean]")
+    assert not known.has_stale("op.forward[sum]")
     known.match(MEAN_CASE, "wrong-value", {"uneven"}, "", count=False)
-    assert known.stale("op.forward[mean]")
+    assert known.has_stale("op.forward[mean]")
     known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")
-    assert not known.stale("op.forward[mean]")
+    assert not known.has_stale("op.forward[mean]")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\x00\xff\xfe")
     for name, message in (("binary.toml", "not UTF-8"), ("missing.toml", "No such file"), (".", "Is a directory")):
         with pytest.raises(UsageError, match=message):
-            read(tmp_path / name, ["mesh.groups"])
+            read_entries(tmp_path / name, ["mesh.groups"])
 
 
 def test_the_entries_of_a_cause_have_its_title_as_their_reason(tmp_path: Path) -> None:
@@ -372,22 +372,22 @@ def test_the_entries_of_a_cause_have_its_title_as_their_reason(tmp_path: Path) -
 def test_a_cause_holds_where_it_was_seen_and_near_there(torch: str, laws: list[str], unseen: bool, tmp_path: Path) -> None:
     entries = loaded(CAUSE, tmp_path, torch).entries
     assert [entry.law for entry in entries] == laws
-    assert any(entry.unseen(torch) for entry in entries) is unseen
+    assert any(entry.is_untried_on(torch) for entry in entries) is unseen
 
 
 def test_an_entry_whose_case_holds_is_stale(tmp_path: Path) -> None:
     text = "op.forward[mean] mesh=2 a=5:S(0) steps=mean(a)"
     known = loaded(MEAN + f'case = "{text}"\n', tmp_path)
     (entry,) = known.entries
-    (case,) = known.known("op.forward[mean]")
+    (case,) = known.known_cases("op.forward[mean]")
     for _ in range(30):
-        known.judged(MEAN_CASE, {"uneven"})
-    assert not entry.stale  # its case was not tried
-    known.tried(Verdict(case, "held"))
-    assert entry.stale
+        known.count_case(MEAN_CASE, {"uneven"})
+    assert not entry.is_stale  # its case was not tried
+    known.note_own_case(Verdict(case, "held"))
+    assert entry.is_stale
     known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")  # another case shows that it is there
-    assert not entry.stale
-    assert loaded(MEAN.replace("wrong-value", "hang") + f'case = "{text}"\n', tmp_path).known("op.forward[mean]") == []
+    assert not entry.is_stale
+    assert loaded(MEAN.replace("wrong-value", "hang") + f'case = "{text}"\n', tmp_path).known_cases("op.forward[mean]") == []
 
 
 def test_headers_within_texts_do_not_count_as_lines(tmp_path: Path) -> None:
@@ -396,5 +396,5 @@ def test_headers_within_texts_do_not_count_as_lines(tmp_path: Path) -> None:
 
 
 def test_the_files_of_all_layers_come_in_order() -> None:
-    given = [*shipped(), Path("their.toml"), Path("mine.toml")]
-    assert layers(Target(expect=("their.toml",)), [Path("mine.toml")]) == given
+    given = [*shipped_files(), Path("their.toml"), Path("mine.toml")]
+    assert expectation_files(Target(expect=("their.toml",)), [Path("mine.toml")]) == given

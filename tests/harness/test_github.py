@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlaw.conformance.report.github import tell
+from shardlaw.conformance.report.github import annotate
 from tests.harness.reports import CASE, finding, law, report
 
 HOSTILE = "50% wrong\r\n::set-env name=A::b, at x:y"
@@ -22,7 +22,7 @@ def test_each_new_finding_is_one_escaped_line(tmp_path: Path, monkeypatch: pytes
         finding("22222222", note="no reproducer: none"),
     ]
     out = io.StringIO()
-    tell(report([law("op.forward[mean]")], found), Path("a,b"), out)
+    annotate(report([law("op.forward[mean]")], found), Path("a,b"), out)
     first, second = out.getvalue().splitlines()
     assert first == (
         "::error file=a%2Cb/findings/0badcafe.py,title=shardlaw%3A wrong%3Akind%2Cx 0badcafe::"
@@ -38,7 +38,7 @@ def test_nothing_is_said_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     out = io.StringIO()
-    tell(report([law("op.forward[mean]")], [finding()]), tmp_path, out)
+    annotate(report([law("op.forward[mean]")], [finding()]), tmp_path, out)
     assert out.getvalue() == ""
 
 
@@ -49,8 +49,8 @@ def test_the_summary_of_a_step_is_added_to(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "report.md").write_text("# shardlaw\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     made = report([law("op.forward[mean]")])
-    tell(made, tmp_path)
+    annotate(made, tmp_path)
     assert summary.read_text() == "before\n# shardlaw\n\n"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "folder"))
-    tell(made, tmp_path)
+    annotate(made, tmp_path)
     assert "shardlaw: no step summary" in capsys.readouterr().err

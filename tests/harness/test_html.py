@@ -18,7 +18,7 @@ import pytest
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.features.features import FEATURES
 from shardlaw.conformance.report import html as page_module
-from shardlaw.conformance.report.html import html
+from shardlaw.conformance.report.html import render_html
 from shardlaw.conformance.report.run_report import RunReport, UnconfirmedLine
 from tests.harness.reports import CASE, expectation, finding, law, rank, report, stored
 
@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
 
 def page(folder: Path, made: RunReport, ranks: list[dict[str, Any]] | None = None) -> Page:
-    return Page(html(made, stored(folder, made, ranks=ranks)))
+    return Page(render_html(made, stored(folder, made, ranks=ranks)))
 
 
 def test_a_page_says_what_was_found(tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_page_fetches_nothing_and_leads_nowhere_else(tmp_path: Path) -> None:
     made = report([law("op.forward[mean]", "deviates")], [found[1]])
     folder = stored(tmp_path / "r", made)
     made.findings = [*found, finding("../../x", f"{CASE} seed=3", reproducer="findings/../../secret.py")]
-    seen = Page(html(made, folder))
+    seen = Page(render_html(made, folder))
     assert "SECRET" not in seen.text
     links = {attributes["href"] or "" for attributes in seen.all("a")}
     assert {link for link in links if not link.startswith("#")} == {"findings/11111111.py", "cases.txt"}
     assert not seen.all("link")
     assert all("src" not in attributes for _, attributes in seen.seen)
     (policy,) = (found["content"] for found in seen.all("meta") if found.get("http-equiv") == "Content-Security-Policy")
-    text = html(made, folder)
+    text = render_html(made, folder)
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{named}'"
@@ -208,7 +208,7 @@ def test_whatever_can_be_chosen_is_marked_on_what_is_shown(tmp_path: Path) -> No
     known = finding("11111111", "mesh.groups mesh=2@1,0", status="expected", note="ranks are sorted", kind="raised", features=["permuted"])
     made = report(laws, [finding("aaaaaaaa", cause="a"), known])
     seen = page(tmp_path, made)
-    offered = choices(html(made, tmp_path))
+    offered = choices(render_html(made, tmp_path))
     assert offered == {
         "chapter": ["op", "mesh"],
         "kind": ["raised", "wrong-value"],
@@ -244,7 +244,7 @@ def test_every_count_leads_to_what_it_counts(tmp_path: Path) -> None:
     known = finding("11111111", "mesh.groups mesh=2@1,0", status="expected", note="ranks are sorted")
     made = report(laws, [finding("aaaaaaaa", cause="a"), known])
     made.totals.refused = 2
-    text = html(made, stored(tmp_path, made))
+    text = render_html(made, stored(tmp_path, made))
     links = {
         words: (target, chosen) for target, chosen, words in re.findall(r'<a [^>]*?href="(#[^"]*)"(?: data-set="([^"]*)")?>([^<]*)', text)
     }
@@ -289,7 +289,7 @@ def test_a_page_says_what_changed_since_an_earlier_report(tmp_path: Path, capsys
 def test_a_page_has_the_scripts_of_causes_first_and_no_more_than_it_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [finding(f"{at:08x}", f"{CASE} seed={at}", where="ab"[at > 1], reproducer=f"findings/{at:08x}.py") for at in range(4)]
     made = report([law("op.forward[mean]", "deviates")], found)
-    monkeypatch.setattr(page_module, "SCRIPTS", 25)  # each has 11
+    monkeypatch.setattr(page_module, "MAX_SCRIPT_CHARS", 25)  # each has 11
     seen = page(tmp_path, made)
     assert [f"# {at:08x}" in seen.text for at in range(4)] == [True, False, True, False]
     assert all({"href": f"findings/{at:08x}.py"} in seen.all("a") for at in range(4))
@@ -299,7 +299,7 @@ def test_a_page_has_the_scripts_of_causes_first_and_no_more_than_it_may_hold(tmp
 def test_a_link_to_a_finding_opens_it(tmp_path: Path) -> None:
     found = [finding(f"{at:08x}", f"{CASE} seed={at}", cause="a") for at in range(3)]
     made = report([law("op.forward[mean]", "deviates")], found)
-    (tmp_path / "report.html").write_text(html(made, stored(tmp_path, made)))
+    (tmp_path / "report.html").write_text(render_html(made, stored(tmp_path, made)))
     command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
     url = f"{(tmp_path / 'report.html').as_uri()}#finding-00000002"
     text = subprocess.run([*command, url], capture_output=True, text=True, timeout=60, check=True).stdout
@@ -318,6 +318,6 @@ def test_a_page_of_a_smoke_run_is_made_at_once_and_small(tmp_path: Path) -> None
     made.expectations = [expectation("op.forward[mean]", reason="a reason of some length, as they are " * 2) for _ in range(480)]
     stored(tmp_path, made, ranks=[rank(at) for at in range(8)])
     began = time.process_time()
-    text = html(made, tmp_path)
+    text = render_html(made, tmp_path)
     assert time.process_time() - began < 5
     assert len(text) < 1_500_000

@@ -6,8 +6,8 @@ import pytest
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.rank.context import describe_value
-from shardlaw.conformance.report.layouts import layouts_of
-from shardlaw.conformance.report.pictures import Elements, told_by
+from shardlaw.conformance.report.layouts import draw_layouts
+from shardlaw.conformance.report.pictures import Elements, group_answers
 from tests.harness.reports import rank
 
 
@@ -46,7 +46,7 @@ def test_what_a_law_shows_is_read_back() -> None:
 
 def test_ranks_that_said_the_same_stand_together_and_what_differs_is_marked() -> None:
     held = {"rank": 2, "outcome": "held", "expected": "", "got": "", "message": "", "stack": "", "output": ""}
-    both, quiet = told_by([rank(0), rank(1), held])
+    both, quiet = group_answers([rank(0), rank(1), held])
     assert (both.ranks, quiet.ranks, quiet.pictures) == ("ranks 0, 1", "rank 2", ())
     expected, got = (picture for _, picture in both.pictures)
     assert [(cell.text, cell.differs) for cell in expected.cells] == [("1", False), ("2", True)]
@@ -54,13 +54,13 @@ def test_ranks_that_said_the_same_stand_together_and_what_differs_is_marked() ->
 
 
 def test_where_objects_lie_in_memory_keeps_no_ranks_apart() -> None:
-    (told,) = told_by([rank(number, got=f"ValueError: not in <Group object at 0x7f5ebf2b0c{number}0>") for number in (1, 2)])
+    (told,) = group_answers([rank(number, got=f"ValueError: not in <Group object at 0x7f5ebf2b0c{number}0>") for number in (1, 2)])
     assert told.ranks == "ranks 1, 2"
     assert told.texts == (("got", "ValueError: not in <Group object at 0x...>"),)
 
 
 def test_contributions_stand_beside_what_they_reduce_to() -> None:
-    (told,) = told_by([rank(0, "[3.0] float32 1", "[4.0] float32 1; rank 0 contributed [2.0] float32 1")])
+    (told,) = group_answers([rank(0, "[3.0] float32 1", "[4.0] float32 1; rank 0 contributed [2.0] float32 1")])
     assert [(name, [cell.text for cell in picture.cells]) for name, picture in told.pictures] == [
         ("expected", ["3"]),
         ("got", ["4"]),
@@ -71,12 +71,12 @@ def test_contributions_stand_beside_what_they_reduce_to() -> None:
 def test_a_large_tensor_is_cut_with_a_note() -> None:
     import torch
 
-    (told,) = told_by([rank(0, describe_value(torch.arange(900).reshape(30, 30)), "RuntimeError: no")])
+    (told,) = group_answers([rank(0, describe_value(torch.arange(900).reshape(30, 30)), "RuntimeError: no")])
     ((name, picture),) = told.pictures
     assert (name, picture.note) == ("expected", f"{len(picture.cells)} of 900 elements are drawn")
     assert 0 < len(picture.cells) <= 64
     assert told.texts == (("got", "RuntimeError: no"),)
-    (told,) = told_by([rank(0, describe_value(torch.zeros(0, 3)), describe_value(torch.arange(24).reshape(2, 3, 4)))])
+    (told,) = group_answers([rank(0, describe_value(torch.zeros(0, 3)), describe_value(torch.arange(24).reshape(2, 3, 4)))])
     assert told.pictures[0][1].note == "no elements"
     assert [part.label for part in told.pictures[1][1].slices] == ["[0, :, :]", "[1, :, :]"]
 
@@ -97,7 +97,7 @@ def test_a_large_tensor_is_cut_with_a_note() -> None:
     ],
 )
 def test_a_layout_is_drawn_by_who_holds_what(text: str, areas: list[list[str]]) -> None:
-    found = layouts_of(Case.parse(text).to_json())
+    found = draw_layouts(Case.parse(text).to_json())
     assert [[area.text for area in sorted(one.areas, key=lambda area: (area.y, area.x))] for one in found] == areas
     for one in found:
         inside = all(0 <= area.x <= one.width and 0 <= area.y <= one.height + 4 for area in one.areas)

@@ -13,8 +13,8 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
-from shardlaw.conformance.run.nearby import plainer
-from shardlaw.conformance.run.place import decided, first_departing, in_storage, places_of
+from shardlaw.conformance.run.nearby import simpler_cases
+from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame, first_deviating_step
 
 FULL = torch.arange(4.0)
 RULE = "some_strategy, torch/distributed/tensor/_ops/_some_ops.py:1"
@@ -52,18 +52,18 @@ def wrong() -> tuple[Step, Step]:
 
 
 def test_the_first_op_that_departs_is_found() -> None:
-    assert first_departing(ranks(right(), right())) is None
+    assert first_deviating_step(ranks(right(), right())) is None
     steps = ranks(right(), wrong(), wrong())
-    assert first_departing(steps) is steps[0][1]
+    assert first_deviating_step(steps) is steps[0][1]
 
 
 def test_the_redistribution_in_an_op_is_to_blame_before_the_op() -> None:
     torn = tuple(move(local, FULL + 1, within=0) for local in halves(FULL))
     whole = tuple(move(local, FULL, within=0) for local in halves(FULL))
     steps = ranks(wrong(), torn)  # type: ignore[arg-type]
-    assert first_departing(steps) is steps[0][1]
+    assert first_deviating_step(steps) is steps[0][1]
     steps = ranks(wrong(), whole)  # type: ignore[arg-type]
-    assert first_departing(steps) is steps[0][0]
+    assert first_deviating_step(steps) is steps[0][0]
 
 
 @pytest.mark.parametrize("change", ["unfinished", "unlike", "unknown"])
@@ -76,7 +76,7 @@ def test_what_the_reference_cannot_judge_does_not_depart(change: str) -> None:
     else:
         for its in steps.values():
             its[0].arguments = ((TracedTensor((4,), "2", "", FULL),), {})
-    assert first_departing(steps) is None
+    assert first_deviating_step(steps) is None
 
 
 def verdict(*answers: Answer, kind: str = "wrong-value") -> Verdict:
@@ -90,7 +90,7 @@ def heard(steps: tuple[Step, ...], visited: dict[str, frozenset[int]], **more: o
 def test_the_rule_of_the_op_that_departs_is_named() -> None:
     noted = {rank: heard(its, {RULE: frozenset({1})}) for rank, its in ranks(right(), wrong()).items()}
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
-    assert places_of(verdict(*answers), [])[0] == RULE
+    assert find_places(verdict(*answers), [])[0] == RULE
 
 
 def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
@@ -100,14 +100,14 @@ def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_w
     checks = "refused by distribute_tensor, torch/distributed/tensor/_api.py:7"
     for frames, named in (((hands_on,), RULE), ((checks,), checks.removeprefix("refused by "))):
         evidence = heard((begun,), {RULE: frozenset({1})}, raised=frames)
-        assert places_of(verdict(Answer(0, "raised", raised=raised, evidence=evidence), kind="raised"), [])[0] == named
+        assert find_places(verdict(Answer(0, "raised", raised=raised, evidence=evidence), kind="raised"), [])[0] == named
 
 
 def refusal(*steps: Step, frames: tuple[str, ...], visited: tuple[str, ...] = (), **more: object) -> list[str]:
     """The places of an error that came through these functions."""
     lines = dict.fromkeys((RULE, *visited), frozenset({1}))
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard(steps, lines, raised=frames, **more))
-    return places_of(verdict(answer, kind="raised"), [])
+    return find_places(verdict(answer, kind="raised"), [])
 
 
 KERNEL = "OpDispatcher._dispatch_get_local_results_slow_path, torch/distributed/tensor/_dispatch.py:9"
@@ -143,7 +143,7 @@ def test_what_a_transform_made_of_an_argument_is_put_down_to_it_or_to_the_order_
         raised=(KERNEL,),
     )
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=evidence)
-    assert places_of(verdict(answer, kind="raised"), [])[0] == (PLANNER if dims == 2 else does)
+    assert find_places(verdict(answer, kind="raised"), [])[0] == (PLANNER if dims == 2 else does)
 
 
 def test_who_found_out_is_named_before_who_carries_it_out() -> None:
@@ -169,21 +169,21 @@ def test_a_constructor_that_took_another_way_is_named_and_a_check_only_of_what_h
         return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
 
     held = answered(5, 6, status="held")
-    assert places_of(answered(5, 7), [held])[0] == makes
-    assert makes not in places_of(answered(5, 6), [held])
-    assert places_of(answered(5, 6, kind="wrong-error"), [held])[0] == checks
+    assert find_places(answered(5, 7), [held])[0] == makes
+    assert makes not in find_places(answered(5, 6), [held])
+    assert find_places(answered(5, 6, kind="wrong-error"), [held])[0] == checks
 
 
 def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
     begun = Step("op", "aten.neg.default", rule=RULE)
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard((begun,), {}))
-    assert places_of(verdict(answer, kind="raised"), []) == []
+    assert find_places(verdict(answer, kind="raised"), []) == []
 
 
 def test_a_place_says_what_its_rule_asked_for() -> None:
     line = f"op aten.neg.default(S(0)): {RULE}, asked for R and claimed R"
-    assert decided(RULE, [line]) == f"{RULE}, asked for R and claimed R"
-    assert decided(PLANNER, [line]) == PLANNER
+    assert add_decision(RULE, [line]) == f"{RULE}, asked for R and claimed R"
+    assert add_decision(PLANNER, [line]) == PLANNER
 
 
 def test_evidence_travels_as_bytes() -> None:
@@ -199,7 +199,7 @@ def test_what_has_no_elements_departs_from_nothing() -> None:
     """A step that fills tensors of the meta device, where the whole has elements: nobody can say whether they are the right ones."""
     empty = FULL.to("meta")
     step = Step("op", "aten.relu_.default", ((FULL,), {}), (empty, []), RULE, completed=True, rule_asked=True)
-    assert first_departing({0: (step,), 1: (step,)}) is None
+    assert first_deviating_step({0: (step,), 1: (step,)}) is None
 
 
 @pytest.mark.parametrize("kind", ["subclass", "mkldnn", "csr", "nested"])
@@ -215,7 +215,7 @@ def test_formats_of_memory_are_sent() -> None:
 
 def test_plainer_cases_have_one_departure_less() -> None:
     case = Case.parse("op.forward[add] mesh=2x2@0,2,1,3 a=5x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)")
-    texts = {other.text for other in plainer(case)}
+    texts = {other.text for other in simpler_cases(case)}
     assert "op.forward[add] mesh=2x2 a=5x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)" in texts
     assert "op.forward[add] mesh=2x2@0,2,1,3 a=8x4:S(0),P(sum):float64 b=4:R,R steps=add(a,b)" in texts
     assert "op.forward[add] mesh=2x2@0,2,1,3 a=5x4:R,P(sum):float64 b=4:R,R steps=add(a,b)" in texts
@@ -230,6 +230,6 @@ def test_an_error_from_a_storage_of_somebodys_own_is_put_down_to_it() -> None:
     found = verdict(Answer(1, "raised", raised=Raised("CheckpointFailed", text, "/lib/torch/x.py:3 in load")), kind="raised")
     direct = verdict(Answer(0, "raised", raised=Raised("KeyError", "1", "/home/me/mine/io.py:5 in Reader.reset")), kind="raised")
     mine = Target(storage="mine", writer="mine.io:Writer", reader="mine.io:Reader")
-    assert in_storage(found, mine) == "read_data, mine/io.py:8"
-    assert in_storage(direct, mine) == "Reader.reset, mine/io.py:5"
-    assert in_storage(found, Target()) == in_storage(found, replace(mine, writer="torch.a:B", reader="other:C")) == ""
+    assert find_storage_frame(found, mine) == "read_data, mine/io.py:8"
+    assert find_storage_frame(direct, mine) == "Reader.reset, mine/io.py:5"
+    assert find_storage_frame(found, Target()) == find_storage_frame(found, replace(mine, writer="torch.a:B", reader="other:C")) == ""

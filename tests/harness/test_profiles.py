@@ -6,7 +6,7 @@ import pytest
 
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run import frozen
+from shardlaw.conformance.run import certified_profile
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ def test_a_profile_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]
     assert "nearest: collectives-2026.1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", frozen.known())
+@pytest.mark.parametrize("name", certified_profile.profile_names())
 def test_a_released_list_says_what_every_version_understands(name: str) -> None:
-    listed = frozen.frozen(name)
+    listed = certified_profile.read_profile(name)
     assert len(set(listed.cases)) == len(listed.cases) > 500
     for law_id, cases in listed.laws.items():
         law = find(law_id)
         assert law.tier == "core"
-        assert all(case.world <= frozen.RANKS for case in cases)
+        assert all(case.world <= certified_profile.RANKS for case in cases)
     assert list(listed.laws) == list(dict.fromkeys(case.law for case in listed.cases))
 
 
@@ -52,4 +52,4 @@ def test_a_released_list_says_what_every_version_understands(name: str) -> None:
     ],
 )
 def test_a_released_list_is_never_changed(name: str, sha256: str) -> None:
-    assert frozen.frozen(name).sha256 == sha256
+    assert certified_profile.read_profile(name).sha256 == sha256

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from shardlaw.conformance.commands import cli
-from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.markdown import render_markdown
 from tests.harness.reports import law, report
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,6 @@ def test_a_pull_request_gets_one_comment_which_is_written_anew(there: str, call:
 
 
 def test_the_comment_is_known_by_how_a_report_begins() -> None:
-    begins = markdown(report([law("mesh.groups")]), Path("r"))
+    begins = render_markdown(report([law("mesh.groups")]), Path("r"))
     assert begins.startswith("# shardlaw ")
     assert 'startswith("# shardlaw ")' in COMMENTING.read_text()

@@ -17,14 +17,14 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.report.junit import junit
-from shardlaw.conformance.report.markdown import markdown
+from shardlaw.conformance.report.junit import render_junit
+from shardlaw.conformance.report.markdown import render_markdown
 from shardlaw.conformance.report.run_report import FindingLine, read_report
 from shardlaw.conformance.report.writer import ReportWriter
 from shardlaw.conformance.run.engine import Run
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.finding_file import read_finding, read_folder, write_finding
+from shardlaw.conformance.run.finding_file import read_cases, read_finding, write_finding
 from tests.harness import reports
 from tests.harness.runs import CASE, LAWS, FakeRun, finding, verdict
 
@@ -119,9 +119,9 @@ def test_what_makes_one_cause_of_several_places() -> None:
 
 
 def test_no_two_findings_of_a_run_have_one_id() -> None:
-    run = SimpleNamespace(findings=[], listener=Mock(), write=lambda: None, _write_now_and_then=lambda: None)
+    run = SimpleNamespace(findings=[], listener=Mock(), write=lambda: None, _write_if_due=lambda: None)
     for world in (2, 3):
-        Run.add(run, finding(case=Case.parse(f"op.forward[mean] mesh={world} x=5x6:S(0) steps=b=mean(x)")))  # type: ignore[arg-type]
+        Run.add_finding(run, finding(case=Case.parse(f"op.forward[mean] mesh={world} x=5x6:S(0) steps=b=mean(x)")))  # type: ignore[arg-type]
     assert len({found.id for found in run.findings}) == 2
 
 
@@ -172,7 +172,7 @@ def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
     run.unconfirmed.append(verdict())
     entry = Entry("mesh.groups", "hang", "waits", frozenset({"submesh"}), laws=("mesh.groups",), file=Path("mesh.toml"), line=3)
     run.expectations = Expectations([entry, Entry("plan.x", "hang", "waits", laws=("plan.x",))])
-    run.expectations.judged(Case.parse("mesh.groups mesh=2@1,2"), {"submesh"})
+    run.expectations.count_case(Case.parse("mesh.groups mesh=2@1,2"), {"submesh"})
     run.results["op.forward[mean]"].features.update({"uneven": 4, "0-d": 1})
     run.update(1)
     data = json.loads((run.writer.folder / "report.json").read_text())
@@ -233,7 +233,7 @@ def test_a_finding_is_written_with_what_every_rank_said(run: FakeRun) -> None:
     assert (data["seed"], data["confirmed"], data["shrink_steps"], data["target"]["name"]) == (7, [2, 2], 31, "gloo")
     script = (run.writer.folder / "findings" / f"{found.id}.py").read_text()
     assert "What op.forward[mean] says." in script
-    assert [case.text for case in read_folder(run.writer.folder)] == [found.case.text]
+    assert [case.text for case in read_cases(run.writer.folder)] == [found.case.text]
 
 
 def test_a_finding_without_a_script_says_why(run: FakeRun) -> None:
@@ -275,8 +275,8 @@ def test_findings_of_any_case_are_read_back(tmp_path: Path) -> None:
 
 def test_every_judged_case_is_a_line(run: FakeRun) -> None:
     for at in range(1500):
-        run.writer.case(Verdict(CASE.with_fields(seed=at), "held"), at % 2 == 0)
-    run.writer.case(verdict(), True)
+        run.writer.add_case(Verdict(CASE.with_fields(seed=at), "held"), at % 2 == 0)
+    run.writer.add_case(verdict(), True)
     run.update()
     lines = (run.writer.folder / "cases.txt").read_text().splitlines()
     assert len(lines) == 1501
@@ -292,7 +292,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(run: FakeRun) -> None:
     (folder / "mine.md").write_text("mine")
     ReportWriter(folder)
     assert read_report(folder).exit == 1, "a request that is refused later leaves the old report"
-    ReportWriter(folder).finding(finding(status="expected"), run)  # type: ignore[arg-type]
+    ReportWriter(folder).add_finding(finding(status="expected"), run)  # type: ignore[arg-type]
     (folder / "findings" / f"{run.findings[0].id}.json").unlink()
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["cases.txt", "mine.md", "notes.txt"]
 
@@ -329,7 +329,7 @@ def test_what_people_read_is_written_at_the_end(run: FakeRun) -> None:
 
 def test_what_is_known_is_an_xfail_with_its_reason(run: FakeRun) -> None:
     run.results["mesh.groups"].outcome, run.results["mesh.groups"].reasons = "expected", ["ranks are sorted", "views are shared"]
-    root = ElementTree.fromstring(junit(run.update(0)))
+    root = ElementTree.fromstring(render_junit(run.update(0)))
     (case,) = (case for case in root.iter("testcase") if case.get("name") == "mesh.groups")
     assert case[0].attrib == {"type": "pytest.xfail", "message": "ranks are sorted; views are shared"}
     assert root[0].get("skipped") == "2"  # with the law that needs more ranks
@@ -338,12 +338,12 @@ def test_what_is_known_is_an_xfail_with_its_reason(run: FakeRun) -> None:
 def test_an_id_that_xml_cannot_hold_is_replaced(run: FakeRun) -> None:
     report = run.update(0)
     report.laws[0].id = "mine.\x1b[31mred"
-    assert ElementTree.fromstring(junit(report)).find(".//testcase").get("name") == "mine.\N{REPLACEMENT CHARACTER}[31mred"  # type: ignore[union-attr]
+    assert ElementTree.fromstring(render_junit(report)).find(".//testcase").get("name") == "mine.\N{REPLACEMENT CHARACTER}[31mred"  # type: ignore[union-attr]
 
 
 def test_junit_has_a_test_case_for_each_law(run: FakeRun) -> None:
     run.take(finding(message="bad \x00 text & <tag>"))
-    root = ElementTree.fromstring(junit(run.update(1)))
+    root = ElementTree.fromstring(render_junit(run.update(1)))
     suite = root.find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "1", "1")
@@ -361,29 +361,29 @@ def test_junit_has_a_test_case_for_each_law(run: FakeRun) -> None:
 def test_a_stale_law_fails_under_strict_only(run: FakeRun) -> None:
     run.results["mesh.groups"].outcome = "stale"
     report = run.update(0)
-    assert 'failures="1"' in junit(report)
-    assert 'failures="2"' in junit(msgspec.structs.replace(report, strict=True))
+    assert 'failures="1"' in render_junit(report)
+    assert 'failures="2"' in render_junit(msgspec.structs.replace(report, strict=True))
 
 
 def test_report_md_is_one_screen(run: FakeRun) -> None:
     for at in range(30):
         run.take(finding(id=f"{at:08x}", where=f"rule_{at}, torch/rules.py:{at}"))
     report = run.update(1)
-    text = markdown(report, Path("shardlaw-report"))
+    text = render_markdown(report, Path("shardlaw-report"))
     assert len(text.splitlines()) <= 70
     assert "30 new findings" in text
     assert "and 20 more" in text
     assert f"`{CASE.text}`" in text
     assert "`python shardlaw-report/findings/00000000.py` exits 1" in text
     assert "needs 8 ranks" in text
-    assert (run.writer.folder / "report.md").read_text() == markdown(report, run.writer.folder)
+    assert (run.writer.folder / "report.md").read_text() == render_markdown(report, run.writer.folder)
 
 
 def test_a_folder_of_other_json_is_no_folder_of_findings(tmp_path: Path) -> None:
-    assert list(read_folder(tmp_path)) == []
+    assert list(read_cases(tmp_path)) == []
     (tmp_path / "0badcafe.json").write_text("{")
     with pytest.raises(UsageError, match=r"0badcafe\.json: no finding: not JSON"):
-        list(read_folder(tmp_path))
+        list(read_cases(tmp_path))
     (tmp_path / "0badcafe.json").rename(tmp_path / "mine.json")
     with pytest.raises(UsageError, match="want the folder of a report"):
-        list(read_folder(tmp_path))
+        list(read_cases(tmp_path))

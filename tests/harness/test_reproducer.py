@@ -14,7 +14,7 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.script import Script, ScriptError, Stage
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.report import reproducer as template
-from shardlaw.conformance.report.reproducer import About, Join, render, reproducer
+from shardlaw.conformance.report.reproducer import FaultInfo, ScriptTarget, render, render_reproducer
 from shardlaw.conformance.run import proof
 
 HEADER = ["A reduction adds what all ranks hold.", "collective.sum mesh=2 x=3", "Seen with torch 2.13.0."]
@@ -67,7 +67,7 @@ def test_a_rank_that_loses_one_whose_time_is_up_is_part_of_the_hang(monkeypatch:
     monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
     monkeypatch.setattr(template, "GRACE_SECONDS", 6)
     early = ("import os, signal, time", "if rank == 1:", "    time.sleep(1)", "    os.kill(os.getpid(), signal.SIGALRM)", *WAITS)
-    done = proof.run(held(render(Script((Stage(2, early),)), HEADER, about=About("hang"))))
+    done = proof.run_script(held(render(Script((Stage(2, early),)), HEADER, about=FaultInfo("hang"))))
     assert done.code == 1, done.output
     assert "closed by peer" in done.output
 
@@ -75,22 +75,22 @@ def test_a_rank_that_loses_one_whose_time_is_up_is_part_of_the_hang(monkeypatch:
 @pytest.mark.parametrize(
     ("body", "about", "code", "said"),
     [
-        (RAISES, About("wrong-value"), 2, "ValueError: no such shard"),
-        (RAISES, About("raised", "ValueError"), 1, "ValueError: no such shard"),
-        (RAISES, About("raised", "RuntimeError"), 2, "ValueError: no such shard"),
-        (DIES, About("wrong-value"), 2, "-9"),
-        (WAITS, About("wrong-value"), 2, "-14"),
-        (WAITS, About("hang"), 1, "-14"),
-        (("import torch.no_such_module", "return 1, 1"), About("wrong-value"), 2, "no_such_module"),
+        (RAISES, FaultInfo("wrong-value"), 2, "ValueError: no such shard"),
+        (RAISES, FaultInfo("raised", "ValueError"), 1, "ValueError: no such shard"),
+        (RAISES, FaultInfo("raised", "RuntimeError"), 2, "ValueError: no such shard"),
+        (DIES, FaultInfo("wrong-value"), 2, "-9"),
+        (WAITS, FaultInfo("wrong-value"), 2, "-14"),
+        (WAITS, FaultInfo("hang"), 1, "-14"),
+        (("import torch.no_such_module", "return 1, 1"), FaultInfo("wrong-value"), 2, "no_such_module"),
     ],
 )
 @pytest.mark.ranks
 def test_only_what_a_script_is_about_is_the_fault(
-    body: tuple[str, ...], about: About, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+    body: tuple[str, ...], about: FaultInfo, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
     monkeypatch.setattr(template, "GRACE_SECONDS", 6)
-    done = proof.run(held(render(Script((Stage(2, body),)), HEADER, about=about)))
+    done = proof.run_script(held(render(Script((Stage(2, body),)), HEADER, about=about)))
     assert done.code == code, done.output
     assert said in done.output
 
@@ -104,7 +104,7 @@ def test_what_the_body_catches_is_no_fault() -> None:
         '    return "refused", "refused"',
         'return "refused", "accepted"',
     )
-    done = proof.run(held(render(Script((Stage(2, body),), SHARD), HEADER)))
+    done = proof.run_script(held(render(Script((Stage(2, body),), SHARD), HEADER)))
     assert done.code == 0, done.output
 
 
@@ -113,7 +113,7 @@ def test_stages_run_one_after_another_and_share_a_folder() -> None:
     save = Stage(2, ('torch.save(WANT[rank], f"{folder}/{rank}")', "return None, None"))
     load = Stage(3, ("if rank > 1:", "    return None, None", 'return WANT[rank], torch.load(f"{folder}/{rank}")'))
     script = Script((save, load), constants=("WANT = {0: torch.arange(3), 1: torch.zeros(0, 4)}",))
-    done = proof.run(held(render(script, HEADER)))
+    done = proof.run_script(held(render(script, HEADER)))
     assert done.code == 0, done.output
     assert done.output.count("right") == 5
 
@@ -121,7 +121,7 @@ def test_stages_run_one_after_another_and_share_a_folder() -> None:
 @pytest.mark.ranks
 def test_a_first_stage_at_fault_ends_the_script() -> None:
     script = Script((Stage(2, ("return 1, 2",)), Stage(1, ('print("second")', "return 1, 1"))))
-    done = proof.run(render(script, HEADER))
+    done = proof.run_script(render(script, HEADER))
     assert done.code == 1
     assert "second" not in done.output
 
@@ -163,8 +163,8 @@ def test_a_history_runs_first_in_the_same_ranks() -> None:
     earlier = Script((Stage(2, ("torch.served = NUMBER", "raise ValueError('ignored')")),), constants=("NUMBER = 7",))
     last = Script((Stage(2, ("return 7, torch.served",)),))
     text = held(render(last, HEADER, [earlier]))
-    assert proof.run(text).code == 0
-    assert proof.run(held(render(last, HEADER))).code == 1
+    assert proof.run_script(text).code == 0
+    assert proof.run_script(held(render(last, HEADER))).code == 1
 
 
 def test_imports_are_merged_and_cut() -> None:
@@ -198,7 +198,7 @@ def test_a_docstring_may_hold_anything() -> None:
 def test_a_law_without_a_script_says_so() -> None:
     law = Law("mesh.x", "A clause.", "docs", "mesh.x mesh=2", lambda case, here: None)
     with pytest.raises(ScriptError, match=r"mesh\.x has no reproducer"):
-        reproducer(law, Case.parse("mesh.x mesh=2"))
+        render_reproducer(law, Case.parse("mesh.x mesh=2"))
 
 
 def test_the_header_names_clause_case_and_version() -> None:
@@ -210,29 +210,29 @@ def test_the_header_names_clause_case_and_version() -> None:
         lambda case, here: None,
         script=lambda case: Script((Stage(1, ("return 1, 1",)),)),
     )
-    text = held(reproducer(law, Case.parse("mesh.x mesh=2 x=5x6:S(0)"), About("wrong-value"), "2.13.0"))
+    text = held(render_reproducer(law, Case.parse("mesh.x mesh=2 x=5x6:S(0)"), FaultInfo("wrong-value"), "2.13.0"))
     assert text.startswith('"""A clause.\nmesh.x mesh=2 x=5x6:S(0)\nSeen with torch 2.13.0 (wrong-value). Exits 1 while')
 
 
 @pytest.mark.ranks
 def test_a_script_is_about_the_backend_of_its_target() -> None:
-    join = Join.of(Target(backend="gloo", setup="torch.distributed:is_available", env=(("MINE", "a b"),)))
+    join = ScriptTarget.from_target(Target(backend="gloo", setup="torch.distributed:is_available", env=(("MINE", "a b"),)))
     text = held(render(Script((Stage(2, (*ADD, "return torch.ones(3), x")),)), HEADER, join=join))
     assert (
         "        os.environ.update({'MINE': 'a b'})\n        torch.distributed.is_available()\n        dist.init_process_group(\"gloo\","
         in text
     )
-    assert proof.run(text).code == 0
+    assert proof.run_script(text).code == 0
 
 
 def test_a_script_may_import_the_backend_and_no_other() -> None:
     script = Script((Stage(1, ("return 1, 1",)),))
-    text = render(script, HEADER, join=Join.of(Target(backend="mine", setup="my_package.c10d:register")))
+    text = render(script, HEADER, join=ScriptTarget.from_target(Target(backend="mine", setup="my_package.c10d:register")))
     assert "import my_package.c10d\n" in text
     assert '        my_package.c10d.register()\n        dist.init_process_group("mine",' in text
-    alone = render(script, HEADER, join=Join.of(Target(backend="mine", setup="my_package.c10d")))
+    alone = render(script, HEADER, join=ScriptTarget.from_target(Target(backend="mine", setup="my_package.c10d")))
     assert "import my_package.c10d\n" in alone
     assert "my_package.c10d." not in alone
     with pytest.raises(ScriptError, match="imports numpy"):
-        render(Script(script.stages, ("import numpy",)), HEADER, join=Join(setup="my_package:register"))
-    assert Join.of(Target(device="cuda", backend="nccl")) == Join()
+        render(Script(script.stages, ("import numpy",)), HEADER, join=ScriptTarget(setup="my_package:register"))
+    assert ScriptTarget.from_target(Target(device="cuda", backend="nccl")) == ScriptTarget()

@@ -18,7 +18,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run.scout import AHEAD, first_wrong, in_turns
+from shardlaw.conformance.run.scout import MAX_PENDING, find_deviating_control, interleave_families
 
 LAWS = [find(law) for law in ("redistribute.same", "op.forward[neg]", "op.forward[abs]", "op.backward[neg]", "layout.full")]
 PLANTED = """
@@ -58,11 +58,11 @@ def found(ranks: Ranks, laws: list[Law] = LAWS, known: str = "") -> Case | None:
     expectations = SimpleNamespace(match_verdict=lambda law, verdict: law.id if law.id == known else None)
     run: Any = SimpleNamespace(expectations=expectations, request=SimpleNamespace(profile="smoke"))
     pool: Any = ranks
-    return first_wrong(run, laws, pool, 4)
+    return find_deviating_control(run, laws, pool, 4)
 
 
 def test_each_family_has_its_turn() -> None:
-    assert [law.id for law in in_turns(LAWS)] == [LAWS[at].id for at in (0, 1, 3, 4, 2)]
+    assert [law.id for law in interleave_families(LAWS)] == [LAWS[at].id for at in (0, 1, 3, 4, 2)]
 
 
 def test_the_first_control_that_deviates_is_told() -> None:
@@ -72,10 +72,10 @@ def test_the_first_control_that_deviates_is_told() -> None:
 
 
 def test_no_more_is_tried_once_something_is_wrong() -> None:
-    laws = [replace(LAWS[0], id=f"redistribute.same{at}") for at in range(3 * AHEAD)]
+    laws = [replace(LAWS[0], id=f"redistribute.same{at}") for at in range(3 * MAX_PENDING)]
     ranks = Ranks({laws[0].id})
     assert found(ranks, laws) is not None
-    assert len(ranks.fed) == AHEAD
+    assert len(ranks.fed) == MAX_PENDING
 
 
 @pytest.mark.ranks

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
-from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer, read_places
+from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer, try_find_places
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.search import Enough, Plan, draw, reduce_history, seed_of
+from shardlaw.conformance.run.search import Plan, StopDrawing, draw, law_seed, reduce_history
 
 
 def cases(limits: Limits) -> st.SearchStrategy[Case]:
@@ -66,7 +66,7 @@ def three_faults(case: Case) -> str:
 
 
 def first_pass(pool: PoolOfOne, seed: int = 1) -> tuple[Plan, dict[Case, Verdict], dict[str, Verdict]]:
-    plan = Plan.of(LAW, Limits(), seed, "smoke")
+    plan = Plan.for_law(LAW, Limits(), seed, "smoke")
     memory: dict[Case, Verdict] = {}
     new: dict[str, Verdict] = {}
 
@@ -84,7 +84,7 @@ def test_every_fault_is_found_and_shrunk_to_its_own_minimum() -> None:
     pool = PoolOfOne(three_faults)
     plan, memory, new = first_pass(pool)
     confirmer = Confirmer(plan, pool, memory, lambda verdict: False)  # type: ignore[arg-type]
-    found = {v.check: confirmer.confirm(v, drawn=True, seconds=10.0) for v in new.values()}
+    found = {v.check: confirmer.confirm(v, is_drawn=True, seconds=10.0) for v in new.values()}
     assert sorted(found) == ["edge", "flagged", "large"]
     assert found["flagged"].case.text == "test.sum shape=5x0 flag=True"
     assert found["edge"].case.text == "test.sum shape=0x13 flag=False"
@@ -97,7 +97,7 @@ def test_what_there_is_no_time_to_shrink_is_confirmed_all_the_same() -> None:
     pool = PoolOfOne(three_faults)
     plan, memory, new = first_pass(pool)
     first = next(v for v in new.values() if v.check == "flagged")
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=0.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=0.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.case == first.case
     assert (found.minimal, found.note, found.confirmed) == (False, NOT_MINIMAL, (1, 1))
@@ -108,7 +108,7 @@ def test_shrinking_reaches_a_world_only_with_candidates_it_has_not_judged() -> N
     plan, memory, new = first_pass(pool)
     before = pool.calls
     first = next(v for v in new.values() if v.check == "flagged")
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert pool.calls - before < 100
 
@@ -118,7 +118,7 @@ def test_a_new_fault_does_not_shrink_into_a_known_one() -> None:
     plan, memory, _new = first_pass(pool)
     known = lambda verdict: verdict.case.get("flag") == "False"  # noqa: E731
     first = next(v for v in memory.values() if v.status == "deviates" and not known(v))
-    found = Confirmer(plan, pool, memory, known).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, known).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.case.text == "test.sum shape=4x0 flag=True"
 
@@ -127,7 +127,7 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
     pool = PoolOfOne(lambda case: "sticky" if case.shape()[0] == 7 else "", sticky="shape=3x")
     plan, memory, new = first_pass(pool)
     (first,) = new.values()
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert len(found.case.after) == 1
     assert found.case.after[0].get("shape").startswith("3x")
@@ -137,13 +137,13 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
 def covering(plan: Plan, word: str) -> Plan:
     """The plan where a known finding covers the cases that hold a word."""
     known = Expectations([Entry(LAW.id, "wrong-value", "known", features=frozenset({word}), laws=(LAW.id,))])
-    plan.covered = lambda case: known.covers(case, set(case.text.split()))
+    plan.is_covered = lambda case: known.covers(case, set(case.text.split()))
     return plan
 
 
 @pytest.mark.parametrize(("word", "most", "least"), [("flag=True", 50, 230), (LAW.id, 150, 140), ("elsewhere", 0, 300)])
 def test_three_in_four_drawn_cases_that_a_known_finding_covers_give_way_to_others(word: str, most: int, least: int) -> None:
-    plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), word)
+    plan = covering(Plan.for_law(LAW, Limits(), 1, "smoke"), word)
     first, second = list[Case](), list[Case]()
     for found in (first, second):
         plan.feed(lambda case, _, found=found: found.append(case))
@@ -155,15 +155,15 @@ def test_three_in_four_drawn_cases_that_a_known_finding_covers_give_way_to_other
 
 def test_what_was_passed_over_is_no_obstacle_to_shrinking() -> None:
     pool, memory = PoolOfOne(three_faults), dict[Case, Verdict]()
-    plan = covering(Plan.of(LAW, Limits(), 1, "smoke"), "flag=True")
+    plan = covering(Plan.for_law(LAW, Limits(), 1, "smoke"), "flag=True")
     plan.feed(lambda case, _: memory.update({case: pool.check(LAW, [case])[0]}))
     first = next(verdict for verdict in memory.values() if verdict.check == "flagged")
     before = pool.calls
-    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, drawn=True, seconds=10.0)  # type: ignore[arg-type]
+    found = Confirmer(plan, pool, memory, lambda verdict: False).confirm(first, is_drawn=True, seconds=10.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.minimal
     assert found.case.text == "test.sum shape=5x0 flag=True"
-    assert plan.passed_over(found.case)
+    assert plan.is_skipped(found.case)
     assert pool.calls - before < 100
 
 
@@ -171,8 +171,8 @@ def test_a_trace_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> list[str]:
         raise RuntimeError("no elements")
 
-    monkeypatch.setattr("shardlaw.conformance.run.confirm.places_of", fails)
-    places, note = read_places(Verdict(Case.parse(LAW.control), "deviates"), [])
+    monkeypatch.setattr("shardlaw.conformance.run.confirm.find_places", fails)
+    places, note = try_find_places(Verdict(Case.parse(LAW.control), "deviates"), [])
     assert (places, note) == ([], "where it happens is not known, its trace cannot be read: RuntimeError: no elements")
 
 
@@ -180,13 +180,13 @@ def test_what_does_not_repeat_is_no_finding() -> None:
     pool = PoolOfOne(three_faults)
     plan, memory, new = first_pass(pool)
     quiet = PoolOfOne(lambda case: "")
-    assert Confirmer(plan, quiet, memory, lambda v: False).confirm(next(iter(new.values())), drawn=True, seconds=10.0) is None  # type: ignore[arg-type]
+    assert Confirmer(plan, quiet, memory, lambda v: False).confirm(next(iter(new.values())), is_drawn=True, seconds=10.0) is None  # type: ignore[arg-type]
 
 
 def test_one_seed_draws_one_list_and_two_seeds_draw_two() -> None:
     def drawn(seed: int) -> list[Case]:
         found: list[Case] = []
-        Plan.of(LAW, Limits(), seed, "smoke").feed(lambda case, _: found.append(case))
+        Plan.for_law(LAW, Limits(), seed, "smoke").feed(lambda case, _: found.append(case))
         return found
 
     assert drawn(1) == drawn(1)
@@ -214,10 +214,10 @@ def test_a_drawing_that_is_cut_short_is_a_prefix() -> None:
 
     def take(case: Case) -> None:
         if len(cut) == 20:
-            raise Enough
+            raise StopDrawing
         cut.append(case)
 
-    with pytest.raises(Enough):
+    with pytest.raises(StopDrawing):
         draw(cases(Limits()), 5, 200, take)
     assert cut == whole[:20]
 
@@ -225,7 +225,7 @@ def test_a_drawing_that_is_cut_short_is_a_prefix() -> None:
 def test_the_shards_of_a_run_make_up_the_whole() -> None:
     def fed(shard: tuple[int, int]) -> list[Case]:
         found: list[Case] = []
-        Plan.of(law, Limits(), 1, "smoke", shard).feed(lambda case, _: found.append(case))
+        Plan.for_law(law, Limits(), 1, "smoke", shard).feed(lambda case, _: found.append(case))
         return found
 
     # the drawing comes upon cases that were enumerated: they belong to one shard all the same
@@ -241,7 +241,7 @@ def test_no_shard_has_what_an_enumerator_repeats() -> None:
     law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", n=n, place=n % 8) for n in range(400)], sweeps=400, draw=None)
     for part in range(8):
         found: list[Case] = []
-        Plan.of(law, Limits(), 1, "smoke", (part + 1, 8)).feed(lambda case, _, found=found: found.append(case))
+        Plan.for_law(law, Limits(), 1, "smoke", (part + 1, 8)).feed(lambda case, _, found=found: found.append(case))
         assert len({case.get("place") for case in found}) == 8
 
 
@@ -253,8 +253,8 @@ def test_a_history_is_cut_down_to_what_matters() -> None:
 
 
 def test_the_seed_of_a_law_depends_on_its_id_and_the_run_alone() -> None:
-    assert seed_of(1, "a") == seed_of(1, "a")
-    assert len({seed_of(1, "a"), seed_of(1, "b"), seed_of(2, "a")}) == 3
+    assert law_seed(1, "a") == law_seed(1, "a")
+    assert len({law_seed(1, "a"), law_seed(1, "b"), law_seed(2, "a")}) == 3
 
 
 def test_a_case_that_needs_more_ranks_than_allowed_is_left_out() -> None:
@@ -262,5 +262,5 @@ def test_a_case_that_needs_more_ranks_than_allowed_is_left_out() -> None:
         LAW, sweep=lambda limits: [Case.of("test.sum", mesh="2x4", shape="1x1"), Case.of("test.sum", shape="2x2")], sweeps=2, draw=None
     )
     found: list[Case] = []
-    Plan.of(law, Limits(world_size=4), 1, "smoke").feed(lambda case, _: found.append(case))
+    Plan.for_law(law, Limits(world_size=4), 1, "smoke").feed(lambda case, _: found.append(case))
     assert [case.get("shape") for case in found] == ["2x2"]

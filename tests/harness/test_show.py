@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from shardlaw.conformance.commands import cli
-from shardlaw.conformance.commands.show import indices, show
+from shardlaw.conformance.commands.show import format_indices, show
 from shardlaw.conformance.commands.show_svg import show_svg
 from shardlaw.conformance.errors import UsageError
 from shardlaw.reference.layout import Layout
@@ -99,10 +99,10 @@ def test_large_tensors_have_no_picture() -> None:
 
 
 def test_long_runs_are_cut_short() -> None:
-    assert indices(range(7)) == "0..6"
-    assert indices((0, 1, 2, 9)) == "0 1 2 9"
-    assert indices(()) == "-"
-    assert indices(range(0, 1000, 2)).endswith("(500 in all)")
+    assert format_indices(range(7)) == "0..6"
+    assert format_indices((0, 1, 2, 9)) == "0 1 2 9"
+    assert format_indices(()) == "-"
+    assert format_indices(range(0, 1000, 2)).endswith("(500 in all)")
 
 
 SVG = "{http://www.w3.org/2000/svg}"

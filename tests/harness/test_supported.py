@@ -14,7 +14,7 @@ import pytest
 from shardlaw.conformance.law.law import EarlyRefusal
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.expectations import SHIPPED
-from shardlaw.conformance.run.supported import FILES, as_listed, is_listed, read, supported
+from shardlaw.conformance.run.supported import FILES, for_installed_torch, has_list_for, parse_list, supported_laws
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted(SHIPPED.glob(FILES))
@@ -38,19 +38,19 @@ def plant():
 @pytest.mark.parametrize("file", LISTS, ids=lambda file: file.stem)
 def test_a_list_names_laws_that_may_refuse(file: Path) -> None:
     laws = catalogue()
-    named = read(file.read_text().splitlines())
+    named = parse_list(file.read_text().splitlines())
     assert len(named) > 500
     assert [law for law in named if law not in laws or laws[law].refusal == "never"] == []
 
 
 def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
-    assert supported("2.11.0") == frozenset()
-    assert not is_listed("2.11.0")
-    assert is_listed("2.13.0+cpu")
-    assert "op.forward[flip]" in supported("2.13.0+cpu")
-    assert supported("99.0.0.dev20300101") >= supported("2.13.0")
+    assert supported_laws("2.11.0") == frozenset()
+    assert not has_list_for("2.11.0")
+    assert has_list_for("2.13.0+cpu")
+    assert "op.forward[flip]" in supported_laws("2.13.0+cpu")
+    assert supported_laws("99.0.0.dev20300101") >= supported_laws("2.13.0")
     lines = ["op.forward[a]", "op.forward[b] smoke  # refuses a corner"]
-    told = {profile: read(lines, profile) for profile in ("smoke", "ci", "nightly")}
+    told = {profile: parse_list(lines, profile) for profile in ("smoke", "ci", "nightly")}
     assert told == {"smoke": ["op.forward[a]", "op.forward[b]"], "ci": ["op.forward[a]"], "nightly": []}
 
 
@@ -58,7 +58,7 @@ def test_a_list_speaks_of_its_release_and_of_later_ones() -> None:
 def test_on_a_release_that_no_list_speaks_of_a_control_may_be_refused(release: str, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.__version__", release)
     for law_id in ("op.forward[linalg.inv]", "op.out[cat]"):
-        assert isinstance(as_listed(catalogue()[law_id]).refusal, EarlyRefusal) == early
+        assert isinstance(for_installed_torch(catalogue()[law_id]).refusal, EarlyRefusal) == early
 
 
 EARLIER = """

@@ -12,11 +12,11 @@ import pytest
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer
-from shardlaw.conformance.report.markdown import markdown
-from shardlaw.conformance.report.of_run import finding_line
+from shardlaw.conformance.report.build import finding_line
+from shardlaw.conformance.report.markdown import render_markdown
 from shardlaw.conformance.report.run_report import FindingLine
-from shardlaw.conformance.report.terminal import Terminal, complain, print_summary
-from shardlaw.conformance.report.terminal import console as plain_console
+from shardlaw.conformance.report.terminal import Terminal, print_not_judged, print_summary
+from shardlaw.conformance.report.terminal import make_console as plain_console
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.state import Finding
 from tests.harness.runs import CASE, FakeRun, finding, verdict
@@ -59,7 +59,7 @@ def test_what_is_new_stands_first_with_its_law_its_features_and_what_all_of_it_h
     assert text.index("0badcafe") < text.index("weighs ranks") < text.index("not reached") < text.index("exit 1")
     assert "all 2 new findings have in common: group\n" in text
     assert f"2 new findings in 2 laws; begin with {run.findings[20].id} {CASE.text}: later laws build on what earlier ones check\n" in text
-    assert "all 2 new findings have in common: group\n" in markdown(run.update(1), Path("r"))
+    assert "all 2 new findings have in common: group\n" in render_markdown(run.update(1), Path("r"))
 
 
 def test_a_summary_fits_a_screen(run: FakeRun) -> None:
@@ -105,16 +105,16 @@ def test_no_word_is_broken_on_a_terminal_and_no_case_is_cut(run: FakeRun, monkey
 
 def test_features_that_were_missed_are_named_where_they_are_few(run: FakeRun) -> None:
     report = run.update(0)
-    assert re.search(r"- \d+ features, listed in report.json\n", markdown(report, Path("r")))
+    assert re.search(r"- \d+ features, listed in report.json\n", render_markdown(report, Path("r")))
     report.features_missing = ["late-rank", "0-d"]
-    assert "- 2 features: late-rank, 0-d\n" in markdown(report, Path("r"))
+    assert "- 2 features: late-rank, 0-d\n" in render_markdown(report, Path("r"))
 
 
 def test_a_run_without_cases_says_why_on_standard_error(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run.results = {"mesh.copies": run.results["mesh.copies"]}
-    complain(run.update(2))
+    print_not_judged(run.update(2))
     assert capsys.readouterr().err == "shardlaw: no case was judged; mesh.copies: needs 8 ranks, the largest world has 4\n"
-    complain(run.update(1))
+    print_not_judged(run.update(1))
     assert capsys.readouterr().err == ""
 
 
@@ -130,16 +130,16 @@ def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytes
     monkeypatch.setattr(time, "monotonic", lambda: now)
     out = io.StringIO()
     terminal = Terminal("r", out)
-    terminal.begin([result.law for result in run.results.values()], 50)
-    terminal.law("mesh.groups")
+    terminal.on_run_begin([result.law for result in run.results.values()], 50)
+    terminal.on_law_begin("mesh.groups")
     for _ in range(100):
         now += 0.5
-        terminal.case()
-    terminal.finding(line_of(finding()), "What it says.")
-    terminal.done(run.results["mesh.groups"])
+        terminal.on_case()
+    terminal.on_finding(line_of(finding()), "What it says.")
+    terminal.on_law_end(run.results["mesh.groups"])
     now += 11
-    terminal.case()
-    terminal.summary(run, 0)  # type: ignore[arg-type]
+    terminal.on_case()
+    terminal.on_run_end(run, 0)  # type: ignore[arg-type]
     lines = [line for line in out.getvalue().splitlines() if line.startswith("[")]
     assert len(lines) == 6
     assert lines[0] == "[  10 s] 1/5 mesh.groups: 20 cases, 2/s, 0 new, 0 expected"
@@ -155,7 +155,7 @@ class Screen(io.StringIO):
 
 def test_the_first_line_says_what_was_asked_for() -> None:
     out = io.StringIO()
-    Terminal("r", out).start(RunRequest(laws=("mesh.*",), seed=3), Target())
+    Terminal("r", out).show_request(RunRequest(laws=("mesh.*",), seed=3), Target())
     assert re.fullmatch(r"shardlaw \S+ on gloo: profile smoke, mesh.\*, seed 3; loading torch and starting ranks\n", out.getvalue())
 
 
@@ -165,17 +165,17 @@ def test_a_terminal_shows_one_live_line(run: FakeRun, monkeypatch: pytest.Monkey
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Screen()
     terminal = Terminal("r", out)
-    terminal.begin([result.law for result in run.results.values()], 50)
-    terminal.law("mesh.groups")
-    terminal.case()
-    terminal.shrinking("mesh.groups", verdict())
-    terminal.finding(line_of(finding()), "")
-    terminal.summary(run, 1)  # type: ignore[arg-type]
+    terminal.on_run_begin([result.law for result in run.results.values()], 50)
+    terminal.on_law_begin("mesh.groups")
+    terminal.on_case()
+    terminal.on_shrink("mesh.groups", verdict())
+    terminal.on_finding(line_of(finding()), "")
+    terminal.on_run_end(run, 1)  # type: ignore[arg-type]
     assert "shrinking a wrong-value" in out.getvalue()
     assert "\x1b[1;31m" in out.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Screen()
     terminal = Terminal("r", plain)
-    terminal.finding(line_of(finding()), "")
-    terminal.summary(run, 1)  # type: ignore[arg-type]
+    terminal.on_finding(line_of(finding()), "")
+    terminal.on_run_end(run, 1)  # type: ignore[arg-type]
     assert "[1;31m" not in plain.getvalue()

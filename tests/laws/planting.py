@@ -12,7 +12,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import MODULES, laws_of
-from shardlaw.conformance.run.search import draw, seed_of
+from shardlaw.conformance.run.search import draw, law_seed
 from shardlaw.conformance.world import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def first_cases(law: Law, count: int = FIRST_CASES) -> list[Case]:
         listed = law.sweep(limits)
         cases += [listed[at] for at in range(min(count, len(listed)))]
     if law.draw is not None:
-        draw(law.draw(limits), seed_of(0, law.id), count, cases.append)
+        draw(law.draw(limits), law_seed(0, law.id), count, cases.append)
     return list(dict.fromkeys(cases))
 
 

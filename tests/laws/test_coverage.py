@@ -12,7 +12,7 @@ from shardlaw.conformance.law.act import check_case
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.run.expectations import layers, load
+from shardlaw.conformance.run.expectations import expectation_files, load
 from shardlaw.conformance.world import Pool
 from tests.laws.planting import ROOT
 
@@ -30,7 +30,7 @@ def test_every_row_has_a_case_or_says_why_there_is_none() -> None:
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
 def test_the_case_of_every_row_holds_or_is_known() -> None:
-    known = load(layers(Target()), list(catalogue().values()), torch.__version__)
+    known = load(expectation_files(Target()), list(catalogue().values()), torch.__version__)
     by_law = defaultdict(list)
     for text in dict.fromkeys(TEXTS.values()):
         case = Case.parse(text)

@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.crash.crashes import LossyCrash, begin
 from shardlaw.conformance.laws.crash.fields import place_of
 from shardlaw.conformance.laws.crash.protocols import point, settle
 from shardlaw.conformance.laws.crash.recorder import recorded, tree
-from shardlaw.conformance.report.reproducer import About, reproducer
+from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
 from shardlaw.reference.crash import states
 
@@ -131,6 +131,6 @@ def test_a_script_leaves_what_the_model_says(go: Callable[[str, float], None], t
 @pytest.mark.parametrize("kind", ["wrong-value", ""])
 def test_a_script_says_neither_where_the_ranks_take_fewer_steps(text: str, kind: str) -> None:
     case = Case.parse(text)
-    ran = proof.run(reproducer(find(case.law), case, About(kind, key="left" if kind else "")))
+    ran = proof.run_script(render_reproducer(find(case.law), case, FaultInfo(kind, key="left" if kind else "")))
     assert ran.code == 2, ran.output
     assert "raised Meaningless: the" in ran.output

@@ -18,8 +18,8 @@ from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.laws import MODULES
 from shardlaw.conformance.laws.op.backward import plain_run, wanted
 from shardlaw.conformance.laws.op.results import plain_of, specs
-from shardlaw.conformance.report.reproducer import reproducer
-from shardlaw.conformance.run.search import draw, seed_of
+from shardlaw.conformance.report.reproducer import render_reproducer
+from shardlaw.conformance.run.search import draw, law_seed
 from tests.laws.planting import in_room
 
 # laws of ops are many of a kind; those of one op, which read the same samples, stand together
@@ -53,7 +53,7 @@ def cases_of(law: Law, first: int, drawn: int) -> tuple[list[Case], list[Case], 
         assert tried == [listed[at] for at in range(len(tried))], "other cases are enumerated the second time"
         spread += tried
     if law.draw is not None:
-        draw(law.draw(Limits()), seed_of(0, law.id), drawn, found.append)
+        draw(law.draw(Limits()), law_seed(0, law.id), drawn, found.append)
     return cases, spread, found
 
 
@@ -73,7 +73,7 @@ def told(law: Law, case: Case, room: str) -> Iterator[str]:
 
 def script(law: Law, case: Case, room: str) -> Iterator[str]:
     """What is wrong with the script of a case, beyond what keeps a script from being written."""
-    text = reproducer(law, case)
+    text = render_reproducer(law, case)
     if "dist.init_process_group" not in text or (law.chapter == "op" and "shardlaw" in text):
         yield "has a script that is none of torch alone"
     if case.text == law.control:

@@ -12,7 +12,7 @@ import pytest
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws import MODULES
-from shardlaw.conformance.report.reproducer import About, reproducer
+from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
 from tests.laws.planting import PLANT, UNSEEN, Plant, in_folders, planting
 from tests.planted.hook import Fault, fault_of
@@ -48,8 +48,8 @@ def test_the_planted_fault_is_seen_in_a_case_that_holds_without_it(law: Law, pla
     assert plant.holds(law, case) == "held"
     verdict = plant.verdict(law, case, fault.name)
     assert (verdict.kind or verdict.status) not in UNSEEN, verdict.message
-    script = reproducer(law, case, About.of(verdict))
-    healthy = proof.run(script)
+    script = render_reproducer(law, case, FaultInfo.from_verdict(verdict))
+    healthy = proof.run_script(script)
     assert healthy.code == 0, healthy.output
-    faulty = proof.run(script, setup=PLANT, argument=fault.name)
+    faulty = proof.run_script(script, setup=PLANT, argument=fault.name)
     assert faulty.code == 1, faulty.output

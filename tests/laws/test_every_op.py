@@ -14,7 +14,7 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.report.reproducer import About, reproducer
+from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
 from shardlaw.conformance.world import Pool
 from shardlaw.strategies.op_catalogue import OPS
@@ -118,7 +118,7 @@ def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, healt
     assert sorted(left) == []
     assert shown is not None
     law = next(law for law in BY_FAULT[fault] if law.id == shown.case.law)
-    script = reproducer(law, shown.case, About.of(shown))
-    assert proof.run(script).code == 0
-    faulty_run = proof.run(script, setup=PLANT, argument=fault)
+    script = render_reproducer(law, shown.case, FaultInfo.from_verdict(shown))
+    assert proof.run_script(script).code == 0
+    faulty_run = proof.run_script(script, setup=PLANT, argument=fault)
     assert faulty_run.code == 1, faulty_run.output

@@ -13,14 +13,14 @@ from shardlaw.conformance.law.script import ScriptError
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import catalogue, find
-from shardlaw.conformance.report.reproducer import reproducer
+from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.entry import Entry
-from shardlaw.conformance.run.expectations import layers, load
+from shardlaw.conformance.run.expectations import expectation_files, load
 from shardlaw.conformance.world import Pool
 
 OTHER = not torch.__version__.startswith("2.13.")
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(OTHER, reason="the entries are those for torch 2.13"), pytest.mark.timeout(900)]
-KNOWN = load(layers(Target()), list(catalogue().values()), torch.__version__)
+KNOWN = load(expectation_files(Target()), list(catalogue().values()), torch.__version__)
 PARTS = [KNOWN.entries[at : at + 40] for at in range(0, len(KNOWN.entries), 40)]
 
 
@@ -61,7 +61,7 @@ def test_nearly_every_case_of_an_expectation_has_a_reproducer() -> None:
     for entry in KNOWN.entries:
         case = Case.parse(entry.case)
         try:
-            assert "dist.init_process_group" in reproducer(find(case.law), case)
+            assert "dist.init_process_group" in render_reproducer(find(case.law), case)
         except ScriptError as error:
             without.append(f"{entry.where}: {error}")
     assert len(without) <= len(KNOWN.entries) // 20, without

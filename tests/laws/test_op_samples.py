@@ -20,7 +20,7 @@ from shardlaw.conformance.laws.op import opinfo
 from shardlaw.conformance.laws.op.backward import flat
 from shardlaw.conformance.laws.op.results import plain_of
 from shardlaw.conformance.laws.op.samples import LAWS, smaller
-from shardlaw.conformance.report.reproducer import reproducer
+from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.search import Plan, draw
 from shardlaw.conformance.run.state import LawResult
 from shardlaw.strategies.op_catalogue import OPS
@@ -51,7 +51,7 @@ def test_cases_of_samples_read_back_and_run_plain(law: Law) -> None:
     small = [case for case in cases if sum(x.numel() for x in plain_of(operands_of(case)).values()) <= 12]
     for case in small[:2]:
         with contextlib.suppress(ScriptError):  # a pool of few elements may be large when it is undone
-            text = reproducer(law, case)
+            text = render_reproducer(law, case)
             ast.parse(text)
             assert "shardlaw" not in text
 
@@ -61,7 +61,7 @@ def test_a_smoke_run_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     taken: list[Case] = []
     for law in FORWARD[:40]:
-        Plan.of(law, Limits(), 1, "smoke").feed(lambda case, drawn: taken.append(case))
+        Plan.for_law(law, Limits(), 1, "smoke").feed(lambda case, drawn: taken.append(case))
     assert len(taken) == 40
     opinfo.database.cache_clear()
     with pytest.raises(TorchMovedError, match="expecttest"):

@@ -28,7 +28,7 @@ from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank import shared_plans
 from shardlaw.conformance.rank.reuse import MetadataCache
 from shardlaw.conformance.rank.shared_plans import NotShareableError, dump_plan, load_plan, plan_key
-from shardlaw.conformance.run.law_run import SHARED_PLANS, reuses
+from shardlaw.conformance.run.law_run import SHARED_PLANS, reuses_plans
 from shardlaw.conformance.world import Pool
 from tests.laws.planting import ROOT, first_cases
 from tests.planted import rank_faults
@@ -207,10 +207,10 @@ def test_a_key_tells_apart_what_plans_depend_on(lonely: DeviceMesh) -> None:
 def test_what_a_law_reuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARED_PLANS, raising=False)
     law = find("op.forward[add]")
-    assert [reuses(law, profile) for profile in ("smoke", "ci", "nightly")] == [True, True, False]
-    assert not reuses(find("op.history"), "smoke")
+    assert [reuses_plans(law, profile) for profile in ("smoke", "ci", "nightly")] == [True, True, False]
+    assert not reuses_plans(find("op.history"), "smoke")
     monkeypatch.setenv(SHARED_PLANS, "0")
-    assert not reuses(law, "smoke")
+    assert not reuses_plans(law, "smoke")
 
 
 def test_metadata_is_asked_for_once_whatever_the_layout(lonely: DeviceMesh, tmp_path: Path) -> None:

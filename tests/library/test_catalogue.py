@@ -14,7 +14,7 @@ from shardlaw import law
 from shardlaw.conformance import laws
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.run.asked import check_case
+from shardlaw.conformance.run.case_check import check_case
 
 pytestmark = pytest.mark.ranks
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from shardlaw import Case, DeviationError, Law, Target, UsageError, Worlds, check, close, explain
-from shardlaw.conformance.api import wanted
+from shardlaw.conformance.api import parse_marker
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard
@@ -141,8 +141,8 @@ def test_what_a_target_cannot_do_is_said_before_anything_starts(tmp_path: Path) 
 
 
 def test_what_a_marker_asks_for() -> None:
-    assert wanted((), {"world": 4, "needs": ["p2p"]}) == (4, ("p2p",))
-    assert wanted((), {}) == (2, ())
+    assert parse_marker((), {"world": 4, "needs": ["p2p"]}) == (4, ("p2p",))
+    assert parse_marker((), {}) == (2, ())
     for args, options, said in [((), {"wrld": 4}, "unknown 'wrld'"), ((4,), {}, "want world=N"), ((), {"needs": "p2p"}, "want world=N")]:
         with pytest.raises(UsageError, match=said):
-            wanted(args, options)
+            parse_marker(args, options)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run.frozen import frozen
+from shardlaw.conformance.run.certified_profile import read_profile
 from shardlaw.conformance.target.config import find_target
 from shardlaw.conformance.world import Pool
 
@@ -148,11 +148,11 @@ def test_a_certified_list_has_cases_that_show_a_planted_fault(
     run without the fault would."""
     monkeypatch.chdir(user.folder)
     monkeypatch.syspath_prepend(user.lib)
-    cases = frozen("collectives-2026.1").laws[finds]
+    cases = read_profile("collectives-2026.1").laws[finds]
     target = find_target("pypost", None, 5.0, 4)
     with Pool(replace(target, env=(("PYPOST_FAULT", fault),))) as pool:
         assert "deviates" in {verdict.status for verdict in pool.check(find(finds), cases)}
-        assert {verdict.status for verdict in pool.check(find(holds), frozen("collectives-2026.1").laws[holds])} == {"held"}
+        assert {verdict.status for verdict in pool.check(find(holds), read_profile("collectives-2026.1").laws[holds])} == {"held"}
 
 
 @pytest.mark.parametrize(("fault", "finds", "holds"), FAULTS)

@@ -14,7 +14,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.context import to_device
 from shardlaw.conformance.run.entry import Entry
-from shardlaw.conformance.run.nearby import traced_near
+from shardlaw.conformance.run.nearby import trace_nearby
 from shardlaw.conformance.target.builtin import BUILTIN, count_needed_devices
 from shardlaw.conformance.world import worker
 from shardlaw.conformance.world.device import is_lost
@@ -102,7 +102,7 @@ def test_cases_near_a_finding_stay_within_the_world(most: int, sizes: set[int]) 
             seen.extend(cases)
             return []
 
-    traced_near(Asked(), law, Case.parse("roundtrip.staged mesh=1 x=5:S(0) value=slots async=writer"), Limits(world_size=most))  # type: ignore[arg-type]
+    trace_nearby(Asked(), law, Case.parse("roundtrip.staged mesh=1 x=5:S(0) value=slots async=writer"), Limits(world_size=most))  # type: ignore[arg-type]
     assert {size for case in seen for size in law.worlds(case)} == sizes
 
 

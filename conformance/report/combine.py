@@ -1,5 +1,6 @@
-"""What several reports of one request come to together: shards, or a run and that which went on with it. Counts are added up; what follows
-from them (stale and too wide expectations) is worked out again.
+"""Combine the reports of one request: of its shards, or of a run and the one that resumed it.
+
+Counts are added up; which expectations are stale or too wide is decided again from the sums.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
-from shardlaw.conformance.run.chosen import chosen as chosen_laws
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
+from shardlaw.conformance.run.shares import smoke_shares as chosen_laws
 
 
-def expectations_of(
+def sum_expectations(
     groups: Sequence[Sequence[ExpectationLine]], laws: Sequence[LawLine], chosen: bool
 ) -> tuple[Expectations, list[ExpectationLine], list[str]]:
-    """The expectations, ``groups`` of whose lines are of one each, with what was counted of all; their lines; and what is to be said of
-    those that match too much. ``laws`` are those of the whole, which tried ``chosen`` cases or all."""
-    entries = [_entry(lines) for lines in groups]
+    """Sum the counts of expectations: each of ``groups`` has the lines of one of them in all reports. Returns the expectations, a line for
+    each, and the warnings of those that are too wide. ``laws`` are the combined ones; ``chosen``: they tried the cases of ``smoke.txt``."""
+    entries = [_sum_entry(lines) for lines in groups]
     known = Expectations(entries, {law.id: law.cases + law.skipped_expected for law in laws}, chosen_laws() if chosen else ())
     too_wide = {found.entry: str(found) for found in known.too_wide()}
-    told = [_line(entry, lines[0], known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
-    return known, told, list(too_wide.values())
+    lines_of_all = [add_counts(lines[0], entry, known, entry in too_wide) for entry, lines in zip(entries, groups, strict=True)]
+    return known, lines_of_all, list(too_wide.values())
 
 
-def _entry(lines: Sequence[ExpectationLine]) -> Entry:
-    """One expectation in all reports, with what all of them counted."""
+def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
+    """The entry of one expectation with the sums of its counts."""
     first = lines[0]
     matched: Counter[str] = sum((Counter(line.matched) for line in lines), Counter())
     where, _, number = first.where.rpartition(":")
@@ -47,32 +48,33 @@ def _entry(lines: Sequence[ExpectationLine]) -> Entry:
         line=int(number) if where and number.isdecimal() else 0,
         laws=tuple(matched),
         hits=sum(line.hits for line in lines),
-        happened=sum((Counter(line.deviated) for line in lines), Counter()),
-        cases=matched,
+        deviated=sum((Counter(line.deviated) for line in lines), Counter()),
+        matched=matched,
     )
 
 
-def _line(entry: Entry, line: ExpectationLine, known: Expectations, refused: bool) -> ExpectationLine:
+def add_counts(line: ExpectationLine, entry: Entry, known: Expectations, refused: bool) -> ExpectationLine:
+    """The line of an expectation with the counts of its entry."""
     return msgspec.structs.replace(
         line,
         hits=entry.hits,
-        masked=round(known.masked(entry), 4),
-        stale=entry.stale,
+        masked=round(known.masked_share(entry), 4),
+        stale=entry.is_stale,
         refused=refused,
-        happened=bool(entry.happened),
+        happened=bool(entry.deviated),
         mended=entry.mended,
-        matched=dict(entry.cases),
-        deviated=dict(entry.happened),
+        matched=dict(entry.matched),
+        deviated=dict(entry.deviated),
     )
 
 
-def warnings(reports: Sequence[RunReport]) -> Iterator[str]:
-    """What reports warned of, without entries that match too much: of those the whole tells."""
+def other_warnings(reports: Sequence[RunReport]) -> Iterator[str]:
+    """The warnings of the reports, except those of too wide entries, which are decided from the sums."""
     wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
     yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
 
 
-def totals(
+def sum_totals(
     laws: Sequence[LawLine], findings: Sequence[FindingLine], unconfirmed: Sequence[UnconfirmedLine], distinct: int, drawn: int
 ) -> Totals:
     return Totals(

@@ -1,7 +1,7 @@
-"""Certified profiles: frozen lists of cases with a version, one case a line, which come with the package.
+"""Certified profiles: fixed, versioned lists of cases that come with the package.
 
-``profiles/RELEASE/NAME.txt`` is the profile ``NAME-RELEASE``. ``python -m benchmarks.profiles`` made it of cases that held; nothing in it
-changes any more, and a later choice of cases is a later release. Lines that begin with ``#`` say how it was made.
+``profiles/RELEASE/NAME.txt`` is the profile ``NAME-RELEASE``, one case a line; ``#`` begins a comment line.
+``python -m benchmarks.profiles`` wrote it from cases that held. It never changes: other cases get a new release.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-RANKS = 4  # of the largest world that a list asks for
-# what is said of a case beside ``held``, ``refused`` and the kinds of a deviation
+RANKS = 4  # of the largest world in any profile
+# the words for a case beside ``held``, ``refused`` and the kinds of deviations
 MISSING, ABSENT, UNSAID, EXPECTED = "missing", "rejected", "unsaid", "expected"
 
 
 @dataclass(frozen=True)
-class FrozenList:
-    """The cases of a certified profile, in order, and the sha256 of its file."""
+class CertifiedProfile:
+    """The cases of a profile, in order, and the sha256 of its file."""
 
     name: str
     release: str
@@ -36,37 +36,37 @@ class FrozenList:
 
     @cached_property
     def laws(self) -> dict[str, list[Case]]:
-        """The cases by law, in the order of the list."""
+        """The cases by law, in the order of the file."""
         found: dict[str, list[Case]] = {}
         for case in self.cases:
             found.setdefault(case.law, []).append(case)
         return found
 
 
-def known() -> list[str]:
-    """The names of all certified profiles that this version has."""
+def profile_names() -> list[str]:
+    """The names of all certified profiles, sorted."""
     return sorted(f"{file.stem}-{file.parent.name}" for file in PROFILES.glob("*/*.txt"))
 
 
-def check_name(profile: str) -> None:
-    """Raises :class:`UsageError`, which names the nearest, where no certified profile is called so."""
-    if profile not in known():
-        raise UsageError(f"--certify {profile}: no such certified profile ({one_of(profile, known())})")
+def check_profile_name(profile: str) -> None:
+    """Raise :class:`UsageError`, with the nearest name, if there is no such profile."""
+    if profile not in profile_names():
+        raise UsageError(f"--certify {profile}: no such certified profile ({one_of(profile, profile_names())})")
 
 
-def frozen(profile: str) -> FrozenList:
-    """The certified profile of this name, such as ``collectives-2026.1``. Raises :class:`UsageError`."""
+def read_profile(profile: str) -> CertifiedProfile:
+    """Read a profile by its name, such as ``collectives-2026.1``. Raises :class:`UsageError`."""
     from shardlaw.conformance.law.case import Case
 
-    check_name(profile)
+    check_profile_name(profile)
     name, _, release = profile.rpartition("-")
     data = (PROFILES / release / f"{name}.txt").read_bytes()
     lines = [line for line in data.decode().splitlines() if line and not line.startswith("#")]
-    return FrozenList(name, release, hashlib.sha256(data).hexdigest(), tuple(map(Case.parse, lines)))
+    return CertifiedProfile(name, release, hashlib.sha256(data).hexdigest(), tuple(map(Case.parse, lines)))
 
 
-def loaded(pool: Pool, target: Target) -> dict[str, Any]:
-    """What a rank of the target has loaded (:func:`shardlaw.conformance.rank.software.loaded_software`); empty where it cannot say.
+def query_loaded(pool: Pool, target: Target) -> dict[str, Any]:
+    """Ask a rank which versions and libraries it has loaded (:func:`shardlaw.conformance.rank.software.loaded_software`); else empty.
     Raises ``WorldError``."""
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.laws import find

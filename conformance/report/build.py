@@ -1,4 +1,4 @@
-"""The report of a run as it stands: one line for each law, finding and expectation."""
+"""Build the report of a run: one line for each law, finding and expectation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.report.certificate import certificate_of
+from shardlaw.conformance.report.certificate import certify_run
+from shardlaw.conformance.report.combine import add_counts, sum_totals
+from shardlaw.conformance.report.hang_places import describe_waits
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
     ExpectationLine,
@@ -15,11 +17,9 @@ from shardlaw.conformance.report.run_report import (
     LawLine,
     RunReport,
     TargetLine,
-    Totals,
     UnconfirmedLine,
 )
-from shardlaw.conformance.report.waiting import waiting
-from shardlaw.conformance.run.finding_file import told
+from shardlaw.conformance.run.finding_file import answer_fields
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.entry import Entry
     from shardlaw.conformance.run.state import Finding, LawResult, RunState
 
-# by a finding's id its reproducer, what is to be noted, and whether the script is proven
+# by a finding's id: its reproducer, its note, and whether the script is proven
 Scripts = Mapping[str, tuple[str | None, str, str]]
 
 
-def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
-    """The report of a run as it stands. ``scripts`` gives what is known of the findings' scripts."""
+def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts | None = None) -> RunReport:
+    """The report of a run so far; with an ``exit_code`` the run has ended."""
     import torch
 
     from shardlaw.conformance.law.features.features import missed_features
@@ -41,13 +41,15 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
     too_wide = {id(found.entry): str(found) for found in run.too_wide()}
     ours = {result.law.id for result in results}
     entries = [entry for entry in run.expectations.entries if ours.intersection(entry.laws)]
-    place = {law: index for index, law in enumerate(run.results)}
-    by_law = sorted(run.findings, key=lambda found: (place[found.law], found.status, found.number * (found.status == "new"), found.id))
+    order = {law: index for index, law in enumerate(run.results)}
+    by_law = sorted(run.findings, key=lambda found: (order[found.law], found.status, found.number * (found.status == "new"), found.id))
     findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
+    laws = [_law_line(result, target) for result in results]
+    unconfirmed = [_unconfirmed_line(verdict) for verdict in run.unconfirmed]
     return RunReport(
         seed=request.seed,
         profile=request.profile,
-        chosen=request.of_chosen,
+        chosen=request.uses_smoke_shares,
         strict=request.strict,
         shard=f"{request.shard[0]}/{request.shard[1]}",
         started=run.started.isoformat(timespec="seconds"),
@@ -66,27 +68,19 @@ def report_of(run: RunState, exit_code: int | None = None, scripts: Scripts | No
             cannot=list(target.cannot),
             stale=list(run.stale),
         ),
-        laws=[_law_line(result, target) for result in results],
+        laws=laws,
         findings=findings,
         errors=[ErrorLine(law=error.law, message=error.message, text=error.text) for error in run.errors],
-        unconfirmed=[_unconfirmed_line(verdict) for verdict in run.unconfirmed],
-        certificate=made[0] if (made := certificate_of(run, exit_code)) is not None else None,
-        expectations=[_expectation_line(entry, run, str(torch.__version__), id(entry) in too_wide) for entry in entries],
+        unconfirmed=unconfirmed,
+        certificate=certified[0] if (certified := certify_run(run, exit_code)) is not None else None,
+        expectations=[
+            add_counts(_expectation_line(entry, str(torch.__version__)), entry, run.expectations, id(entry) in too_wide)
+            for entry in entries
+        ],
         warnings=list(too_wide.values()),
         features=dict(sorted(run.features.items())),
         features_missing=missed_features(run.features),
-        totals=Totals(
-            cases=run.judged,
-            checks=sum(result.checks for result in results),
-            distinct=len(run.distinct),
-            drawn=run.drawn,
-            rejected=sum(result.rejected for result in results),
-            refused=sum(result.refused for result in results),
-            skipped_expected=sum(result.skipped_expected for result in results),
-            findings=len(findings),
-            new=sum(found.status == "new" for found in findings),
-            unconfirmed=len(run.unconfirmed),
-        ),
+        totals=sum_totals(laws, findings, unconfirmed, len(run.distinct), run.drawn),
     )
 
 
@@ -140,7 +134,7 @@ def finding_line(found: Finding, reproducer: str | None, note: str, script: str)
         note=note,
         number=found.number,
         entry=found.entry,
-        waits=waiting(map(told, found.verdict.ranks)) if found.status == "new" else [],
+        waits=describe_waits(map(answer_fields, found.verdict.ranks)) if found.status == "new" else [],
     )
 
 
@@ -151,29 +145,25 @@ def _unconfirmed_line(verdict: Verdict) -> UnconfirmedLine:
         message=verdict.message,
         text=verdict.case.text,
         case=verdict.case.to_json(),
-        ranks=[told(answer) for answer in verdict.ranks],
+        ranks=[answer_fields(answer) for answer in verdict.ranks],
     )
 
 
-def _expectation_line(entry: Entry, run: RunState, torch_version: str, refused: bool) -> ExpectationLine:
+def _expectation_line(entry: Entry, torch_version: str) -> ExpectationLine:
+    """The line of an entry, without its counts."""
     return ExpectationLine(
         law=entry.law,
         kind=entry.kind,
-        hits=entry.hits,
-        masked=round(run.expectations.masked(entry), 4),
-        stale=entry.stale,
-        features=entry.needs,
+        hits=0,
+        masked=0.0,
+        stale=False,
+        features=entry.requirements,
         reason=entry.reason,
         finding=entry.finding,
         where=entry.where,
         wide=entry.wide,
         rare=entry.rare,
-        refused=refused,
-        happened=bool(entry.happened),
         cause=entry.cause.id if entry.cause else "",
         case=entry.case,
-        mended=entry.mended,
-        unseen=entry.unseen(torch_version),
-        matched=dict(entry.cases),
-        deviated=dict(entry.happened),
+        unseen=entry.is_untried_on(torch_version),
     )

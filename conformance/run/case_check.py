@@ -1,4 +1,4 @@
-"""A law and a case that somebody asks for by name and text, checked before anything starts."""
+"""Look up a law by id and check a case that a user wrote, before any rank starts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.act import Act
     from shardlaw.conformance.law.law import Law
 
-LARGEST_WORLD = 64
-LARGEST_TENSOR = 2**26  # elements; every rank makes the whole of it
-MEANINGLESS = frozenset({"NotationError", "LayoutError", "MeshError"})
+MAX_RANKS = 64
+MAX_ELEMENTS = 2**26  # of one tensor; every rank builds the global tensor
+INVALID_CASE_ERRORS = frozenset({"NotationError", "LayoutError", "MeshError"})
 
 
-def law_of(law_id: str, where: str = "") -> Law:
-    """The law of this id or alias. Raises :class:`UsageError`, which names the nearest."""
+def resolve_law(law_id: str, where: str = "") -> Law:
+    """The law with this id or alias. Raises :class:`UsageError`, which suggests the nearest id; ``where`` is put before its message."""
     from shardlaw.conformance.laws import catalogue, find
 
     try:
@@ -34,29 +34,29 @@ def law_of(law_id: str, where: str = "") -> Law:
 
 
 def check_case(law: Law, case: Case) -> None:
-    """Refuse a case whose fields its law does not take or that cannot be read, or whose meshes its world is too small for. Raises
-    :class:`UsageError`, which names the field."""
+    """Raise :class:`UsageError`, naming the field, for a case that does not parse, has fields that its law does not take, or has a mesh
+    that is larger than its world."""
     from shardlaw.conformance.law.act import check_case
     from shardlaw.conformance.law.due import Meaningless
 
-    # where one process plays all ranks, the law alone says what its fields hold
-    alone = "world=1" in law.control.split()
+    # one process simulates all ranks: then only the law knows what its fields mean
+    is_simulated = "world=1" in law.control.split()
     try:
-        for name, text in case.fields if not alone else ():
+        for name, text in case.fields if not is_simulated else ():
             if name == "mesh" or name.startswith("mesh."):
                 mesh = Mesh.parse(text)
                 if "world" in case and max(mesh.ranks) >= case.world:
                     raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
             elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
                 count = math.prod(TensorSpec.parse(text).shape)
-                if count > LARGEST_TENSOR:
-                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {LARGEST_TENSOR:,}")
-        if not 1 <= case.world <= LARGEST_WORLD:
-            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {LARGEST_WORLD}")
+                if count > MAX_ELEMENTS:
+                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {MAX_ELEMENTS:,}")
+        if not 1 <= case.world <= MAX_RANKS:
+            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {MAX_RANKS}")
         _ = case.seed
         check_case(law, case)
         for act in law.acts:
-            _ask_due(act, case)
+            _compute_due(act, case)
     except Meaningless as error:
         raise UsageError(f"case {case.text!r} asks for nothing: {error}") from None
     except (LayoutError, MeshError) as error:
@@ -65,8 +65,9 @@ def check_case(law: Law, case: Case) -> None:
         raise UsageError(str(error)) from None
 
 
-def _ask_due(act: Act, case: Case) -> None:
-    """Compute what is due, as every rank will. Raises :class:`UsageError`, with the line, for an error in the due function itself."""
+def _compute_due(act: Act, case: Case) -> None:
+    """Call the due function, as every rank will. Raises :class:`UsageError`, with file and line, for an error in the due function
+    itself."""
     from shardlaw.conformance.law.due import Meaningless
 
     try:

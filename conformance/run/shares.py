@@ -1,0 +1,92 @@
+"""How many, and which, cases of a law a run tries: all that the profile allows, or, in a smoke run of all laws, those in ``smoke.txt``.
+
+``python -m benchmarks.chosen`` writes ``profiles/smoke.txt`` from the lines of torch that each case of a smoke run executes and from its
+cost. The file has a line for each law: its id, the indices of enumerated cases (``0,4-7``, or ``-`` for none), and the number of cases to
+draw. Indented below stand cases that were drawn when the file was written. A law without a line gets all cases of its profile, and so does
+every law in a run that selects laws.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.law import Limits
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.run.request import RunRequest
+
+SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
+SMOKE_FILE = Path(__file__).parents[1] / "profiles" / "smoke.txt"
+
+
+@dataclass(frozen=True)
+class Share:
+    """The cases that a run tries of a law: of the first ``sweeps`` enumerated cases those at ``indices`` (``None``: all), the ``cases`` of
+    these texts, and ``draws`` drawn cases. The seed decides whether a fraction of a draw becomes one."""
+
+    sweeps: int
+    draws: float
+    indices: frozenset[int] | None = None
+    cases: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The largest number of cases that this share may have."""
+        return ceil(self.draws) + len(self.cases) + (self.sweeps if self.indices is None else len(self.indices))
+
+    def cases_within(self, limits: Limits) -> Iterator[Case]:
+        """Yield :attr:`cases`, without those whose dtype the target lacks."""
+        absent = [name for name in Limits().dtypes if name not in limits.dtypes]
+        for text in self.cases:
+            if not any(re.search(rf"\b{name}\b", text) for name in absent):
+                yield Case.parse(text)
+
+
+def full_share(law: Law, profile: str, *, is_one_chapter: bool = False) -> Share:
+    """All cases that a profile allows a law; ``is_one_chapter``: the run tries laws of one chapter only."""
+    scale = SCALE[profile]
+    return Share(max(law.sweeps * scale, law.alone if is_one_chapter else 0), law.draws * scale)
+
+
+def law_share(law: Law, request: RunRequest, *, is_one_chapter: bool = False) -> Share:
+    """The share of a law in a run."""
+    full = full_share(law, request.profile, is_one_chapter=is_one_chapter)
+    return smoke_shares().get(law.id, full) if request.uses_smoke_shares else full
+
+
+@cache
+def smoke_shares() -> dict[str, Share]:
+    """The shares that ``smoke.txt`` gives to a smoke run of all laws, by law id."""
+    blocks = re.split(r"\n(?! |$)", SMOKE_FILE.read_text("utf-8"))
+    return dict(map(parse_share, (block for block in blocks if not block.startswith("#"))))
+
+
+def parse_share(block: str) -> tuple[str, Share]:
+    """Parse a law's id and share from what :func:`format_share` returns."""
+    first, *cases = block.splitlines()
+    law, ranges, draws = first.split()
+    indices: set[int] = set()
+    for part in ranges.split(",") if ranges != "-" else ():
+        start, _, last = part.partition("-")
+        indices.update(range(int(start), int(last or start) + 1))
+    return law, Share(max(indices, default=-1) + 1, float(draws), frozenset(indices), tuple(f"{law} {case.strip()}" for case in cases))
+
+
+def format_share(law: str, indices: Collection[int], draws: float, cases: Sequence[str] = ()) -> str:
+    """The lines of a law in ``smoke.txt``; ``cases`` are texts."""
+    runs: list[list[int]] = []
+    for place in sorted(indices):
+        if runs and runs[-1][1] == place - 1:
+            runs[-1][1] = place
+        else:
+            runs.append([place, place])
+    ranges = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or "-"
+    return "\n ".join([f"{law} {ranges} {draws:.3g}", *(text.partition(" ")[2] for text in cases)])
