@@ -31,6 +31,7 @@ from shardlaw.strategies.op_table import read_ops
 from shardlaw.strategies.ops import Op, Sample
 
 NAMES = ("x", "y", "z")
+MESH = Mesh.of(2)
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,23 @@ diagonals
 """)
 
 
+# Families of which it is the dtype that differs: of the result, or as which the elements are seen.
+TYPED_FAMILIES = read_ops("""
+seen     small
+    a=m,4*n | view(a,torch.int32) view(a,torch.int64) view(a,torch.int16) view(a,torch.complex64)
+reduced  int64,int32 positive
+    a=m,n m>=2 n>=2 | sum(a) sum(a,dtype=torch.float64) prod(a,1) prod(a,1,dtype=torch.float32) sum(a,0) sum(a,0,dtype=torch.float64)
+scanned  int64,int32 positive
+    a=m,n m>=2 n>=2 | cumsum(a,0) cumsum(a,0,dtype=torch.float64) cumprod(a,1) cumprod(a,1,dtype=torch.float32)
+averaged small
+    a=m,n m>=2 n>=2 | mean(a,0) mean(a,0,dtype=torch.float64) linalg.vector_norm(a,2,0) linalg.vector_norm(a,2,0,dtype=torch.float64)
+divided  int64,int32 positive
+    a=m,n b=m,n | div(a,b,rounding_mode=None) div(a,b,rounding_mode='floor') div(a,b,rounding_mode='trunc')
+sought   small
+    a=m,n b=2 | bucketize(a,b) bucketize(a,b,out_int32=True)
+""")
+
+
 def build_history(choose: Choose, scenario: Scenario) -> Sample:
     """Two or three calls of one family. The first tensor has the kinds of placements of the scenario."""
     fitting = [[v for v in family.variants if not scenario.empty or not (v.least or REGROUPED.search(v.call))] for family in FAMILIES]
@@ -355,7 +373,12 @@ def family_histories() -> list[Sample]:
     return found + [sample for family in families[::2] for sample in _family_samples(family, -1)]
 
 
-def _family_samples(family: Op, dim: int) -> Iterator[Sample]:
+def typed_histories() -> list[Sample]:
+    """Every call of each family whose dtypes differ, on a mesh that leaves a rank out, which sees shape and dtype of the result alone."""
+    return [sample for at, family in enumerate(TYPED_FAMILIES) for sample in _family_samples(family, at, Mesh.parse("2@1,2"))]
+
+
+def _family_samples(family: Op, dim: int, mesh: Mesh = MESH) -> Iterator[Sample]:
     for args in dict.fromkeys(variant.args for variant in family.variants):
         several = [variant for variant in family.variants if variant.args == args]
         sizes = several[0].fits(dict.fromkeys(several[0].symbols, 3))
@@ -363,5 +386,5 @@ def _family_samples(family: Op, dim: int) -> Iterator[Sample]:
         for arg in args:
             shards = [Shard(at) for at in range(len(arg.dims)) if not arg.dtype]
             placed[arg.name] = (shards[dim % len(shards)] if shards else Replicate(),)
-        sample = several[0].sample(Mesh.of(2), sizes, placed, several[0].dtypes[0])
+        sample = several[0].sample(mesh, sizes, placed, several[0].dtypes[0])
         yield replace(sample, steps=";".join(variant.steps(sizes) for variant in several))

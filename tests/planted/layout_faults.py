@@ -270,6 +270,13 @@ def pickled_without_gradient() -> None:
         return true(self.detach(), protocol)
 
 
+@breaks("layout.read")
+def nothing_is_within() -> None:
+    @instead(torch.Tensor, "__contains__")
+    def fault(true: Any, self: Any, element: Any) -> bool:
+        return not isinstance(self, DTensor) and true(self, element)
+
+
 @breaks("layout.compared", case="layout.compared mesh=2 x=4x3:R by=close at=5")
 def whatever_is_compared_is_close() -> None:
     @instead(torch.testing, "assert_close")

@@ -36,6 +36,8 @@ def moved(x):
 
 
 HOWS = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x)), "save": saved}
+# put into memory that several processes see, by a call that gives the tensor itself
+SHARED = {"shared": lambda x: copy.deepcopy(x).share_memory_()}
 # what is handled, of a DTensor of two dims: itself, or what has another place in memory than its first element
 PARTS = {
     "itself": lambda x: x,
@@ -63,6 +65,7 @@ def sweep_copies(limits: Limits) -> list[Case]:
     cases = [(*PLACES[at % len(PLACES)], part, how) for at, (part, how) in enumerate(pairs)]
     cases += [("2", "4x3:S(0)", "moved", how) for how in HOWS]
     cases += [(*OUTSIDE, part, how) for part in ("itself", "leaf", "parameter") for how in HOWS]
+    cases += [(*PLACES[0], part, how) for part in ("itself", "parameter") for how in SHARED]
     # what is on its way is pickled as far as it has arrived by then: that depends on timing
     made = [
         fields(mesh=mesh, x=x, part=part, how=how) for mesh, x, part, how in cases if (part, how) != ("moved", "pickle")
@@ -76,16 +79,16 @@ def sweep_copies(limits: Limits) -> list[Case]:
     f"{DOC}, DTensor: a torch.Tensor subclass",
     control="mesh=2 x=4x3:S(0) part=parameter how=save",
     sweep=sweep_copies,
-    sweeps=len(PARTS) * len(HOWS) + 12,
+    sweeps=len(PARTS) * len(HOWS) + 14,
     weight=0.4,
     features=lambda case: {f"way:{case.get('how')}"},
     needs=("all_gather",),
 )
-def copies(x: DTensor, part: Annotated[str, WordField(PARTS)], how: Annotated[str, WordField(HOWS)]):
+def copies(x: DTensor, part: Annotated[str, WordField(PARTS)], how: Annotated[str, WordField({**HOWS, **SHARED})]):
     """A DTensor, a part of one or a parameter that is copied, pickled or saved comes back as the same, in memory of
     its own."""
     given = PARTS[part](x)
-    made = HOWS[how](given)
+    made = {**HOWS, **SHARED}[how](given)
     told = isinstance(made, nn.Parameter), made.requires_grad, made.is_leaf
     own = made.detach().clone()
     with torch.no_grad():
@@ -117,6 +120,7 @@ WRITES = {
     "data": assign,
     "data-copied": lambda x, other: x.data.copy_(other),
     "vector": assign_vector,
+    "applied": lambda x, other: x.apply_(lambda value: value * 2),
 }
 AS_GIVEN = ("swapped", "data")  # the tensor lies afterwards as what it was given
 
@@ -148,7 +152,7 @@ def sweep_assigned(limits: Limits) -> list[Case]:
     draw=draw_assigned,
     draws=8,
     sweep=sweep_assigned,
-    sweeps=20,
+    sweeps=24,
     weight=0.4,
     features=lambda case: {f"way:{case.get('how')}"},
     needs=("all_gather",),
@@ -166,3 +170,42 @@ def assigned(x: DTensor, to: Placements, how: Annotated[str, WordField(WRITES)])
 def _(x: Global, to, how):
     after = x.holding(x.full * 2)
     return after.under(to) if how in AS_GIVEN else after
+
+
+# what asks a tensor for its elements, or for what they are together, without an op of DTensors
+READS = {
+    "list": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy().tolist(),
+    "exported": lambda x: torch.from_dlpack(x).tolist(),
+    "within": lambda x: [number in x for number in range(8)],
+    "number": float,
+    "truth": bool,
+}
+ONE_ELEMENT = ("number", "truth")
+
+
+def sweep_read(limits: Limits) -> list[Case]:
+    """Each way, of tensors that lie in each of some ways."""
+    several, single = ("4x3:R", "4x3:S(0)", "3x4:S(1)", "4:P(max)"), ("1:R", "1:S(0)", "1x1:S(1)", "():P(sum)")
+    return [fields(mesh="2", x=x, how=how) for how in READS for x in (single if how in ONE_ELEMENT else several)]
+
+
+@law(
+    "layout.read",
+    source="Tensor.tolist, numpy, from_dlpack, Python's in, float and bool of a tensor: they give its elements; "
+    f"{DOC}, DTensor: a torch.Tensor subclass",
+    control="mesh=2 x=4x3:R how=within",
+    sweep=sweep_read,
+    sweeps=len(READS) * 4,
+    weight=0.4,
+    features=lambda case: {f"way:{case.get('how')}"},
+    refusal="allowed",
+)
+def read(x: DTensor, how: Annotated[str, WordField(READS)]):
+    """What asks a DTensor for its elements gets those of the whole on every rank, or is refused by all of them."""
+    return {"read": READS[how](x)}
+
+
+@read.due
+def _(x: Global, how):
+    return {"read": Of(READS[how](x.full), "wrong-value")}

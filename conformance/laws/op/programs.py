@@ -43,9 +43,11 @@ from shardlaw.strategies.op_programs import (
     family_histories,
     op_histories,
     op_programs,
+    typed_histories,
 )
 from shardlaw.strategies.ops import Op
 
+SCENES = [*family_histories(), *typed_histories()]
 GROUNDS = 30  # that programs of a kind are tried on in a smoke run
 
 FreshProgram = Annotated[Any, ProgramField(fresh=True)]
@@ -79,8 +81,8 @@ program.due(result_due(exact=False))
     control="mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
     draw=lambda limits: cases_of(op_histories(world_size=limits.world_size)),
     draws=40,
-    sweep=lambda limits: listed([*family_histories(), *enumerate_histories(limits.most)], limits),
-    sweeps=len(family_histories()) + GROUNDS,
+    sweep=lambda limits: listed([*SCENES, *enumerate_histories(limits.most)], limits),
+    sweeps=len(SCENES) + GROUNDS,
     weight=5.0,
     refusal="allowed",
 )

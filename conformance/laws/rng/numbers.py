@@ -34,6 +34,10 @@ DOC = "torch.distributed.tensor._random"
 CERTAIN: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
     "bernoulli": (torch.bernoulli, lambda x: x),
     "multinomial": (lambda x: torch.multinomial(x, 1), lambda x: x.argmax(-1, keepdim=True)),
+    "multinomial-more": (
+        lambda x: [torch.multinomial(x, many, True) for many in (1, 2)][1],
+        lambda x: x.argmax(-1, keepdim=True).expand(*x.shape[:-1], 2),
+    ),
     "dropout-none": (lambda x: functional.dropout(x, 0.0), lambda x: x),
     "dropout-all": (lambda x: functional.dropout(x, 1.0), torch.zeros_like),
     "dropout-off": (lambda x: functional.dropout(x, 0.5, training=False), lambda x: x),
@@ -52,17 +56,17 @@ CHANCE: dict[str, tuple[Callable[[Any], Any], float, float]] = {
 
 
 class ChancesField(TensorField):
-    """A tensor of which some calls want chances, 0 and 1 in any order; for ``multinomial`` one 1 in each row."""
+    """A tensor of which some calls want chances, 0 and 1 in any order; for draws of indices one 1 in each row."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return name, self.mesh, "call"
 
     def read(self, case: Case, name: str) -> Global:
         x, call = super().read(case, name), case.get("call")
-        if call not in ("bernoulli", "multinomial"):
+        if call != "bernoulli" and not call.startswith("multinomial"):
             return x
         ones = dense(x.layout.shape, torch.int64, "index2", case.seed)
-        if call == "multinomial":
+        if call.startswith("multinomial"):
             *rows, width = x.layout.shape
             ones = functional.one_hot(dense((*rows,), torch.int64, f"index{width}", case.seed + 1), width)
         return x.holding(ones.to(x.full.dtype))
@@ -99,8 +103,11 @@ def draw_certain(limits: Limits) -> SearchStrategy[Case]:
     draw=draw_certain,
     draws=40,
     # chances that are pending sums, which no rank has alone: seldom drawn together
-    sweep=texts(*(f"mesh=2 x=4x3:P(sum) call={call}" for call in ("bernoulli", "multinomial", "uniform_"))),
-    sweeps=3,
+    sweep=texts(
+        *(f"mesh=2 x=4x3:P(sum) call={call}" for call in ("bernoulli", "multinomial", "uniform_")),
+        "mesh=2 x=4x3:S(0) call=multinomial-more",
+    ),
+    sweeps=4,
     needs=("all_gather", "all_reduce"),
     refusal="allowed",
     weight=0.3,
