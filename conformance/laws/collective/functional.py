@@ -55,7 +55,7 @@ def _broadcast(case: Case, ask: Ask) -> Pieces:
     given = [ask.given(at) for at in range(ask.size)]
 
     def back(upstream: Row) -> Row:
-        total = collective.reduced(upstream, "sum")
+        total = collective.reduction(upstream, "sum")
         return [total if at == ask.root else torch.zeros_like(total) for at in range(ask.size)]
 
     return Pieces(alone(given), alone(collective.broadcast(given, ask.root)), [[ask.root]] * ask.size, back)

@@ -97,7 +97,7 @@ def backends(
         line = DeviceMesh(device.type, table, mesh_dim_names=("flat",))
         made = compat.unflatten_mesh(line, 0, (2, len(table) // 2), ("a", "b"), backend_override={of: given})
     else:
-        chosen = {at if how == "number" else of: given}
+        chosen: dict[int | str, Any] = {at if how == "number" else of: given}
         for _ in range(2 if how == "again" else 1):  # what is said of the backends serves for the next mesh too
             NOTES.clear()
             made = init_device_mesh(device.type, tuple(table.shape), mesh_dim_names=names, backend_override=chosen)

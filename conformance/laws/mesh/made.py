@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,13 @@ def _(mesh, rank: Rank):
     return {"mesh": described(mesh, names_of(mesh), rank), "equality": True}
 
 
+def mesh_of_all(device, **options):
+    """The mesh that is made of the default group."""
+    group = dist.group.WORLD
+    assert group is not None
+    return DeviceMesh.from_group(group, device, **options)
+
+
 REFUSED = {
     "rank-twice": lambda device, world: DeviceMesh(device, [*range(world - 1), 0]),
     "rank-outside": lambda device, world: DeviceMesh(device, [*range(world - 1), world]),
@@ -54,10 +61,8 @@ REFUSED = {
     "fractions": lambda device, world: DeviceMesh(device, torch.arange(world) + 0.5),
     "table-many-names": lambda device, world: DeviceMesh(device, [*range(world)], mesh_dim_names=("a", "b")),
     "table-same-name": lambda device, world: DeviceMesh(device, [[*range(world)]], mesh_dim_names=("a", "a")),
-    "group-many-names": lambda device, world: DeviceMesh.from_group(
-        dist.group.WORLD, device, mesh_dim_names=("a", "b")
-    ),
-    "group-device-index": lambda device, world: DeviceMesh.from_group(dist.group.WORLD, f"{device}:0"),
+    "group-many-names": lambda device, world: mesh_of_all(device, mesh_dim_names=("a", "b")),
+    "group-device-index": lambda device, world: mesh_of_all(f"{device}:0"),
 }
 
 
@@ -113,7 +118,9 @@ def from_group(mesh: MeshTable, table: Literal["none", "list", "tensor", "tuple"
     if not groups:
         return {}
 
-    form = {"tensor": torch.tensor, "tuple": tuple, "array": lambda ranks: torch.tensor(ranks).numpy()}.get(table, list)
+    form: Any = {"tensor": torch.tensor, "tuple": tuple, "array": lambda ranks: torch.tensor(ranks).numpy()}.get(
+        table, list
+    )
     given = {} if table == "none" else {"mesh": form(mesh)}
     made = DeviceMesh.from_group(groups[0], device.type, mesh_dim_names=("a",), **given)
     return {

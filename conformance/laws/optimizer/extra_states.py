@@ -74,14 +74,14 @@ def extra(
     wrap: Wrap = "none",
 ):
     """An extra state of any kind is in the state of a model as the module gave it, and comes to another model so."""
-    net, other = Net(tensors, ("extra",)), Net(others, ("extra",), other=True)
-    inner, net.inner.extra = other.inner, EXTRAS[kind]
-    net, other = wrapped(net, wrap), wrapped(other, wrap)
+    source, target = Net(tensors, ("extra",)), Net(others, ("extra",), other=True)
+    source.inner.extra = EXTRAS[kind]
+    net, other = wrapped(source, wrap), wrapped(target, wrap)
     options = options_of(how)
     state = get_model_state_dict(net, options=replace(options, broadcast_from_rank0=False))
     (taken,) = (value for name, value in state.items() if name.endswith("_extra_state"))
     set_model_state_dict(other, state if rank == 0 or "broadcast" not in how else {}, options=options)
-    given = inner.extra
+    given = target.inner.extra
     return {"taken": taken, "its class": type(taken).__name__, "given": given, "class given": type(given).__name__}
 
 
