@@ -13,8 +13,9 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
+from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.conformance.run.nearby import simpler_cases
-from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame, first_deviating_step
+from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame
 
 FULL = torch.arange(4.0)
 RULE = "some_strategy, torch/distributed/tensor/_ops/_some_ops.py:1"
