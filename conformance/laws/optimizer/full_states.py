@@ -55,7 +55,7 @@ SELDOM = (
 # whole states whose names are in another order on every second rank, or whose tensors lie transposed in memory
 ODD = (
     "mesh=2 x=5x2:S(0):{} a=5x2:S(0):{} how=turned",
-    "mesh=3 x=7:R:{} a=7:S(0):{} b=7:-:{} how=turned",
+    "mesh=3 x=7:S(0):{} a=7:S(0):{} b=7:S(0):{} how=turned",
     "mesh=2 x=4x3:S(0):{} a=3x2:-:{} how=transposed",
 )
 
