@@ -30,6 +30,7 @@ HEARTBEAT_SECONDS = 1.0
 IDLE_SECONDS = 0.25
 EXIT_SECONDS = 3.0  # for the driver to end normally, after a signal to the whole launch
 PARENT_SIGNAL = signal.SIGUSR2
+SIGNALS = PARENT_SIGNAL, signal.SIGINT, signal.SIGTERM
 # variables that torchrun sets, and that ranks of worlds must not see
 TORCHRUN_VARIABLES = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
@@ -74,6 +75,8 @@ class Agent:
 
     def shut_down(self) -> NoReturn:
         """End all ranks, remove the files, and exit."""
+        for number in SIGNALS:  # a handler that comes back here would wait for the launcher a second time, without end
+            signal.signal(number, signal.SIG_IGN)
         with suppress(OSError):
             self._driver.close()
         if self._launcher is not None:
@@ -185,7 +188,7 @@ def main(descriptor: int) -> NoReturn:
         config = msgspec.json.decode(file.read(), type=wire.AgentConfig)
     for name in filter(TORCHRUN_VARIABLES.fullmatch, list(os.environ)):
         del os.environ[name]
-    for number in (PARENT_SIGNAL, signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, lambda *_: None if os.getppid() == config.parent else os._exit(0))
     die_with_parent(PARENT_SIGNAL)
     if os.getppid() != config.parent:
@@ -195,6 +198,6 @@ def main(descriptor: int) -> NoReturn:
     except (OSError, protocol.ProtocolError) as error:
         print(f"shardlaw: process {config.process}: no driver at {config.host}:{config.port}: {error}", file=sys.stderr)
         os._exit(0)
-    for number in (PARENT_SIGNAL, signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, agent.on_signal)
     agent.serve()
