@@ -96,7 +96,7 @@ class OnViews(TensorField):
         mesh, views, on_view, parts = value
         table, lines = name.upper(), [mesh_line(mesh, names=DIM_NAMES[: mesh.ndim])]
         for view in views:
-            lines += [f"view = mesh[{_dims(view)!r}]", *(['view = flattened(view, "flat")'] if "+" in view else [])]
+            lines += [f"view = mesh[{_dims(view)!r}]", *(['view = flatten_mesh(view, "flat")'] if "+" in view else [])]
         lines.append(
             f"{name} = {dtensor_expression(parts[mesh.ranks[0]], f'{table}[rank]', 'view' if on_view else 'mesh')}"
         )
