@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
+from shardlaw.conformance.report.combine import other_warnings, sum_expectations
 from shardlaw.conformance.report.run_report import (
     ExpectationLine,
     FindingLine,
@@ -28,6 +28,7 @@ from shardlaw.conformance.report.run_report import (
     read_report,
     report_folder,
 )
+from shardlaw.conformance.report.sums import sum_totals
 from shardlaw.conformance.report.writer import check_folder, clear_report, write_report
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import is_finding_id, write_text
@@ -189,7 +190,7 @@ def _merge_law_lines(lines: Sequence[LawLine]) -> LawLine:
         "features": dict(sorted(features.items())),
         "deviating": dict(sorted(deviating.items())),
         "refusals": dict(refusals.most_common()),
-        "reasons": list(dict.fromkeys(reason for line in lines for reason in line.reasons)),
+        "reasons": sorted({reason for line in lines for reason in line.reasons}),
         "seconds": seconds,
     }
     return msgspec.structs.replace(lines[0], **counts, **more)

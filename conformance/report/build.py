@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.report.certificate import certify_run
-from shardlaw.conformance.report.combine import add_counts, sum_totals
 from shardlaw.conformance.report.hang_places import describe_waits
 from shardlaw.conformance.report.run_report import (
     ErrorLine,
@@ -19,6 +18,7 @@ from shardlaw.conformance.report.run_report import (
     TargetLine,
     UnconfirmedLine,
 )
+from shardlaw.conformance.report.sums import add_counts, sum_totals
 from shardlaw.conformance.run.finding_file import answer_fields
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _law_line(result: LawResult, target: Target) -> LawLine:
         reason=result.reason,
         lacks=sorted(set(law.needs) & set(target.cannot)),
         features=dict(sorted(result.features.items())),
-        reasons=list(result.reasons),
+        reasons=sorted(result.reasons),
         source=result.law.source if result.wrong else "",
         wrong=result.wrong,
         deviating=dict(sorted(result.deviating.items())),

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, LawLine, RunReport, Totals, UnconfirmedLine
+from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport
+from shardlaw.conformance.report.sums import add_counts
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.shares import smoke_shares as chosen_laws
@@ -53,39 +52,7 @@ def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
     )
 
 
-def add_counts(line: ExpectationLine, entry: Entry, known: Expectations, refused: bool) -> ExpectationLine:
-    """The line of an expectation with the counts of its entry."""
-    return msgspec.structs.replace(
-        line,
-        hits=entry.hits,
-        masked=round(known.masked_share(entry), 4),
-        stale=entry.is_stale,
-        refused=refused,
-        happened=bool(entry.deviated),
-        mended=entry.mended,
-        matched=dict(entry.matched),
-        deviated=dict(entry.deviated),
-    )
-
-
 def other_warnings(reports: Sequence[RunReport]) -> Iterator[str]:
     """The warnings of the reports, except those of too wide entries, which are decided from the sums."""
     wheres = tuple(f"{line.where}: matches " for report in reports for line in report.expectations)
     yield from dict.fromkeys(said for report in reports for said in report.warnings if not said.startswith(wheres))
-
-
-def sum_totals(
-    laws: Sequence[LawLine], findings: Sequence[FindingLine], unconfirmed: Sequence[UnconfirmedLine], distinct: int, drawn: int
-) -> Totals:
-    return Totals(
-        cases=sum(law.cases for law in laws),
-        checks=sum(law.checks for law in laws),
-        distinct=distinct,
-        drawn=drawn,
-        rejected=sum(law.rejected for law in laws),
-        refused=sum(law.refused for law in laws),
-        skipped_expected=sum(law.skipped_expected for law in laws),
-        findings=len(findings),
-        new=sum(found.status == "new" for found in findings),
-        unconfirmed=len(unconfirmed),
-    )

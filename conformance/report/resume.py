@@ -9,8 +9,9 @@ import msgspec
 
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.selection import select_ids
-from shardlaw.conformance.report.combine import other_warnings, sum_expectations, sum_totals
+from shardlaw.conformance.report.combine import other_warnings, sum_expectations
 from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_case_lines, read_report
+from shardlaw.conformance.report.sums import sum_totals
 from shardlaw.conformance.run.request import RunRequest
 
 UNFINISHED_REASONS = ("the run was ended before it", "the run broke here", "an error of the harness")

@@ -66,7 +66,7 @@ import sys
 from shardlaw.conformance.commands.cli import main
 from shardlaw.conformance.run import supported
 
-supported._earlier = lambda release: []
+supported._lists_up_to = lambda release: []
 sys.exit(main(sys.argv[1:]))
 """
 

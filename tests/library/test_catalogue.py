@@ -120,7 +120,7 @@ def test_known_findings_come_with_the_laws(tmp_path: Path) -> None:
     entry = '[[expect]]\nlaw = "mylib.two"\nkind = "wrong-value"\nfeatures = ["own:odd"]\nreason = "we know"\n'
     offer(tmp_path, "LAWS = [law()]\nEXPECTATIONS = ['mylib.toml']", expectations=entry)
     code = "from shardlaw import Target; from shardlaw.conformance import laws; from shardlaw.conformance.run import expectations\n"
-    code += "loaded = expectations.load(expectations.layers(Target()), list(laws.catalogue().values()), '2.13.0')\n"
+    code += "loaded = expectations.load(expectations.expectation_files(Target()), list(laws.catalogue().values()), '2.13.0')\n"
     code += "print([entry.reason for entry in loaded.entries if entry.law == 'mylib.two'])"
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=False)
