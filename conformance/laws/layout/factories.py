@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Seed, WordField
@@ -39,12 +39,23 @@ def draw_factory(limits: Limits) -> SearchStrategy[Case]:
     return draws.placed(limits, dtypes=limits.dtypes, extra=make)
 
 
+# the sizes one by one, of which there may be one alone, and in a list
+SIZES = (
+    "mesh=2 x=5:S(0) make=zeros sizes=apart",
+    "mesh=2 x=5x3:S(1) make=ones sizes=apart",
+    "mesh=2 x=5:S(0) make=empty sizes=listed",
+    "mesh=2 x=5x3:S(0) make=full sizes=listed",
+)
+
+
 @law(
     "layout.factory",
     source=f"{DOC}, DTensor factory functions",
     control="mesh=2x2 x=5x6:S(0),S(1) make=full",
     draw=draw_factory,
     draws=90,
+    sweep=texts(*SIZES),
+    sweeps=len(SIZES),
     weight=0.5,
 )
 def factory(
@@ -54,12 +65,14 @@ def factory(
     mesh: DeviceMesh,
     placements: PlacedAs,
     requires_grad: bool = False,
+    sizes: Literal["whole", "apart", "listed"] = "whole",
 ):
     """zeros, ones, full and empty of a layout give each rank its slice of the plain tensor of this name, with its
-    stride."""
+    stride, in whatever form the sizes are given."""
+    size = {"whole": (shape,), "apart": tuple(shape), "listed": ([*shape],)}[sizes]
     value = {"fill_value": 7} if make == "full" else {}
     grad = requires_grad and dtype.is_floating_point
-    d = getattr(dtensor, make)(shape, **value, dtype=dtype, device_mesh=mesh, placements=placements, requires_grad=grad)
+    d = getattr(dtensor, make)(*size, **value, dtype=dtype, device_mesh=mesh, placements=placements, requires_grad=grad)
     if make == "empty":
         d.to_local().detach().fill_(0)
     return {"local": d, "requires_grad": d.requires_grad, "stride": tuple(d.stride())}
