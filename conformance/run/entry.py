@@ -27,6 +27,14 @@ ENTRY_KINDS = (*KINDS, REFUSED)
 MIN_CASES = 20  # of a law, before their share says anything
 EMPTY_REASON = "..."
 
+# what kernels of the CPU say of an index out of range, for which those of a GPU have one assertion; not what Python says of lists, nor torch
+# of dims and storages
+KERNEL_INDEX_ERROR = re.compile(
+    "(?<!tuple )(?<!list )(?<!assignment )index out of range|is out of bounds(?! for storage)|^out of bounds$|index_select"
+)
+    "(?<!tuple )(?<!list )(?<!assignment )index out of range|is out of bounds for dim|^out of bounds$|index_select"
+)
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -141,8 +149,7 @@ class Entry:
     def _matches_error(self, error: str) -> bool:
         if not self.signature or self._error_pattern.search(error) is not None:
             return True
-        # a GPU kernel reports an index out of range in these words only
-        return "device-side assert triggered" in error and re.search("out of (range|bounds)|index_select", self.signature) is not None
+        return "device-side assert triggered" in error and KERNEL_INDEX_ERROR.search(self.signature) is not None
 
     def applies_to(self, torch_version: str, target: str) -> bool:
         """Whether the entry is about this release of torch and this target."""

@@ -107,7 +107,17 @@ def test_cases_near_a_finding_stay_within_the_world(most: int, sizes: set[int]) 
 
 
 @pytest.mark.parametrize(
-    ("signature", "same"), [("index # is out of bounds", True), ("index out of range", True), ("Boolean value", False)]
+    ("signature", "same"),
+    [
+        ("index # is out of bounds", True),
+        ("index out of range", True),
+        ("index_select", True),
+        ("tuple index out of range", False),
+        ("list assignment index out of range", False),
+        ("Dimension out of range", False),
+        ("out of bounds for storage of size #", False),
+        ("Boolean value", False),
+    ],
 )
 def test_an_assertion_of_a_gpu_is_an_index_out_of_range(signature: str, same: bool) -> None:
     entry = Entry("redistribute.masked", "raised", "", signature=signature)

@@ -38,6 +38,7 @@ def moved(x):
 HOWS = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x)), "save": saved}
 # put into memory that several processes see, by a call that gives the tensor itself
 SHARED = {"shared": lambda x: copy.deepcopy(x).share_memory_()}
+EVERY_HOW = HOWS | SHARED
 # what is handled, of a DTensor of two dims: itself, or what has another place in memory than its first element
 PARTS = {
     "itself": lambda x: x,
@@ -84,11 +85,11 @@ def sweep_copies(limits: Limits) -> list[Case]:
     features=lambda case: {f"way:{case.get('how')}"},
     needs=("all_gather",),
 )
-def copies(x: DTensor, part: Annotated[str, WordField(PARTS)], how: Annotated[str, WordField({**HOWS, **SHARED})]):
+def copies(x: DTensor, part: Annotated[str, WordField(PARTS)], how: Annotated[str, WordField(EVERY_HOW)]):
     """A DTensor, a part of one or a parameter that is copied, pickled or saved comes back as the same, in memory of
     its own."""
     given = PARTS[part](x)
-    made = {**HOWS, **SHARED}[how](given)
+    made = EVERY_HOW[how](given)
     told = isinstance(made, nn.Parameter), made.requires_grad, made.is_leaf
     own = made.detach().clone()
     with torch.no_grad():
