@@ -27,8 +27,7 @@ ENTRY_KINDS = (*KINDS, REFUSED)
 MIN_CASES = 20  # of a law, before their share says anything
 EMPTY_REASON = "..."
 
-# what CPU kernels say of an index out of range, where GPU kernels have one assertion for all; not what Python says of lists, or torch of dims
-# and storages
+# what CPU kernels say of an index out of range, where GPU kernels have one assertion for all; not what is said of lists, dims and storages
 KERNEL_INDEX_ERROR = re.compile(
     "(?<!tuple )(?<!list )(?<!assignment )index out of range|is out of bounds(?! for storage)|^out of bounds$|index_select"
 )
