@@ -10,7 +10,7 @@ numbers, under what a mesh dim does to its operands and its targets; each kind o
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
-gradients is sharded in one case, each dim of an op's first operand cut unevenly; in chapters whose cases differ in words
+gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly; in chapters whose cases differ in words
 (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
@@ -224,26 +224,27 @@ def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
             yield case
 
 
-def uneven_dims(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
-    """The cheapest cases of ops that cut a dim of the first operand into parts of unlike sizes, none of them empty, where no case of the
-    law that is taken does: sizes that are handed to a kernel run the same lines, right or wrong."""
+def cut_dims(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
+    """The cheapest cases of ops that cut a dim of the first operand, evenly or into parts of unlike sizes, none of them empty, where no
+    case of the law that is taken does: sizes that are handed to a kernel run the same lines, right or wrong."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
-    seen: set[tuple[str, int, int]] = set()
+    seen: set[tuple[str, int, int, bool]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
-        new = {(case.law, *dim) for dim in _uneven(Case.parse(case.text))} - seen
+        new = {(case.law, *dim) for dim in _cut(Case.parse(case.text))} - seen
         if new and (case.text in taken or " mesh=2 " in case.text):
             seen |= new
             if case.text not in taken:
                 yield case
 
 
-def _uneven(case: Case) -> Iterator[tuple[int, int]]:
-    """The number of dims of the first operand, with each that its shards divide unevenly."""
+def _cut(case: Case) -> Iterator[tuple[int, int, bool]]:
+    """The number of dims of the first operand, with each that its shards divide, and whether they differ in size. Unlike parts stand for
+    like ones too."""
     first, mesh = next(iter(specs(case).values()), None), case.mesh()
     for dim, extent in enumerate(first.shape if first is not None else ()):
         cuts = [size for size, at in zip(mesh.shape, first.placements or (), strict=False) if isinstance(at, Shard) and at.dim == dim]
-        if prod(cuts) < extent and extent % prod(cuts):
-            yield len(first.shape), dim
+        if 1 < prod(cuts) <= extent:
+            yield from ((len(first.shape), dim, uneven) for uneven in (False, True)[: 1 + (extent % prod(cuts) != 0)])
 
 
 def words_asked(case: Tried) -> set[object]:
@@ -281,7 +282,7 @@ def choose(folders: Iterable[Path]) -> None:
     limits, listed = _limits(), [case for its in chapters.values() for case in its]
     taken |= {case.text: case for case in tables(listed, limits)}
     taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
-    taken |= {case.text: case for case in uneven_dims(listed, set(taken))}
+    taken |= {case.text: case for case in cut_dims(listed, set(taken))}
     reached = {*taken, *(case.text for case in cases if case.name in whole)}
     sure = [case for case in cases if not (case.drawn and case.name in whole)]  # other seeds draw others
     taken |= {case.text: case for case in at_corners(sure, reached)}

@@ -56,6 +56,7 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }
 RARE_DTYPES = ("float8_e4m3fn", "float8_e5m2")  # calls may cast to them, but no tensor of a case has them
+FORMATS = ("contiguous_format", "preserve_format", "channels_last")  # for which calls may ask
 # Values repeat after this many, so that sums over four ranks, averages included, are exact in the dtype.
 PERIOD = {torch.int8: 100, torch.uint8: 127, torch.bfloat16: 60}
 # The bits of a value of ``wide``: so few that sums over eight ranks are exact, for floats also those of averages, whose contributions are

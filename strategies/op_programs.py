@@ -310,6 +310,11 @@ frequent ties
     a=m,n m>=2 n>=2 | mode(a,1) mode(a,0) mode(a,0,keepdim=True)
 diagonals
     a=m,m,m b=m,m m>=2 | diagonal_scatter(a,b,0,1,2) diagonal_scatter(a,b,0,0,2) diagonal_scatter(a,b,0,0,1)
+copied
+    a=m,2,n,2 m>=2 n>=2 | clone(a) clone(a,memory_format=torch.channels_last) to(a,torch.float64)
+        | to(a,torch.float64,memory_format=torch.channels_last) a.contiguous(memory_format=torch.channels_last)
+filled
+    a=m,2,n,2 m>=2 n>=2 | zeros_like(a) zeros_like(a,memory_format=torch.channels_last) full_like(a,2) full_like(a,2,memory_format=torch.channels_last)
 """)
 
 

@@ -86,7 +86,7 @@ median float32,int64
 nanmedian
     a=m,n m>=1 n>=1 | nanmedian(a) nanmedian(a,0) nanmedian(a,-1,keepdim=True)
 mode ties
-    a=m,n m>=1 n>=1 | getitem(mode(a,0),0) getitem(mode(a,-1,keepdim=True),0)
+    a=m,n m>=1 n>=1 | getitem(mode(a,0),0) getitem(mode(a,-1,keepdim=True),0) getitem(mode(a),0)
 kthvalue
     a=m,n m>=2 n>=2 | kthvalue(a,1,0) kthvalue(a,2,-1) kthvalue(a,1,1,keepdim=True) kthvalue(a,1)
 # index_fill changes one row or column, which one rank may hold alone
@@ -96,6 +96,8 @@ equal ties
     a=m,n i=1:int64:index{n}:R n>=1 | equal(a,index_fill(a,1,i,99))
     a=m,n distinct     | equal(a,a) equal(a,clone(a))
     a=m,n c=m,n:bool   | equal(a,masked_fill(a,c,99)) equal(masked_fill(a,c,99),a)
+    a=() b=()          | equal(a,b) equal(a,clone(a)) equal(add(a,1),a)
+    a=m,n b=()         | equal(a,b)
 item
     a=():::W           | a.item()
     a=1,1:::R          | a.item()

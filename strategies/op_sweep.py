@@ -291,9 +291,9 @@ def _light_samples(op: Op) -> Iterator[Sample]:
     rotation = itertools.cycle(ROTATION)
     first = op.variants[0]
     yield row_sample(first, UNEVEN, 0, 0)
+    yield row_sample(first, EVEN, 1, 1)
     yield from _pending_samples(op)
     yield row_sample(first, SQUARE, 0, 0)
-    yield row_sample(first, EVEN, 1, 1)
     for at, variant in enumerate(op.variants[1:]):
         yield row_sample(variant, next(rotation), at % 3, at % 2)
     yield _placed_sample(first, SHORT, Shard(1))

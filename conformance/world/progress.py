@@ -16,7 +16,7 @@ BUFFER_BYTES = 32_000  # of unsent messages, for each rank
 
 IDLE, RUNNING, PARKED, RAISED, ANSWERED = 0, 1, 2, 3, 4
 
-_POSITION = struct.Struct("<III")
+_POSITION = struct.Struct("<IIII")
 _LENGTH = struct.Struct("<I")
 _BOX = _POSITION.size + _LENGTH.size
 _SLOT = _BOX + BUFFER_BYTES
@@ -25,11 +25,13 @@ _SLOT = _BOX + BUFFER_BYTES
 @dataclass(frozen=True, slots=True)
 class Position:
     """The batch and case that a rank is at, and its state: it waits for work (``IDLE``), runs the case (``RUNNING``), has just raised
-    (``RAISED``), waits after that (``PARKED``), or has answered and waits for the others (``ANSWERED``)."""
+    (``RAISED``), waits after that (``PARKED``), or has answered and waits for the others (``ANSWERED``). ``verified``: how many process
+    groups a parked rank has found sound, of perhaps hundreds."""
 
     batch: int
     index: int
     state: int
+    verified: int = 0
 
 
 class ProgressPage:
@@ -47,9 +49,9 @@ class ProgressPage:
 
     # The rank's side
 
-    def set_position(self, rank: int, batch: int, index: int, state: int) -> None:
+    def set_position(self, rank: int, batch: int, index: int, state: int, verified: int = 0) -> None:
         """Record where ``rank`` is."""
-        _POSITION.pack_into(self._memory, rank * _SLOT, batch, index, state)
+        _POSITION.pack_into(self._memory, rank * _SLOT, batch, index, state, verified)
 
     def buffer(self, rank: int, message: bytes) -> bool:
         """Add a message to the unsent ones; false where there is no room for it."""

@@ -199,8 +199,9 @@ class Rank:
             held_back.append(message)
         self._waiting.extendleft(reversed(held_back))
         try:
-            for name, group in self._live_groups():
+            for verified, (name, group) in enumerate(self._live_groups()):
                 if name in message.verify or protocol.EVERY_GROUP in message.verify:
+                    self.page.set_position(self.rank, parked.batch, parked.index, PARKED, verified)
                     self._verify_group(group)
         except Exception as error:
             self._send(protocol.Failed(f"{type(error).__name__}: {describe_error(error).text}"))

@@ -14,7 +14,7 @@ from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 from shardlaw.conformance.world import protocol, watch
 from shardlaw.conformance.world.observer import LocalObserver
 from shardlaw.conformance.world.output import read_tail
-from shardlaw.conformance.world.progress import BUFFER_BYTES, RUNNING, Position, ProgressPage
+from shardlaw.conformance.world.progress import BUFFER_BYTES, PARKED, RUNNING, Position, ProgressPage
 from shardlaw.conformance.world.watch import Watch
 from shardlaw.conformance.world.world import Job, World
 from tests.faults.conftest import LAWS
@@ -142,6 +142,15 @@ def test_page_keeps_what_a_rank_has_not_sent(tmp_path: Path) -> None:
     assert not rank.buffer(1, bytes(BUFFER_BYTES))
     rank.clear_buffer(1)
     assert driver.unsent(1) == b""
+
+
+def test_rank_that_verifies_many_groups_makes_progress(tmp_path: Path) -> None:
+    world = World(1, 2, LocalObserver(str(tmp_path / "world"), 2, lambda: None), deque())
+    rank = ProgressPage(str(tmp_path / "world" / "progress"), 2)
+    rank.set_position(1, 5, 3, PARKED)
+    before = world.progress()
+    rank.set_position(1, 5, 3, PARKED, 1)
+    assert world.progress() != before
 
 
 def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path) -> None:

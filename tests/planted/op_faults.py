@@ -35,6 +35,17 @@ def results_claimed_whole() -> None:
         return found
 
 
+def strides_of_a_transpose_claimed() -> None:
+    """Results claim their strides in reverse. Every op law sees it: see ``test_op_strides``."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        for spec in _each_spec(found.output_spec):
+            spec.tensor_meta = spec.tensor_meta._replace(stride=spec.tensor_meta.stride[::-1])
+        return found
+
+
 def operands_claimed_whole() -> None:
     """The propagator takes every operand for a replicated one. For laws whose results stay where their operands lie:
     see ``test_every_op``."""

@@ -14,7 +14,7 @@ from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.program.names import NAMESPACES, check_method, place_of
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import MaskPartial, parse_placements
-from shardlaw.reference.tensors import DTYPES, RARE_DTYPES
+from shardlaw.reference.tensors import DTYPES, FORMATS, RARE_DTYPES
 
 ATTRIBUTES = ("T", "mT", "real", "imag")
 CONSTANTS = ("inf", "nan")
@@ -85,8 +85,8 @@ class StepsFunction:
             case ast.List(elts=items):
                 return f"[{self._texts(items)}]"
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-                if name not in (*DTYPES, *RARE_DTYPES):
-                    raise NotationError(f"torch.{name} is no dtype of {', '.join((*DTYPES, *RARE_DTYPES))}")
+                if name not in (known := (*DTYPES, *RARE_DTYPES, *FORMATS)):
+                    raise NotationError(f"torch.{name} is none of {', '.join(known)}")
                 return f"torch.{name}"
             case ast.Attribute(value=base, attr=name):
                 if name not in ATTRIBUTES:

@@ -27,7 +27,7 @@ from shardlaw.strategies.ops import Op, Sample
 
 DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors follow the semantics of torch.Tensor"
 # cases of one op in a smoke run
-LIGHT_SWEEPS = 6
+LIGHT_SWEEPS = 7
 MORE_SWEEPS = 9
 MOST_SWEEPS = 34
 LIGHT_DRAWS = 0.25  # the first draw of all is the plainest, which the control is like

@@ -18,12 +18,14 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.program.fields import Operands, ProgramField
 from shardlaw.conformance.laws.op.forward import DTENSOR, case_of, cases_of, listed, text_of
 from shardlaw.conformance.laws.op.results import (
+    due_strides,
     layouts,
     plain_run,
     registered_everywhere,
     replicated,
     result,
     result_due,
+    strides,
     unless,
 )
 from shardlaw.reference.mesh import Mesh
@@ -89,14 +91,17 @@ program.due(result_due(exact=False))
 def history(steps: FreshProgram, operands: Operands):
     """An op gives the same result whatever it was called with before: scalars of another kind, other dims, dtypes and
     shapes."""
-    results = {f"step{at}": value for at, value in enumerate(steps(operands), 1)}
-    return {**results, **{f"operand.{name}": tensor for name, tensor in operands.items()}}
+    values = steps(operands)
+    results = {f"step{at}": value for at, value in enumerate(values, 1)}
+    after = {f"operand.{name}": tensor for name, tensor in operands.items()}
+    return {**results, "strides": [*map(strides, values)], **after}
 
 
 @history.due
 def _(steps, operands, mesh: DeviceMesh, rank: Rank):
     values, after = plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
-    return {**{f"step{at}": value for at, value in enumerate(values, 1)}, **after}
+    results = {f"step{at}": value for at, value in enumerate(values, 1)}
+    return {**results, "strides": [due_strides(value, operands) for value in values], **after}
 
 
 @law(

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Claimed, Due, Global, Meaningless, Near
+from shardlaw.conformance.law.due import Claimed, Due, Global, Meaningless, Near, Of
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.program.calls import program_features
@@ -31,9 +31,17 @@ EXACT_DTYPES = (torch.float32, torch.float64)
 
 
 def result(steps: Program, operands: Operands):
-    """What the last step gives, and what the operands are afterwards."""
+    """What the last step gives, its strides, and what the operands are afterwards."""
     value = steps(operands)[-1]
-    return {"result": value, **{f"operand.{name}": tensor for name, tensor in operands.items()}}
+    after = {f"operand.{name}": tensor for name, tensor in operands.items()}
+    return {"result": value, "strides": strides(value), **after}
+
+
+def strides(value):
+    """The strides of a tensor along its dims longer than 1, of the others they mean nothing; of each of several."""
+    if isinstance(value, torch.Tensor):
+        return [step for size, step in zip(value.shape, value.stride()) if size > 1]
+    return [strides(part) for part in value] if isinstance(value, (list, tuple)) else None
 
 
 def result_due(*, exact: bool) -> Callable[..., Any]:
@@ -41,9 +49,21 @@ def result_due(*, exact: bool) -> Callable[..., Any]:
 
     def due(steps: Any, operands: Any, mesh: DeviceMesh, rank: Rank):
         values, after = plain_run(steps, operands, cast("Mesh", mesh), rank, exact)
-        return {"result": values[-1], **after}
+        return {"result": values[-1], "strides": due_strides(values[-1], operands), **after}
 
     return due
+
+
+def due_strides(value: Any, operands: dict[str, Any]) -> Any:
+    """The strides of the plain op's result, unless the plain op ran on copies that lie otherwise (:func:`plain_of`)."""
+    alike = all(not isinstance(x, Global) or x.memory != "expanded" for x in operands.values())
+    return Of(_strides_of(value), "wrong-metadata") if alike else ...
+
+
+def _strides_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_strides_of(part) for part in value]
+    return strides(value.full) if isinstance(value, Result) else None
 
 
 def plain_run(

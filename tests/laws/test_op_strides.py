@@ -1,0 +1,37 @@
+"""The strides that results of ops claim are judged, beside shape, dtype and elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.laws import find
+from tests.laws.planting import Plant, planting
+
+
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    with planting(tmp_path_factory.mktemp("planted")) as plant:
+        yield plant
+
+
+@pytest.mark.ranks
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    "text",
+    [
+        "op.forward[add] mesh=2 a=4x6:S(0) steps=add(a,1)",
+        "op.forward[sort] mesh=2 a=4x6:S(0) steps=sort(a,1)",
+        "op.program mesh=2 a=4x6:S(0) steps=x=mul(a,2);neg(x)",
+        "op.history mesh=2 a=4x6:S(0) steps=neg(a);abs(a)",
+    ],
+)
+def test_results_that_claim_the_strides_of_a_transpose_are_seen(text: str, plant: Plant) -> None:
+    case = Case.parse(text)
+    law = find(case.law)
+    assert plant.holds(law, case) == "held"
+    verdict = plant.verdict(law, case, "strides_of_a_transpose_claimed")
+    assert verdict.kind == "wrong-metadata"
+    assert verdict.check == "strides"
