@@ -314,7 +314,8 @@ copied
     a=m,2,n,2 m>=2 n>=2 | clone(a) clone(a,memory_format=torch.channels_last) to(a,torch.float64)
         | to(a,torch.float64,memory_format=torch.channels_last) a.contiguous(memory_format=torch.channels_last)
 filled
-    a=m,2,n,2 m>=2 n>=2 | zeros_like(a) zeros_like(a,memory_format=torch.channels_last) full_like(a,2) full_like(a,2,memory_format=torch.channels_last)
+    a=m,2,n,2 m>=2 n>=2 | zeros_like(a) zeros_like(a,memory_format=torch.channels_last) full_like(a,2)
+        | full_like(a,2,memory_format=torch.channels_last)
 """)
 
 

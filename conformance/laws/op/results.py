@@ -40,7 +40,7 @@ def result(steps: Program, operands: Operands):
 def strides(value):
     """The strides of a tensor along its dims longer than 1, of the others they mean nothing; of each of several."""
     if isinstance(value, torch.Tensor):
-        return [step for size, step in zip(value.shape, value.stride()) if size > 1]
+        return [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1]
     return [strides(part) for part in value] if isinstance(value, (list, tuple)) else None
 
 
