@@ -19,7 +19,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.program.calls import program_features
 from shardlaw.conformance.law.program.fields import Operands, Program
 from shardlaw.conformance.law.program.parse import Program as Steps
-from shardlaw.conformance.rank.context import RankContext
+from shardlaw.conformance.rank.context import RankContext, read_placements
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
@@ -154,9 +154,14 @@ class Untouched(Due):
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         with torch.no_grad():  # no node for a graph that nobody wants
             local = got.to_local() if isinstance(got, DTensor) else got
-        before = here.tensor(self.before(here.rank))
+        before, x = here.tensor(self.before(here.rank)), self.operand
         same = local.shape == before.shape and torch.equal(local, before)
-        here.require(same, "wrong-value", check, f"{place} must not change", before, local)
+        if here.require(same, "wrong-value", check, f"{place} must not change", before, local) and isinstance(
+            x, Global
+        ):
+            claimed, due = (read_placements(got.placements), tuple(got.shape)), (x.placements, x.layout.shape)
+            message = f"{place} must stay under its placements, of its shape"
+            here.require(claimed == due, "wrong-metadata", check, message, due, claimed)
 
     def for_script(self, rank: int) -> Any:
         x = self.operand
