@@ -16,7 +16,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.laws.op import backward, opinfo
 from shardlaw.conformance.laws.op.forward import case_of
-from shardlaw.conformance.laws.op.samples import CONTROLS
+from shardlaw.conformance.laws.op.opinfo_laws import CONTROLS
 from shardlaw.conformance.world import Pool
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate

@@ -18,8 +18,8 @@ from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.law.script import ScriptError
 from shardlaw.conformance.laws.op import opinfo
 from shardlaw.conformance.laws.op.backward import flat
+from shardlaw.conformance.laws.op.opinfo_laws import LAWS, smaller
 from shardlaw.conformance.laws.op.results import plain_of
-from shardlaw.conformance.laws.op.samples import LAWS, smaller
 from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.search import Plan, draw
 from shardlaw.conformance.run.state import LawResult

@@ -17,9 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.models import dense_backward, parallelized
-from shardlaw.conformance.laws.module.plans import Plan
-from shardlaw.conformance.laws.module.zoo import (
+from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
     Model,
     ModelMesh,
@@ -27,9 +25,11 @@ from shardlaw.conformance.laws.module.zoo import (
     StylePlan,
     cases,
     features,
-    gradients,
-    there_and_back,
+    forward_backward,
+    reduced_gradients,
 )
+from shardlaw.conformance.laws.module.models import dense_backward, parallelized
+from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
@@ -69,8 +69,8 @@ def sweep_compiled(limits: Limits) -> list[Case]:
 
 @st.composite
 def draw_compiled(draw: st.DrawFn, limits: Limits) -> Case:
-    on = palette_meshes(("2", "2", "3", "2x2"), limits.world_size)
-    mesh, fn = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(PROGRAMS)))
+    meshes = palette_meshes(("2", "2", "3", "2x2"), limits.world_size)
+    mesh, fn = draw(st.sampled_from(meshes)), draw(st.sampled_from(sorted(PROGRAMS)))
     even = fn == "locally"
     shape = tuple(
         mesh.size * draw(st.sampled_from([1, 2])) if even else draw(st.sampled_from([4, 3, 5, 6])) for _ in range(2)
@@ -157,10 +157,10 @@ def compiled_model(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBa
     try:
         function = torch.compile(model, backend=backend)
         for x, grad in batches:
-            there_and_back(function, x, grad)
+            forward_backward(function, x, grad)
     finally:
         forget()
-    return {"input": [x.grad for x, _ in batches], "gradients": gradients(model)}
+    return {"input": [x.grad for x, _ in batches], "gradients": reduced_gradients(model)}
 
 
 @compiled_model.due

@@ -23,7 +23,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near, Of, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank, Seed, Shape, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.locally import DOC, NEEDS
+from shardlaw.conformance.laws.module.local_map import DOC, NEEDS
 from shardlaw.conformance.laws.module.styles import lines
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import operand
@@ -53,11 +53,11 @@ BESIDE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, outside=False, tables=False, least=2)
+    meshes = draws.meshes(limits, outside=False, tables=False, least=2)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, call = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(BESIDE)))
+        mesh, call = draw(st.sampled_from(meshes)), draw(st.sampled_from(sorted(BESIDE)))
         # what is written into may be refused where a dim of size 1 would be broadcast
         shape = draw(shapes(min_dims=2, max_dims=2, min_size=2 if call == "in-place" else 1))
         kinds = ("R", "S") if call == "in-place" else ("R", "S", "S", "P")
@@ -161,8 +161,8 @@ def draw_registered(limits: Limits) -> SearchStrategy[Case]:
         ndim = len(layout.shape)
         return {"dim": draw(st.integers(-ndim, ndim - 1)), "by": draw(st.sampled_from([None, "name"]))}
 
-    on = draws.meshes(limits, outside=False, tables=False, least=2)
-    drawn = draws.placed(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=on, extra=extra)
+    meshes = draws.meshes(limits, outside=False, tables=False, least=2)
+    drawn = draws.placed(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=meshes, extra=extra)
     return drawn.filter(lambda case: 0 not in case.tensor("x").shape)
 
 

@@ -16,8 +16,8 @@ from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import Placements, Seed, Shape
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import Call, FromCase, on
-from shardlaw.conformance.laws.module.zoo import NEEDS, gradients
+from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall, dtensor
+from shardlaw.conformance.laws.module.model_fields import NEEDS, reduced_gradients
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -75,7 +75,7 @@ def features(case: Case) -> set[str]:
 )
 def experts(
     model: Annotated[
-        nn.Module, FromCase(lambda case: Call(build_model, (Mixture, case.shape("dims"), True, case.seed)))
+        nn.Module, FromCase(lambda case: ModuleCall(build_model, (Mixture, case.shape("dims"), True, case.seed)))
     ],
     mesh: DeviceMesh,
     experts: Placements,
@@ -101,7 +101,7 @@ def experts(
         "parameters": dict(model.named_parameters()),
         "forward": out,
         "input": x.grad,
-        "gradients": gradients(model),
+        "gradients": reduced_gradients(model),
     }
 
 
@@ -110,12 +110,12 @@ def _(model, mesh: Mesh, experts, batch, dims, rows: int, seed: int):
     x: Any = eighths((rows, dims[1]), seed + 5).requires_grad_()
     out = model(x)
     out.backward(output_gradient(tuple(out.shape), seed))
-    arrived: dict[str, Any] = gradients(model)
+    arrived: dict[str, Any] = reduced_gradients(model)
     places: dict[str, Placed] = {name: tuple(R() for _ in mesh.shape) for name, _ in model.named_parameters()}
     places["experts.w1"] = experts
     places["experts.w2"] = tuple(S(3 - at.dim) if isinstance(at, S) and at.dim else at for at in experts)
     return {
-        "parameters": {name: on(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
+        "parameters": {name: dtensor(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
         "forward": Near(out.detach()),
         "input": Claimed(x.grad, mesh, exact=False),
         "gradients": {name: Claimed(grad, mesh, exact=False) for name, grad in arrived.items()},

@@ -21,9 +21,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import family, on
-from shardlaw.conformance.laws.module.plans import Plan
-from shardlaw.conformance.laws.module.zoo import (
+from shardlaw.conformance.laws.module.arguments import dtensor, make_laws
+from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
     Model,
     ModelMesh,
@@ -31,11 +30,12 @@ from shardlaw.conformance.laws.module.zoo import (
     StylePlan,
     TwoBatches,
     cases,
+    copied_parameters,
     features,
-    gradients,
-    parameters,
-    there_and_back,
+    forward_backward,
+    reduced_gradients,
 )
+from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.modules import ZOO
 
@@ -73,12 +73,12 @@ def forward(model: Model, mesh: ModelMesh, way: StylePlan, batches: TwoBatches):
     """A model parallelised by styles gives the dense model's output on every rank, laid out as the styles document."""
     model = parallelized(model, mesh, way)
     with torch.no_grad():
-        return {"parameters": parameters(model), "forward": [model(x) for x, _ in batches]}
+        return {"parameters": copied_parameters(model), "forward": [model(x) for x, _ in batches]}
 
 
 def dense_forward(model, mesh: Mesh, way: Plan, batches, rank: Rank):
     outputs = [way.output(model(x), mesh, rank) for x, _ in batches]
-    return {"parameters": way.parameters(parameters(model), mesh), "forward": outputs}
+    return {"parameters": way.parameters(copied_parameters(model), mesh), "forward": outputs}
 
 
 def backward(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch):
@@ -86,17 +86,21 @@ def backward(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch):
     passes."""
     model = parallelized(model, mesh, way)
     for x, grad in batches:
-        there_and_back(model, x, grad)
-    return {"input": [x.grad for x, _ in batches], "gradients": gradients(model), "parameters": parameters(model)}
+        forward_backward(model, x, grad)
+    return {
+        "input": [x.grad for x, _ in batches],
+        "gradients": reduced_gradients(model),
+        "parameters": copied_parameters(model),
+    }
 
 
 def dense_backward(model, mesh: Mesh, way: Plan, batches, rank: Rank):
     for x, grad in batches:
-        there_and_back(model, x, grad)
+        forward_backward(model, x, grad)
     return {
-        "input": [None if x.grad is None else Near(on(mesh, x.grad, way.entry).local(rank)) for x, _ in batches],
-        "gradients": way.gradients(gradients(model), mesh),
-        "parameters": way.parameters(parameters(model), mesh),
+        "input": [None if x.grad is None else Near(dtensor(mesh, x.grad, way.entry).local(rank)) for x, _ in batches],
+        "gradients": way.gradients(reduced_gradients(model), mesh),
+        "parameters": way.parameters(copied_parameters(model), mesh),
     }
 
 
@@ -106,7 +110,7 @@ def drawing(kind: str, **more: Any) -> Callable[[Limits], SearchStrategy[Case]]:
 
 
 LAWS = [
-    *family(
+    *make_laws(
         forward,
         dense_forward,
         {
@@ -119,7 +123,7 @@ LAWS = [
         weight=0.2,
     ),
     # some of those that go backward do so twice
-    *family(
+    *make_laws(
         backward,
         dense_backward,
         {
@@ -170,10 +174,10 @@ def step(
     model = parallelized(model, mesh, way)
     stepping, steps = optimizer_of(optimizer, model.parameters(), foreach=foreach), []
     for x, grad in batches:
-        there_and_back(model, x, grad)
+        forward_backward(model, x, grad)
         stepping.step()
         stepping.zero_grad()
-        steps.append(parameters(model))
+        steps.append(copied_parameters(model))
     return {"steps": steps}
 
 
@@ -181,10 +185,10 @@ def step(
 def _(model, mesh: Mesh, way: Plan, batches, optimizer):
     stepping, steps = optimizer_of(optimizer, model.parameters()), []
     for x, grad in batches:
-        there_and_back(model, x, grad)
+        forward_backward(model, x, grad)
         stepping.step()
         stepping.zero_grad()
-        steps.append(way.parameters(parameters(model), mesh))
+        steps.append(way.parameters(copied_parameters(model), mesh))
     return {"steps": steps}
 
 
@@ -208,14 +212,14 @@ def state(model: Model, mesh: ModelMesh, way: StylePlan):
             parameter.zero_()
     state = parallelized(model, mesh, way).state_dict()
     other.load_state_dict(state)
-    return {"state": dict(state), "loaded": parameters(other)}
+    return {"state": dict(state), "loaded": copied_parameters(other)}
 
 
 @state.due
 def _(model, mesh: Mesh, way: Plan):
     return {
         "state": way.parameters(model.state_dict(), mesh),
-        "loaded": way.parameters(parameters(model), mesh),
+        "loaded": way.parameters(copied_parameters(model), mesh),
     }
 
 
@@ -270,11 +274,11 @@ def recomputed(
     model = parallelized(ready(model, mode), mesh, way)
     called = recomputing(model, recompute)
     for x, grad in batches:
-        there_and_back(called, x, grad)
+        forward_backward(called, x, grad)
     return {
         "input": [x.grad for x, _ in batches],
-        "gradients": unwrapped(gradients(model)),
-        "parameters": unwrapped(parameters(model)),
+        "gradients": unwrapped(reduced_gradients(model)),
+        "parameters": unwrapped(copied_parameters(model)),
         "state": [*model.state_dict()],
     }
 
@@ -299,7 +303,7 @@ def draw_recomputed(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     return lambda limits: cases(limits, kind, **more)
 
 
-LAWS += family(
+LAWS += make_laws(
     recomputed,
     dense_recomputed,
     {

@@ -19,8 +19,18 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Near, Of
 from shardlaw.conformance.law.fields import Rank, Seed, Shape, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase, OnMesh, Style, family, on, passed, style
-from shardlaw.conformance.laws.module.zoo import NEEDS
+from shardlaw.conformance.laws.module.arguments import (
+    ByRank,
+    DTensorValue,
+    FromCase,
+    ModuleCall,
+    Style,
+    dtensor,
+    make_laws,
+    module_input,
+    style,
+)
+from shardlaw.conformance.laws.module.model_fields import NEEDS
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -64,7 +74,7 @@ class Asked:
         """Where the parameters of a layer lie."""
         named = dict(dense.named_parameters())
         places = PLACES.get(f"{self.argument.name} {type(dense).__name__}", (R(),) * len(named))
-        return {name: on(mesh, whole, at) for (name, whole), at in zip(named.items(), places, strict=True)}
+        return {name: dtensor(mesh, whole, at) for (name, whole), at in zip(named.items(), places, strict=True)}
 
 
 def asked(case: Case) -> Asked:
@@ -86,17 +96,17 @@ def asked(case: Case) -> Asked:
     )
 
 
-def input_of(case: Case) -> OnMesh | ByRank:
+def input_of(case: Case) -> DTensorValue | ByRank:
     """The input of a layer, laid out as its style takes it: floats, or indices for an embedding."""
     shape, tokens = case.shape("input"), case.get("module") == "embedding"
     whole = indices(shape, case.shape("dims")[0], case.seed) if tokens else eighths(shape, case.seed + 5)
-    return passed(on(case.mesh(), whole, asked(case).before), wrapped="wrapped" in case)
+    return module_input(dtensor(case.mesh(), whole, asked(case).before), wrapped="wrapped" in case)
 
 
-def layer_of(case: Case) -> Call:
+def layer_of(case: Case) -> ModuleCall:
     """``frozen=1`` stands for all parameters, another word for the one of this name."""
     name, frozen = WordField(LAYERS).parse(case.get("module")), WordField(FROZEN).parse(case.get("frozen", ""))
-    return Call(build_layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
+    return ModuleCall(build_layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
 
 
 AskedStyle = Annotated[Any, FromCase(asked, "style", "from", "to", "dim", "local")]
@@ -114,7 +124,7 @@ def styled(style: AskedStyle, module: Layer, input: Input, mesh: DeviceMesh):
 
 def styled_due(style: Asked, module, input: Global, mesh: Mesh, rank: Rank):
     with torch.no_grad():
-        out = on(mesh, module(input.full), style.after)
+        out = dtensor(mesh, module(input.full), style.after)
     return {
         "parameters": style.parameters(module, mesh),
         "trained": Of([parameter.requires_grad for parameter in module.parameters()]),
@@ -195,7 +205,7 @@ def features_styles(case: Case) -> set[str]:
 
 
 SAYS = "and takes and gives what input_layouts, output_layouts and use_local_output say."
-LAWS = family(
+LAWS = make_laws(
     styled,
     styled_due,
     {

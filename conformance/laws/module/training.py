@@ -16,7 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near
 from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, family, on
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase, dtensor, make_laws
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial
@@ -37,26 +37,26 @@ NAMES = ("a", "b", "c")
 # What cases say
 
 
-def tensor_of(case: Case, name: str, at: int, field: str = "", form: str = "") -> OnMesh:
+def tensor_of(case: Case, name: str, at: int, field: str = "", form: str = "") -> DTensorValue:
     """A parameter (0) or one of its gradients (from 1 on): eighths, placed as ``field`` says or as the parameter is."""
     spec, mesh = case.tensor(name), f"mesh.{name}" if f"mesh.{name}" in case else "mesh"
     full = eighths(spec.shape, case.seed + NAMES.index(name) + 5 * at).to(spec.build(0).dtype)
     where = case.placements(field) if field in case else spec.placements or ()
-    return on(case.mesh(mesh), full, *where, form=form, seed=case.seed, field=mesh)
+    return dtensor(case.mesh(mesh), full, *where, form=form, seed=case.seed, field=mesh)
 
 
-def parameters_of(case: Case) -> list[OnMesh]:
+def parameters_of(case: Case) -> list[DTensorValue]:
     """A parameter for each of the tensors ``a``, ``b`` and ``c``, each on the mesh ``mesh`` or on its own,
     ``mesh.b``."""
     return [tensor_of(case, name, 0, form="parameter") for name in NAMES if name in case]
 
 
-def gradients_of(case: Case, steps: int = 1) -> list[list[OnMesh | None]]:
+def gradients_of(case: Case, steps: int = 1) -> list[list[DTensorValue | None]]:
     """The gradients that arrive in each of some steps, placed as their parameters are or as ``grad.a`` says; one of
     the field ``without`` is
     missing but in the second step."""
 
-    def gradient(name: str, step: int) -> OnMesh | None:
+    def gradient(name: str, step: int) -> DTensorValue | None:
         missing = name == case.get("without", "") and step != 1
         return None if missing else tensor_of(case, name, step + 1, f"grad.{name}")
 
@@ -80,7 +80,7 @@ def dense(
 
 def kept(tensors: Sequence[torch.Tensor], parameters: Sequence[Global]) -> list[Any]:
     """What is due of tensors that lie where the parameters lay."""
-    return [on(one.mesh, whole, *one.placements).near() for whole, one in zip(tensors, parameters, strict=True)]
+    return [dtensor(one.mesh, whole, *one.placements).near() for whole, one in zip(tensors, parameters, strict=True)]
 
 
 def claimed(
@@ -205,8 +205,8 @@ def draw_clipped(draw: st.DrawFn, limits: Limits) -> Case:
 def draw_mixed(draw: st.DrawFn, limits: Limits) -> Case:
     """Parameters on two meshes of the same ranks, as where some are sharded along one dim and others along two."""
     pairs = [("2", "1x2"), ("2", "2x1"), ("4", "2x2"), ("2x2", "4"), ("1x2", "2"), ("2", "2@1,0")]
-    on = [(Mesh.parse(one), Mesh.parse(two)) for one, two in pairs if Mesh.parse(one).size <= limits.world_size]
-    first, second = draw(st.sampled_from(on))
+    mesh_pairs = [(Mesh.parse(one), Mesh.parse(two)) for one, two in pairs if Mesh.parse(one).size <= limits.world_size]
+    first, second = draw(st.sampled_from(mesh_pairs))
     said: dict[str, Any] = {"mesh__b": second}
     for name, mesh in (("a", first), ("b", second)):
         shape = draw(shapes(min_dims=1, max_dims=2, min_size=2))
@@ -218,7 +218,7 @@ def draw_mixed(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 CLIPPED = "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 by=norm most=0.5 norm=2.0"
-LAWS = family(
+LAWS = make_laws(
     clipped,
     clipped_due,
     {
@@ -323,7 +323,11 @@ def optimizer(
 
 def optimizer_due(parameters: list[Global], gradients, optimizer: str, options, foreach, zero):
     def lies(value: Any, one: Global) -> Any:
-        return on(one.mesh, value, *one.placements).near() if isinstance(value, torch.Tensor) else value and Near(value)
+        return (
+            dtensor(one.mesh, value, *one.placements).near()
+            if isinstance(value, torch.Tensor)
+            else value and Near(value)
+        )
 
     want = stepped(*dense(parameters, gradients), optimizer, options, bool(foreach), zero)
     state = zip(want["state"], parameters, strict=True)
@@ -347,7 +351,7 @@ def draw_optimizer(draw: st.DrawFn, limits: Limits, names: tuple[str, ...]) -> C
 COMMON = ("sgd", "sgd", "sgd", "adam", "adam", "adamw", "adamw")
 OTHERS = ("adagrad", "rmsprop", "adadelta", "adamax", "nadam", "radam", "asgd")
 STEP = "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64"
-LAWS += family(
+LAWS += make_laws(
     optimizer,
     optimizer_due,
     {

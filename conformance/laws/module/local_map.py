@@ -17,7 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
 from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, on
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase, dtensor
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import operand
 from shardlaw.reference.mesh import Mesh
@@ -96,11 +96,12 @@ def options_of(case: Case) -> dict[str, Any]:
     return options
 
 
-def leaves_of(case: Case) -> list[OnMesh]:
+def leaves_of(case: Case) -> list[DTensorValue]:
     """The inputs ``a`` and ``b``, as far as there are any."""
     specs = [case.tensor(name) for name in "ab" if name in case]
     return [
-        on(case.mesh(), spec.build(case.seed), *(spec.placements or ()), form="leaf", seed=case.seed) for spec in specs
+        dtensor(case.mesh(), spec.build(case.seed), *(spec.placements or ()), form="leaf", seed=case.seed)
+        for spec in specs
     ]
 
 
@@ -120,8 +121,8 @@ def features_map(case: Case) -> set[str]:
 
 @st.composite
 def draw_map(draw: st.DrawFn, limits: Limits) -> Case:
-    on = palette_meshes(("2", "2", "2", "3", "3", "4", "2x2"), limits.world_size)
-    mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(MAPPED)))
+    meshes = palette_meshes(("2", "2", "2", "3", "3", "4", "2x2"), limits.world_size)
+    mesh, name = draw(st.sampled_from(meshes)), draw(st.sampled_from(sorted(MAPPED)))
     one = MAPPED[name]
     shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size, mesh.size + 1])) for _ in range(one.dims))
     sizes = [shape, one.b(shape, mesh.size)][: len(one.ins)]
@@ -204,7 +205,7 @@ def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool):
         outs[0].backward(torch.ones_like(outs[0]))
     declared = zip(outs, MAPPED[fn].outs, strict=True)
     return {
-        "outputs": [one if at is None else on(mesh, one, *(at,) * mesh.ndim) for one, at in declared],
+        "outputs": [one if at is None else dtensor(mesh, one, *(at,) * mesh.ndim) for one, at in declared],
         "plain": outs[0].detach() if plain else None,
         "gradients": [Claimed(one.grad, mesh) if grads else None for one in leaves],
     }

@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Claimed, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank
-from shardlaw.conformance.laws.module.sharded import FSDP, Reshard
-from shardlaw.conformance.laws.module.told import Inputs, Whole
-from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs, gradients
+from shardlaw.conformance.laws.module.fsdp_methods import Inputs, Whole
+from shardlaw.conformance.laws.module.fully_shard import FSDP, Reshard
+from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs, reduced_gradients
 from shardlaw.reference.mesh import Mesh
 
 DOES = Literal[
@@ -77,7 +77,7 @@ def trained(model: Any, batches: Sequence[Pairs], does: str) -> dict[str, Any]:
             model.zero_grad()
             getattr(model, switch, bool)(True)
         outs = [passed(model, x, grad, does) for x, grad in taken]
-        steps.append({"forward": outs, "gradients": gradients(model)})
+        steps.append({"forward": outs, "gradients": reduced_gradients(model)})
         if does == "evaluated":
             look(model, taken[0][0], does)
         stepping.step()

@@ -13,7 +13,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Rank, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.gradient.values import DOC
+from shardlaw.conformance.laws.gradient.conversions import DOC
 from shardlaw.conformance.laws.shared import draws
 
 

@@ -18,11 +18,11 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
-from shardlaw.conformance.laws.module.arguments import FromCase, on
-from shardlaw.conformance.laws.module.fsdp import sgd
-from shardlaw.conformance.laws.module.sharded import inputs_of
-from shardlaw.conformance.laws.module.told import Whole, offered, told_law
-from shardlaw.conformance.laws.module.zoo import Pairs, gradients, parameters
+from shardlaw.conformance.laws.module.arguments import FromCase, dtensor
+from shardlaw.conformance.laws.module.fsdp_methods import Whole, offered, told_law
+from shardlaw.conformance.laws.module.fully_shard import inputs_of
+from shardlaw.conformance.laws.module.fully_shard_options import sgd
+from shardlaw.conformance.laws.module.model_fields import Pairs, copied_parameters, reduced_gradients
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
@@ -118,7 +118,7 @@ def both_parallel(
     def state() -> dict[str, Any]:
         if way in ("wrapped", "ddp"):
             return {name: one.detach().clone() for name, one in (kept or model.state_dict()).items()}
-        return parameters(model.module if way == "ddp-named" else model)
+        return copied_parameters(model.module if way == "ddp-named" else model)
 
     def result(x: torch.Tensor) -> Any:
         if not spmd:
@@ -149,15 +149,15 @@ def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
 
     def lie(named: dict[str, Any]) -> dict[str, Any]:
         if way.startswith("ddp"):
-            return {name: Near(on(pair, whole, PLACES[name]).local(rank)) for name, whole in named.items()}
+            return {name: Near(dtensor(pair, whole, PLACES[name]).local(rank)) for name, whole in named.items()}
         return {name: Claimed(whole, over, exact=False) for name, whole in named.items()}
 
-    steps, first = [], lie(parameters(model))
+    steps, first = [], lie(copied_parameters(model))
     for pairs in inputs:
         model.zero_grad()
         outs = [model(x) for x, _ in pairs]
         for out, (_, grad) in zip(outs, pairs, strict=True):
             out.backward(grad / len(pairs))
-        sgd(model, gradients(model))
-        steps.append({"forward": Near(outs[row].detach()), "parameters": lie(parameters(model))})
+        sgd(model, reduced_gradients(model))
+        steps.append({"forward": Near(outs[row].detach()), "parameters": lie(copied_parameters(model))})
     return {"first": first, "steps": steps, "again": steps[0]["forward"] if way == "wrapped" else None}

@@ -16,7 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Near
 from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase
 from shardlaw.conformance.laws.module.training import (
     NAMES,
     NEEDS,
@@ -37,10 +37,10 @@ from shardlaw.strategies.placements import placements
 ODD = ("inf", "-inf", "nan")
 
 
-def overflowing(case: Case) -> list[list[OnMesh | None]]:
+def overflowing(case: Case) -> list[list[DTensorValue | None]]:
     """Gradients of three steps; in the second, one element of the parameter ``in`` is ``odd``."""
     rows, index = gradients_of(case, 3), [name for name in NAMES if name in case].index(case.get("in"))
-    gradient = cast("OnMesh", rows[1][index])
+    gradient = cast("DTensorValue", rows[1][index])
     full = gradient.full.clone()
     full.view(-1)[case.integer("at")] = float(WordField(ODD).parse(case.get("odd")))
     rows[1][index] = replace(gradient, full=full)

@@ -22,7 +22,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Alike, Global, Of, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, Seed, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.rng.numbers import DOC, inside
+from shardlaw.conformance.laws.rng.random_ops import DOC, inside
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, StrideOf
 from shardlaw.reference.layout import Layout

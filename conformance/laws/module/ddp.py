@@ -24,8 +24,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase
-from shardlaw.conformance.laws.module.zoo import gradients
+from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall
+from shardlaw.conformance.laws.module.model_fields import reduced_gradients
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import build_model, eighths
@@ -98,8 +98,8 @@ def back(results: Any, loss: str) -> None:
             (losses[0] + losses[1]).backward()
 
 
-def model_of(case: Case) -> Call:
-    return Call(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")})
+def read_model(case: Case) -> ModuleCall:
+    return ModuleCall(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")})
 
 
 def inputs_of(case: Case) -> ByRank:
@@ -164,7 +164,9 @@ SHOWN = (
 def replicated(
     model: Annotated[
         nn.Module,
-        FromCase(lambda case: Call(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")}), "gives"),
+        FromCase(
+            lambda case: ModuleCall(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")}), "gives"
+        ),
     ],
     mesh: NamedMesh,
     inputs: Annotated[Any, FromCase(inputs_of, "held")],
@@ -187,7 +189,7 @@ def replicated(
         for at, x in enumerate(passes):
             with nullcontext() if at == len(passes) - 1 else parallel.no_sync():
                 back(parallel(x), loss)
-        steps.append({name: None if grad is None else grad.clone() for name, grad in gradients(model).items()})
+        steps.append({name: None if grad is None else grad.clone() for name, grad in reduced_gradients(model).items()})
     return {"steps": steps}
 
 
@@ -199,6 +201,6 @@ def _(model, inputs: list[Any], loss: str):
         for passes in inputs:
             for x in passes[at]:
                 back(model(x), loss)
-        arrived = gradients(model)
+        arrived = reduced_gradients(model)
         steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in arrived.items()})
     return {"steps": steps}

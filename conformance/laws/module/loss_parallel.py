@@ -19,7 +19,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near, Refused, caught
 from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, family, on
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase, dtensor, make_laws
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.placement import Partial, Placement, Placements, Shard
@@ -35,10 +35,10 @@ NEEDS = ("all_gather", "all_reduce")
 # Fields
 
 
-def logits_of(case: Case) -> OnMesh:
+def logits_of(case: Case) -> DTensorValue:
     """Eighths, as a leaf."""
     spec = case.tensor("x")
-    return on(
+    return dtensor(
         case.mesh(), eighths(spec.shape, case.seed).to(spec.build(0).dtype), *(spec.placements or ()), form="leaf"
     )
 
@@ -58,7 +58,7 @@ def placed_as_labels(layout: Layout) -> Placements:
     return tuple(without(at.dim) if isinstance(at, Shard) else at for at in layout.placements)
 
 
-def labels_of(case: Case) -> OnMesh | torch.Tensor:
+def labels_of(case: Case) -> DTensorValue | torch.Tensor:
     """Classes, or chances of them; every third label is the one to ignore, if any is."""
     x, targets = logits_of(case), WordField(("sharded", "chances", "")).parse(case.get("targets", ""))
     shape, classes = x.layout.shape, classes_of(x.layout)
@@ -68,27 +68,27 @@ def labels_of(case: Case) -> OnMesh | torch.Tensor:
     if targets == "chances":
         made = torch.full(shape, 1 / shape[classes], dtype=x.full.dtype)
     at = case.placements("labels") if "labels" in case else placed_as_labels(x.layout)
-    return on(x.mesh, made, *at) if targets == "sharded" or "labels" in case else made
+    return dtensor(x.mesh, made, *at) if targets == "sharded" or "labels" in case else made
 
 
-def weight_of(case: Case) -> OnMesh | torch.Tensor | None:
+def weight_of(case: Case) -> DTensorValue | torch.Tensor | None:
     """A power of two for each class."""
     if "weight" not in case:
         return None
     x, how = logits_of(case), WordField(("plain", "sharded")).parse(case.get("weight"))
     count = x.layout.shape[classes_of(x.layout)]
     full = 2.0 ** (torch.arange(count, dtype=x.full.dtype) % 4 - 1)
-    return full if how == "plain" else on(x.mesh, full, *(R(),) * x.mesh.ndim)
+    return full if how == "plain" else dtensor(x.mesh, full, *(R(),) * x.mesh.ndim)
 
 
-def arriving_of(case: Case) -> OnMesh | None:
+def arriving_of(case: Case) -> DTensorValue | None:
     """The gradient of a loss that is not reduced, as the labels lie where the case does not say otherwise."""
     if case.get("reduction", "mean") != "none":
         return None
     x = logits_of(case)
     shape, classes = x.layout.shape, classes_of(x.layout)
     full = output_gradient(shape[:classes] + shape[classes + 1 :], case.seed).to(x.full.dtype)
-    return on(x.mesh, full, *(case.placements("arrives") if "arrives" in case else placed_as_labels(x.layout)))
+    return dtensor(x.mesh, full, *(case.placements("arrives") if "arrives" in case else placed_as_labels(x.layout)))
 
 
 Logits = Annotated[DTensor, FromCase(logits_of, "x", "mesh")]
@@ -140,7 +140,7 @@ def loss_due(x: Global, labels, weight, grad, reduction: str, ignore: int, smoot
     # what the documents say of the loss: sums are pending where samples are sharded
     at = placed_as_labels(x.layout)
     leaves = at if reduction == "none" else tuple(Partial("sum") if isinstance(one, Shard) else one for one in at)
-    due = Claimed(out.detach(), x.mesh, exact=False) if smooth else on(x.mesh, out, *leaves).near()
+    due = Claimed(out.detach(), x.mesh, exact=False) if smooth else dtensor(x.mesh, out, *leaves).near()
     return {"loss": due, "gradient": Claimed(full.grad, x.mesh, exact=False)}
 
 
@@ -151,8 +151,8 @@ def features_loss(case: Case) -> set[str]:
 
 
 @st.composite
-def drawn_loss(draw: st.DrawFn, limits: Limits, on: tuple[str, ...], odd: bool) -> Case:
-    palette = palette_meshes(on, limits.world_size)
+def drawn_loss(draw: st.DrawFn, limits: Limits, mesh_texts: tuple[str, ...], odd: bool) -> Case:
+    palette = palette_meshes(mesh_texts, limits.world_size)
     mesh, count = draw(st.sampled_from(palette)), draw(st.sampled_from([5, 7, 8, 6, 4, 3, 9]))
     rows = draw(st.sampled_from([3, 4, 5, 1]))
     wide = [(rows, count), (rows, count), (rows, count, 2), (count,), (2, count, 3, 2)]
@@ -181,12 +181,12 @@ def drawn_loss(draw: st.DrawFn, limits: Limits, on: tuple[str, ...], odd: bool) 
     return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
 
 
-def draw_loss(*on: str, odd: bool = False) -> Callable[[Limits], SearchStrategy[Case]]:
+def draw_loss(*mesh_texts: str, odd: bool = False) -> Callable[[Limits], SearchStrategy[Case]]:
     """Cases on these meshes; ``odd`` ones are those that the documents leave out, which may be refused."""
-    return lambda limits: drawn_loss(limits, on, odd)
+    return lambda limits: drawn_loss(limits, mesh_texts, odd)
 
 
-LAWS = family(
+LAWS = make_laws(
     loss,
     loss_due,
     {

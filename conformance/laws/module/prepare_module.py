@@ -27,9 +27,18 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Rank, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, OnMesh, Style, family, on, passed, style
+from shardlaw.conformance.laws.module.arguments import (
+    ByRank,
+    DTensorValue,
+    FromCase,
+    Style,
+    dtensor,
+    make_laws,
+    module_input,
+    style,
+)
+from shardlaw.conformance.laws.module.model_fields import NEEDS
 from shardlaw.conformance.laws.module.styles import DOC, lines
-from shardlaw.conformance.laws.module.zoo import NEEDS
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -107,9 +116,9 @@ def inputs_of(case: Case) -> list[Any]:
     """What a module is given: a tensor, one beside it or ``None``, one by name or ``None``."""
     asked, mesh = prepared_of(case), case.mesh()
 
-    def tensor(at: int) -> OnMesh | ByRank:
+    def tensor(at: int) -> DTensorValue | ByRank:
         full = eighths(case.shape("shape"), case.seed + 3 * at)
-        return passed(on(mesh, full, asked.first, seed=3), wrapped="wrapped" in case)
+        return module_input(dtensor(mesh, full, asked.first, seed=3), wrapped="wrapped" in case)
 
     second = {"none": None, "plain": torch.ones(3), "alike": tensor(1)}[asked.beside]
     return [tensor(0), second, tensor(2) if asked.extra else None]
@@ -137,7 +146,7 @@ def prepared_due(style: Prepared, mesh: Mesh, inputs: list[Any], rank: Rank):
         return laid.local(rank) if local else laid
 
     side, alone, plain = style.side, style.extra == "alone", style.beside == "plain"
-    tensors = [one if isinstance(one, OnMesh) else None for one in inputs]
+    tensors = [one if isinstance(one, DTensorValue) else None for one in inputs]
     met: list[Any] = [...] * 3
     if side != "output":
         local = style.inside if side == "both" else style.local
@@ -181,7 +190,7 @@ CONTROLS = {
     "output": "mesh=2 style=output shape=4x3 from=R to=S(0) local=yes",
     "both": "mesh=2 style=both shape=4x3 from=S(0) to=R local=yes",
 }
-LAWS = family(
+LAWS = make_laws(
     prepared,
     prepared_due,
     {

@@ -21,12 +21,12 @@ from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.module.arguments import FromCase
-from shardlaw.conformance.laws.module.fsdp import sgd
-from shardlaw.conformance.laws.module.sharded import FSDP, inputs_of
-from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs, gradients, model_of, parameters
+from shardlaw.conformance.laws.module.fully_shard import FSDP, inputs_of
+from shardlaw.conformance.laws.module.fully_shard_options import sgd
+from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs, copied_parameters, read_model, reduced_gradients
 from shardlaw.reference.mesh import Mesh
 
-Whole = Annotated[Any, FromCase(model_of, "model", "dims")]
+Whole = Annotated[Any, FromCase(read_model, "model", "dims")]
 Inputs = Annotated[Pairs, FromCase(inputs_of)]
 
 
@@ -261,10 +261,10 @@ def told(model: Whole, mesh: NamedMesh, inputs: Inputs, way: WAYS, passes: int =
             whole.append(whole_of(layers))
             outs[-1].backward(grad.to(outs[-1].dtype))
             whole.append(whole_of(layers))
-        arrived = gradients(model)
+        arrived = reduced_gradients(model)
         stepping.step()
         stepping.zero_grad()
-        steps.append({"forward": outs, "whole": whole, "gradients": arrived, "parameters": parameters(model)})
+        steps.append({"forward": outs, "whole": whole, "gradients": arrived, "parameters": copied_parameters(model)})
     return {"steps": steps}
 
 
@@ -287,13 +287,13 @@ def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, single: boo
             outs.append(Near(every[place].detach()))
             kept = way == "kept-after-backward" and at < passes - 1
             whole += [*([[True, ...]] if way == "ahead" else []), after, [kept, kept]]
-        sgd(model, gradients(computed))
+        sgd(model, reduced_gradients(computed))
         steps.append(
             {
                 "forward": outs,
                 "whole": whole,
-                "gradients": sharded(gradients(computed)),
-                "parameters": sharded(parameters(model)),
+                "gradients": sharded(reduced_gradients(computed)),
+                "parameters": sharded(copied_parameters(model)),
             }
         )
     return {"steps": steps}
@@ -343,7 +343,7 @@ def told_otherwise(
     x, grad = inputs[0]
     out = model(x)
     out.backward(grad)
-    return {"forward": out, "gradients": gradients(model)}
+    return {"forward": out, "gradients": reduced_gradients(model)}
 
 
 @told_otherwise.due
@@ -358,7 +358,7 @@ def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
             x, grad = inputs[0][mesh.ranks.index(one)]
             outs.append((computed.net1 if way == "unused" and one != mesh.ranks[0] else computed)(x))
             outs[-1].backward(grad / divided)
-        return outs, gradients(computed)
+        return outs, reduced_gradients(computed)
 
     outs, arrived = passed(mesh.ranks, scale)
     due: dict[str, Any] = {name: Claimed(grad, mesh, exact=False) for name, grad in arrived.items()}

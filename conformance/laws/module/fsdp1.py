@@ -27,9 +27,9 @@ from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import FromCase
-from shardlaw.conformance.laws.module.sharded import inputs_of
-from shardlaw.conformance.laws.module.told import Whole
-from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs
+from shardlaw.conformance.laws.module.fsdp_methods import Whole
+from shardlaw.conformance.laws.module.fully_shard import inputs_of
+from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape

@@ -20,8 +20,16 @@ from shardlaw.conformance.law.due import Claimed, Either, Global, Meaningless, O
 from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.gradient import values
-from shardlaw.conformance.laws.gradient.values import GradOfTo, GradOfVia, GradOfX, WholeGrad, leaf, placed, returned
+from shardlaw.conformance.laws.gradient import conversions
+from shardlaw.conformance.laws.gradient.conversions import (
+    GradOfTo,
+    GradOfVia,
+    GradOfX,
+    WholeGrad,
+    leaf,
+    placed,
+    returned,
+)
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField, Derived, OwnPlacements, operand
 from shardlaw.reference import placement as ref
@@ -33,9 +41,9 @@ from shardlaw.strategies.placements import placements
 
 @law(
     "gradient.graph",
-    source=f"{values.TABLE}; from_local is differentiable",
+    source=f"{conversions.TABLE}; from_local is differentiable",
     control="mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
-    draw=lambda limits: values.moved(limits, via=True),
+    draw=lambda limits: conversions.moved(limits, via=True),
     draws=30,
     weight=0.6,
 )
@@ -58,9 +66,9 @@ def _(x: Global, g, h, own, rank: Rank):
 
 @law(
     "gradient.parameter",
-    source=f"{values.DOC}, distribute_tensor (nn.Parameter)",
+    source=f"{conversions.DOC}, distribute_tensor (nn.Parameter)",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
-    draw=lambda limits: values.moved(limits, ("R", "S"), extra={"frozen": st.sampled_from([None, None, None, 1])}),
+    draw=lambda limits: conversions.moved(limits, ("R", "S"), extra={"frozen": st.sampled_from([None, None, None, 1])}),
     draws=30,
     weight=0.6,
 )
@@ -105,9 +113,11 @@ def _(g, own, frozen):
 
 @law(
     "gradient.second-ways",
-    source=f"{values.DOC}, DTensor.full_tensor (differentiable) and DTensor.redistribute, note",
+    source=f"{conversions.DOC}, DTensor.full_tensor (differentiable) and DTensor.redistribute, note",
     control="mesh=2x2 x=3x2:S(0),R by=full_tensor",
-    draw=lambda limits: values.over_world(limits, ("R", "S"), {"by": st.sampled_from(["full_tensor", "to_local"])}),
+    draw=lambda limits: conversions.over_world(
+        limits, ("R", "S"), {"by": st.sampled_from(["full_tensor", "to_local"])}
+    ),
     draws=24,
     weight=0.5,
     tier="extended",
@@ -166,7 +176,7 @@ def features_writes(case: Case) -> set[str]:
 
 @law(
     "gradient.writes",
-    source=f"{values.DOC}, DTensor: operators follow the semantics of torch.Tensor, in place and with autograd",
+    source=f"{conversions.DOC}, DTensor: operators follow the semantics of torch.Tensor, in place and with autograd",
     control="mesh=2 x=4x3:S(0):float64:small w=4x3:S(0):float64:positive call=mul",
     features=features_writes,
     draw=draw_writes,
@@ -200,7 +210,7 @@ WIDE = 257
 
 
 def _arriving(case: Case) -> Global:
-    return replace(values.incoming(case).under(case.placements("arrives")), seed=case.seed + ARRIVING_SEED)
+    return replace(conversions.incoming(case).under(case.placements("arrives")), seed=case.seed + ARRIVING_SEED)
 
 
 Arriving = Annotated[DTensor, Derived(_arriving, named=("arrives",))]
@@ -211,12 +221,12 @@ def draw_from_local(limits: Limits) -> st.SearchStrategy[Case]:
         free = st.sampled_from([ref.Replicate(), ref.Partial()])
         return {"declared": tuple(p if ref.shard_dim(p) is not None else draw(free) for p in layout.placements)}
 
-    return values.moved(limits, extra=declared)
+    return conversions.moved(limits, extra=declared)
 
 
 @law(
     "gradient.from-local",
-    source=f"{values.DOC}, DTensor.from_local (grad_placements)",
+    source=f"{conversions.DOC}, DTensor.from_local (grad_placements)",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) declared=S(0),P(sum)",
     draw=draw_from_local,
     draws=42,
@@ -246,10 +256,10 @@ def features_arriving(case: Case) -> set[str]:
 
 @law(
     "gradient.arriving",
-    source=f"{values.TABLE}; DTensor.redistribute",
+    source=f"{conversions.TABLE}; DTensor.redistribute",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) arrives=P(sum),S(0)",
     features=features_arriving,
-    draw=lambda limits: values.moved_and_placed(limits, "arrives", ("R", "S", "P")),
+    draw=lambda limits: conversions.moved_and_placed(limits, "arrives", ("R", "S", "P")),
     draws=48,
     weight=0.7,
 )
@@ -267,10 +277,10 @@ def _(x: Global, arrives, rank: Rank):
 
 @law(
     "gradient.adjoint",
-    source=f"{values.TABLE}: every redistribution is linear and keeps the tensor that is denoted",
+    source=f"{conversions.TABLE}: every redistribution is linear and keeps the tensor that is denoted",
     control="mesh=2x2 x=3x2:S(0),P(sum) via=S(1),S(1) to=R,S(1) arrives=S(1),S(0)",
     features=features_arriving,
-    draw=lambda limits: values.moved_and_placed(limits, "arrives", ("R", "S"), via=True, dtypes=("float32",)),
+    draw=lambda limits: conversions.moved_and_placed(limits, "arrives", ("R", "S"), via=True, dtypes=("float32",)),
     draws=36,
     weight=0.6,
 )
@@ -295,7 +305,7 @@ def _(x: Global, arrives, rank: Rank):
 
 @st.composite
 def draw_dtype(draw: st.DrawFn, limits: Limits) -> Case:
-    case = draw(values.moved(limits))
+    case = draw(conversions.moved(limits))
     x, names = case.tensor("x"), [name for name in ("bfloat16", "float32", "float64") if name in limits.dtypes]
     plain = f"{'x'.join(map(str, x.shape)) or '()'}:{','.join(map(str, x.placements or ()))}:{x.dtype}"
     summed = any(map(ref.is_reduction, x.placements or ()))
@@ -315,7 +325,7 @@ WideGrad = Annotated[torch.Tensor, Derived(wide, local=True)]
 
 @law(
     "gradient.dtype",
-    source=f"{values.DOC}, DTensor.redistribute (forward_dtype, backward_dtype)",
+    source=f"{conversions.DOC}, DTensor.redistribute (forward_dtype, backward_dtype)",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) forward=float64 backward=float64",
     features=lambda case: {"dtype-between"} if {"forward", "backward"} & {*dict(case.fields)} else set(),
     draw=draw_dtype,

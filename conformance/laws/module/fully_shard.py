@@ -19,9 +19,16 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near, Of
 from shardlaw.conformance.law.fields import BoolField, NamedMesh, Placements, Rank, Seed, Shape, WorldSize
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase, on
+from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall, dtensor
+from shardlaw.conformance.laws.module.model_fields import (
+    NEEDS,
+    Model,
+    Pairs,
+    copied_parameters,
+    model_name,
+    reduced_gradients,
+)
 from shardlaw.conformance.laws.module.models import optimizer_of
-from shardlaw.conformance.laws.module.zoo import NEEDS, Model, Pairs, gradients, kind_of, parameters
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -36,8 +43,8 @@ FSDP = "torch.distributed.fsdp docs, fully_shard"
 
 @st.composite
 def drawn_by_hand(draw: st.DrawFn, limits: Limits) -> Case:
-    on = palette_meshes(("2", "3", "2x2", "1x2", "2x1"), limits.world_size)
-    mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([5, 4, 7, 8, 6])
+    meshes = palette_meshes(("2", "3", "2x2", "1x2", "2x1"), limits.world_size)
+    mesh, sizes = draw(st.sampled_from(meshes)), st.sampled_from([5, 4, 7, 8, 6])
     one, two = (tuple(draw(st.sampled_from([R(), S(0), S(1)])) for _ in mesh.shape) for _ in range(2))
     dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
     return fields(
@@ -89,7 +96,9 @@ SHOWN = ("2x2 R,S(0) R,S(1)", "2@0,2 S(0) S(1)", "2@0,2 R R", "2@1,3 S(1) S(0)",
     weight=0.2,
 )
 def by_hand(
-    model: Annotated[nn.Module, FromCase(lambda case: Call(build_model, (MLP, case.shape("dims"), True, case.seed)))],
+    model: Annotated[
+        nn.Module, FromCase(lambda case: ModuleCall(build_model, (MLP, case.shape("dims"), True, case.seed)))
+    ],
     mesh: DeviceMesh,
     net1: Placements,
     net2: Placements,
@@ -125,7 +134,7 @@ def by_hand(
         "elements": out.numel(),
         "forward": out,
         "input": x.grad,
-        "gradients": gradients(model),
+        "gradients": reduced_gradients(model),
     }
 
 
@@ -137,9 +146,9 @@ def _(model, mesh: Mesh, net1, net2, dims, rows: int, seed: int, world, rank: Ra
     places = {"net1.weight": net1, "net2.weight": net2}
     places |= {f"{name[:4]}.bias": tuple(one if one == S(0) else R() for one in at) for name, at in places.items()}
     member, everywhere = mesh.coord(rank) is not None, mesh.size == world
-    arrived: dict[str, Any] = gradients(model)
+    arrived: dict[str, Any] = reduced_gradients(model)
     return {
-        "parameters": {name: on(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
+        "parameters": {name: dtensor(mesh, whole, *places[name]).near() for name, whole in model.named_parameters()},
         "elements": ... if member else 0,
         "forward": Near(out.detach()) if member else ...,
         "input": Near(x.grad) if everywhere else None,
@@ -154,7 +163,7 @@ def inputs_of(case: Case, *, shared: bool = False) -> ByRank:
     """Inputs of two rows and three steps for two optimizer steps of ``passes`` passes each: for each pass those of
     every rank, or, where
     tensors are sharded along the last of several mesh dims too, of all ranks along it. A rank has its own."""
-    kind, sizes, mesh, passes = ZOO[kind_of(case)], case.shape("dims"), case.mesh(), case.integer("passes", 1)
+    kind, sizes, mesh, passes = ZOO[model_name(case)], case.shape("dims"), case.mesh(), case.integer("passes", 1)
 
     def pair(at: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = kind.make_input(sizes, 2, 3, case.seed + 5 * rank + at)
@@ -180,8 +189,8 @@ Reshard = Annotated[bool, ReshardField()]
 
 @st.composite
 def draw_fully(draw: st.DrawFn, limits: Limits) -> Case:
-    on = palette_meshes(("2", "2", "3", "3", "4", "2x2"), limits.world_size)
-    mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])
+    meshes = palette_meshes(("2", "2", "3", "3", "4", "2x2"), limits.world_size)
+    mesh, sizes = draw(st.sampled_from(meshes)), st.sampled_from([3, 5, 7, 4, 2])
     kind = "mlp" if mesh.ndim > 1 else draw(st.sampled_from(["mlp", "mlp", "stacked", "norm"]))
     width = draw(sizes) if mesh.ndim == 1 else mesh.shape[1] * draw(st.sampled_from([1, 2, 3]))
     dims = (draw(sizes), width, draw(sizes)) if kind == "mlp" else (draw(sizes), width)
@@ -246,10 +255,10 @@ def fully_sharded(
     for x, grad in inputs:
         out = model(x)
         out.backward(grad)
-        arrived = gradients(model)
+        arrived = reduced_gradients(model)
         stepping.step()
         stepping.zero_grad()
-        steps.append({"forward": out, "gradients": arrived, "parameters": parameters(model)})
+        steps.append({"forward": out, "gradients": arrived, "parameters": copied_parameters(model)})
     return {"steps": steps, "trained": {name: one.requires_grad for name, one in model.named_parameters()}}
 
 
@@ -266,10 +275,10 @@ def _(model, mesh: Mesh, inputs: list[Pairs], optimizer: str, frozen: str | None
         outs = [model(x) for x, _ in pairs]
         for out, (_, grad) in zip(outs, pairs, strict=True):
             out.backward(grad / len(pairs))
-        arrived = sharded(gradients(model))
+        arrived = sharded(reduced_gradients(model))
         stepping.step()
         stepping.zero_grad()
         steps.append(
-            {"forward": Near(outs[row].detach()), "gradients": arrived, "parameters": sharded(parameters(model))}
+            {"forward": Near(outs[row].detach()), "gradients": arrived, "parameters": sharded(copied_parameters(model))}
         )
     return {"steps": steps, "trained": Of({name: one.requires_grad for name, one in model.named_parameters()})}

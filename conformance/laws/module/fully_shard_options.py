@@ -19,9 +19,9 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import FromCase, family, on
-from shardlaw.conformance.laws.module.sharded import FSDP, Reshard, inputs_of
-from shardlaw.conformance.laws.module.zoo import NEEDS, Model, Pairs, gradients, parameters
+from shardlaw.conformance.laws.module.arguments import FromCase, dtensor, make_laws
+from shardlaw.conformance.laws.module.fully_shard import FSDP, Reshard, inputs_of
+from shardlaw.conformance.laws.module.model_fields import NEEDS, Model, Pairs, copied_parameters, reduced_gradients
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -105,7 +105,7 @@ def fsdp(
     if factor is not None:
         for part in [part for part in model.modules() if isinstance(part, FSDPModule)]:
             part.set_gradient_divide_factor(factor)
-    stepping, steps, looks = torch.optim.SGD(model.parameters(), lr=0.5), [{"parameters": parameters(model)}], {}
+    stepping, steps, looks = torch.optim.SGD(model.parameters(), lr=0.5), [{"parameters": copied_parameters(model)}], {}
     for step in range(2):
         if freezes and step:
             next(model.parameters()).requires_grad_(False)
@@ -119,15 +119,15 @@ def fsdp(
                 model.set_requires_gradient_sync(at == passes - 1 or synced == "each")  # type: ignore[operator]
             outs.append(model(x))
             outs[-1].backward(grad.to(outs[-1].dtype))
-        arrived = gradients(model)
+        arrived = reduced_gradients(model)
         stepping.step()
         stepping.zero_grad()
-        steps.append({"forward": outs, "gradients": arrived, "parameters": parameters(model)})  # type: ignore[dict-item]
+        steps.append({"forward": outs, "gradients": arrived, "parameters": copied_parameters(model)})  # type: ignore[dict-item]
     if looked:
         model.unshard()  # type: ignore[operator]
         looks["unshard"] = {name: one.detach().clone() for name, one in model.named_parameters(recurse=not units)}
         model.reshard()  # type: ignore[operator]
-        looks["reshard"] = parameters(model)
+        looks["reshard"] = copied_parameters(model)
     return {"steps": steps, "looked": looks}
 
 
@@ -153,13 +153,13 @@ def fsdp_due(
         at = {
             name: (R(),) * (mesh.ndim - 1) + (S((dim or 0) if whole.ndim > 1 else 0),) for name, whole in named.items()
         }
-        return {name: on(mesh, whole.double(), *at[name]).near(compute) for name, whole in named.items()}
+        return {name: dtensor(mesh, whole.double(), *at[name]).near(compute) for name, whole in named.items()}
 
     def arrived(named: dict[str, Any]) -> dict[str, Any]:
         present = {name: whole for name, whole in named.items() if whole is not None}
         return dict.fromkeys(named) | sharded(present)
 
-    steps: list[Any] = [{"parameters": sharded(parameters(model))}]
+    steps: list[Any] = [{"parameters": sharded(copied_parameters(model))}]
     looks: dict[str, Any] = {}
     for step in range(2):
         computed, outs = copy.deepcopy(model).to(dtype), []
@@ -172,28 +172,32 @@ def fsdp_due(
             for out, (_, grad) in zip(every, pairs, strict=True):
                 out.backward((grad / scale).to(out.dtype))
             outs.append(Near(every[place].detach().to(output or dtype), compute))
-        sgd(model, gradients(computed))
+        sgd(model, reduced_gradients(computed))
         steps.append(
-            {"forward": outs, "gradients": arrived(gradients(computed)), "parameters": sharded(parameters(model))}
+            {
+                "forward": outs,
+                "gradients": arrived(reduced_gradients(computed)),
+                "parameters": sharded(copied_parameters(model)),
+            }
         )
     if looked:  # in the dtype that they compute in
         whole = {name: one.detach().to(dtype) for name, one in model.named_parameters(recurse=not units)}
         looks = {
             "unshard": {name: Near(one, compute) for name, one in whole.items()},
-            "reshard": sharded(parameters(model)),
+            "reshard": sharded(copied_parameters(model)),
         }
     return {"steps": steps, "looked": looks}
 
 
 @st.composite
 def draw_fsdp(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
-    meshes = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2"), "partly": ("4",)}
-    on = [
+    texts_by_kind = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2"), "partly": ("4",)}
+    meshes = [
         mesh
-        for mesh in palette_meshes(meshes.get(kind, ("2", "2", "3")), limits.world_size)
+        for mesh in palette_meshes(texts_by_kind.get(kind, ("2", "2", "3")), limits.world_size)
         if kind != "partly" or mesh.size == 4
     ]
-    mesh, sizes = draw(st.sampled_from(on)), st.sampled_from([3, 5, 7, 4, 2])
+    mesh, sizes = draw(st.sampled_from(meshes)), st.sampled_from([3, 5, 7, 4, 2])
     model = "tied" if kind == "shared" else draw(st.sampled_from(["mlp", "mlp", "norm"]))
     dims: tuple[int, ...] = draw(st.tuples(sizes, sizes, sizes)) if model == "mlp" else draw(st.tuples(sizes, sizes))
     said: dict[str, Any] = {"reshard": draw(st.sampled_from(["yes", "no"]))}
@@ -251,7 +255,7 @@ def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1,
         model.set_requires_gradient_sync(at == passes - 1)
         x = torch.full((1, 1), {0: 256.0, 1 if split else mesh.size() - 1: 1.0}.get(place, 0.0))
         model(x if beside is None else DTensor.from_local(x, beside, [Shard(0)])).sum().backward()
-    return gradients(model)
+    return reduced_gradients(model)
 
 
 @reduced_in.due
@@ -260,7 +264,7 @@ def _(mesh: Mesh, rows, reduce, passes: int, split: bool):
     ranks = mesh.shape[0] if split else mesh.size
     whole = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / ranks)
     at: Placements = (S(0), R()) if split else (*(R(),) * (mesh.ndim - 1), S(0))
-    return {"weight": on(mesh, whole, *at)}
+    return {"weight": dtensor(mesh, whole, *at)}
 
 
 @law(
@@ -285,12 +289,12 @@ def grad_dtype(mesh: NamedMesh, rows: int, asked: torch.dtype, compute: torch.dt
     model.weight.grad_dtype = asked
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute))
     model(torch.ones(1, 1)).sum().backward()
-    return gradients(model)
+    return reduced_gradients(model)
 
 
 @grad_dtype.due
 def _(mesh: Mesh, rows, asked: torch.dtype, compute):
-    return {"weight": on(mesh, torch.ones(rows, 1, dtype=asked), *(R(),) * (mesh.ndim - 1), S(0))}
+    return {"weight": dtensor(mesh, torch.ones(rows, 1, dtype=asked), *(R(),) * (mesh.ndim - 1), S(0))}
 
 
 # cases that few draws would meet
@@ -310,7 +314,7 @@ ALWAYS = {
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 asks=late",
     ),
 }
-LAWS = family(
+LAWS = make_laws(
     fsdp,
     fsdp_due,
     {

@@ -15,8 +15,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed, Shape
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import on
-from shardlaw.conformance.laws.module.zoo import NEEDS
+from shardlaw.conformance.laws.module.arguments import dtensor
+from shardlaw.conformance.laws.module.model_fields import NEEDS
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -99,7 +99,7 @@ def _(mesh: Mesh, dims, way: str, seed: int, rank: Rank):
             return Near(whole.detach()) if way == "tensor" else Claimed(whole.detach(), full)
         return Claimed(whole.detach(), mesh)
 
-    buffers = {name: whole if way == "fully" else on(pair, whole, R()) for name, whole in model.named_buffers()}
+    buffers = {name: whole if way == "fully" else dtensor(pair, whole, R()) for name, whole in model.named_buffers()}
     return {
         "parameters": {name: due(name, whole) for name, whole in model.named_parameters()},
         "buffers": buffers,  # styles replicate those of the modules that they are for
