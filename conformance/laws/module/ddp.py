@@ -102,7 +102,7 @@ def read_model(case: Case) -> ModuleCall:
     return ModuleCall(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")})
 
 
-def inputs_of(case: Case) -> ByRank:
+def read_rank_batches(case: Case) -> ByRank:
     """For each step the inputs of its passes, each rank's own."""
     count, mesh = case.integer("held", 0) + 1, case.mesh()
 
@@ -169,7 +169,7 @@ def replicated(
         ),
     ],
     mesh: NamedMesh,
-    inputs: Annotated[Any, FromCase(inputs_of, "held")],
+    inputs: Annotated[Any, FromCase(read_rank_batches, "held")],
     graph: Graph = "free",
     loss: Literal["both", "first", "apart"] = "both",
     buckets: Literal["view", "small"] | None = None,

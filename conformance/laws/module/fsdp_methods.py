@@ -1,5 +1,5 @@
-"""Laws of what a fully sharded model is told beside how it is sharded: when and by what its parameters and gradients
-travel, and which of them do."""
+"""Laws of the methods and options of FSDPModule: when and how parameters and gradients are communicated, and how
+gradients are changed."""
 
 from __future__ import annotations
 
@@ -21,33 +21,42 @@ from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.module.arguments import FromCase
-from shardlaw.conformance.laws.module.fully_shard import FSDP, inputs_of
+from shardlaw.conformance.laws.module.fully_shard import FSDP, read_rank_batches
 from shardlaw.conformance.laws.module.fully_shard_options import sgd
-from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs, copied_parameters, read_model, reduced_gradients
+from shardlaw.conformance.laws.module.model_fields import (
+    NEEDS,
+    Pairs,
+    claimed,
+    copied_parameters,
+    mean_backward,
+    read_model,
+    reduced_gradients,
+    uneven,
+)
 from shardlaw.reference.mesh import Mesh
 
-Whole = Annotated[Any, FromCase(read_model, "model", "dims")]
-Inputs = Annotated[Pairs, FromCase(inputs_of)]
+MLPModel = Annotated[Any, FromCase(read_model, "model", "dims")]
+Inputs = Annotated[Pairs, FromCase(read_rank_batches)]
 
 
 def features(case: Case) -> set[str]:
-    uneven = {"uneven"} if any(extent % case.mesh().shape[-1] for extent in case.shape("dims")[1:]) else set()
-    return {"module", "fully-sharded", "backward", f"way:{case.get('way')}"} | uneven
+    found = {"module", "fully-sharded", "backward", f"way:{case.get('way')}"}
+    return found | uneven(case.shape("dims")[1:], case.mesh().shape[-1])
 
 
-def told_law(
-    name: str, source: str, shown: Sequence[str], features: Callable[[Case], set[str]] = features
+def fsdp_law(
+    name: str, source: str, cases: Sequence[str], features: Callable[[Case], set[str]] = features
 ) -> Callable[[Callable[..., Any]], Law]:
-    """Make the law ``module.NAME`` of the function below, whose sweep is ``shown``, the first of them its control."""
+    """Decorate the act of the law ``module.NAME``. Its sweep is ``cases``; the first of them is its control."""
     return law(
         f"module.{name}",
         source=FSDP + source,
-        control=shown[0],
-        sweep=texts(*shown),
-        sweeps=len(shown),
+        control=cases[0],
+        sweep=texts(*cases),
+        sweeps=len(cases),
         features=features,
         needs=NEEDS,
-        refusal=lacking,
+        refusal=is_unsupported,
         weight=0.3,
     )
 
@@ -55,33 +64,34 @@ def told_law(
 # Plain torch, for acts
 
 
-def offered(owner: Any, name: str) -> Any:
-    """What older releases of torch lack."""
+def require_attribute(owner: Any, name: str) -> Any:
+    """The attribute ``name`` of ``owner``. Raises :class:`NotImplementedError` if this release of torch does not have
+    it."""
     if not hasattr(owner, name):
         raise NotImplementedError(f"not supported by torch {torch.__version__}: {name}")
     return getattr(owner, name)
 
 
-def lacking(case: Case, text: str) -> bool:
-    """Whether a refusal says that the installed torch has no such thing."""
+def is_unsupported(case: Case, text: str) -> bool:
+    """Whether a refusal says that this release of torch lacks an attribute."""
     return "not supported by torch" in text
 
 
-class Gather:
-    """An all-gather of one's own, into memory that is kept."""
+class OwnAllGather:
+    """A custom all-gather that reuses its buffers."""
 
     def __init__(self) -> None:
-        self.kept: dict[Any, torch.Tensor] = {}
+        self.buffers: dict[Any, torch.Tensor] = {}
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self.kept.setdefault((tuple(size), dtype), torch.empty(*size, dtype=dtype, device=device))
+        return self.buffers.setdefault((tuple(size), dtype), torch.empty(*size, dtype=dtype, device=device))
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-class Scatter:
-    """A reduce-scatter of one's own."""
+class OwnReduceScatter:
+    """A custom reduce-scatter."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -90,28 +100,28 @@ class Scatter:
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
-def in_two_halves(part: Any) -> None:
-    """Let the shard of a parameter travel as what float32 holds of it and what is left."""
+def gather_in_two_parts(shard: Any) -> None:
+    """Give a local shard the hooks of fully_shard that gather it as its float32 value and the rest."""
 
-    def before(mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
-        coarse = part.float()
-        return (coarse, part - coarse), None
+    def pre_all_gather(mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
+        rounded = shard.float()
+        return (rounded, shard - rounded), None
 
-    def after(outputs: Any, metadata: Any, dtype: torch.dtype, *, out: torch.Tensor | None = None) -> Any:
-        whole = outputs[0].double() + outputs[1]
+    def post_all_gather(outputs: Any, metadata: Any, dtype: torch.dtype, *, out: torch.Tensor | None = None) -> Any:
+        full = outputs[0].double() + outputs[1]
         if out is not None:
-            return out.data.copy_(whole)
-        return whole, (whole,)
+            return out.data.copy_(full)
+        return full, (full,)
 
-    part.fsdp_pre_all_gather, part.fsdp_post_all_gather = before, after
+    shard.fsdp_pre_all_gather, shard.fsdp_post_all_gather = pre_all_gather, post_all_gather
 
 
-def tell(model: Any, way: str) -> None:
-    """Tell a model and its two layers when and by what to communicate."""
-    parts = [model, model.net1, model.net2]
+def configure(model: Any, way: str) -> None:
+    """Call the method of FSDPModule that ``way`` names, on the model or on its layers."""
+    modules = [model, model.net1, model.net2]
     match way:
         case "prefetched-forward":
-            model.set_modules_to_forward_prefetch(parts[1:])
+            model.set_modules_to_forward_prefetch(modules[1:])
             model.net1.set_modules_to_forward_prefetch([model.net2])
         case "prefetched-backward":
             model.set_modules_to_backward_prefetch([model.net2, model.net1])
@@ -121,42 +131,43 @@ def tell(model: Any, way: str) -> None:
         case "kept-after-backward":
             model.set_reshard_after_backward(False)
         case "own-communication":
-            for part in parts[1:]:
-                part.set_custom_all_gather(Gather())
-                part.set_custom_reduce_scatter(Scatter())
+            for module in modules[1:]:
+                module.set_custom_all_gather(OwnAllGather())
+                module.set_custom_reduce_scatter(OwnReduceScatter())
         case "allocated":
-            for part in parts:
-                part.set_allocate_memory_from_process_group_for_comm(True)
+            for module in modules:
+                module.set_allocate_memory_from_process_group_for_comm(True)
         case "summed":
-            for part in parts:
-                part.set_force_sum_reduction_for_comms(True)
+            for module in modules:
+                module.set_force_sum_reduction_for_comms(True)
         case "buffers":
-            offered(model, "set_reduce_scatter_max_input_buffers")(2)
-        case "unneeded":  # the first layer's input asks for no gradient
+            require_attribute(model, "set_reduce_scatter_max_input_buffers")(2)
+        case "unneeded":  # the first layer's input requires no gradient
             model.net1.set_unshard_in_backward(False)
         case "two-roots":
-            fsdp.share_comm_ctx(parts[1:])
+            fsdp.share_comm_ctx(modules[1:])
         case "halves":
             with torch.no_grad():  # the local tensors themselves
                 for parameter in model.parameters():
-                    in_two_halves(parameter.to_local())
+                    gather_in_two_parts(parameter.to_local())
 
 
-def fail(model: Any, x: torch.Tensor, way: str) -> None:
-    """Let a forward or a backward pass fail midway, on every rank, and have the model forget it: a step starts anew."""
-    reset = offered(model, "reset_iter_state")
-    if way == "failed-unsynced":  # after a pass whose gradients were not shared yet
+def fail_midway(model: Any, x: torch.Tensor, way: str) -> None:
+    """Raise in the middle of a forward or backward pass on every rank, then reset the model, so that the next step
+    starts afresh."""
+    reset = require_attribute(model, "reset_iter_state")
+    if way == "failed-unsynced":  # after a backward pass whose gradients were not reduced
         model.set_requires_gradient_sync(False)
         model(x).sum().backward()
         model.set_requires_gradient_sync(True)
 
-    def fails(*_: Any) -> None:
+    def raise_error(*_: Any) -> None:
         raise ArithmeticError("midway")
 
-    def failing_later(*heard: Any) -> None:
-        heard[-1].register_hook(fails)
+    def raise_in_backward(*hook_arguments: Any) -> None:
+        hook_arguments[-1].register_hook(raise_error)
 
-    hook = model.relu.register_forward_hook(failing_later if way == "failed-backward" else fails)
+    hook = model.relu.register_forward_hook(raise_in_backward if way == "failed-backward" else raise_error)
     try:
         model(x).sum().backward()
     except ArithmeticError:
@@ -165,12 +176,12 @@ def fail(model: Any, x: torch.Tensor, way: str) -> None:
         model.zero_grad()
 
 
-def whole_of(layers: list[nn.Module]) -> list[bool]:
-    """Whether these layers have their parameters whole."""
+def are_unsharded(layers: list[nn.Module]) -> list[bool]:
+    """Whether each layer has its unsharded parameters."""
     return [not isinstance(layer.weight, DTensor) for layer in layers]
 
 
-WAYS = Literal[
+Way = Literal[
     "prefetched-forward",
     "prefetched-backward",
     "kept-after-forward",
@@ -193,7 +204,7 @@ WAYS = Literal[
     "failed-backward",
     "failed-unsynced",
 ]
-SHOWN = (
+METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=prefetched-forward",
     "mesh=3 model=mlp dims=5x7x3 way=prefetched-backward",
     "mesh=2 model=mlp dims=5x7x3 way=kept-after-forward",
@@ -221,30 +232,30 @@ SHOWN = (
 )
 
 
-@told_law("told", ", the methods of FSDPModule", SHOWN)
-def told(model: Whole, mesh: NamedMesh, inputs: Inputs, way: WAYS, passes: int = 1, single: bool = False):
-    """When and by what the parameters and gradients of a fully sharded model travel changes neither, and layers have
-    their parameters whole when they are told to."""
+@fsdp_law("told", ", the methods of FSDPModule", METHOD_CASES)
+def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, passes: int = 1, single: bool = False):
+    """Methods of FSDPModule that say when and how to communicate change no output, gradient or parameter, and layers
+    are unsharded when these methods say so."""
     model = model.float() if single else model
     layers = [model.net1, model.net2]
     options = {"mesh": mesh} | ({"offload_policy": CPUOffloadPolicy(pin_memory=False)} if way == "offloaded" else {})
-    for part in [layers] if way == "grouped" else layers:
-        fully_shard(part, **options)
+    for unit in [layers] if way == "grouped" else layers:
+        fully_shard(unit, **options)
     if way != "two-roots":
         fully_shard(model, **options)
-    tell(model, way)
+    configure(model, way)
     call = model
     if way == "method":
         model.applied = lambda x: model.net2(model.relu(model.net1(x)))
         fsdp.register_fsdp_forward_method(model, "applied")
         call = model.applied
     if way.startswith("failed"):
-        fail(model, inputs[0][0], way)
-    stepping, steps = torch.optim.SGD(model.parameters(), lr=0.5), []
+        fail_midway(model, inputs[0][0], way)
+    optim, steps = torch.optim.SGD(model.parameters(), lr=0.5), []
     for step in range(2):
-        outs, whole = [], []
-        for at, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
-            last = at == passes - 1
+        outs, unsharded = [], []
+        for number, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
+            last = number == passes - 1
             if way == "last-backward":
                 model.set_is_last_backward(last)
             if way == "kept-after-backward":
@@ -256,52 +267,41 @@ def told(model: Whole, mesh: NamedMesh, inputs: Inputs, way: WAYS, passes: int =
             if way == "ahead":
                 handles = [layer.unshard(async_op=True) for layer in layers]
                 handles[0].wait()
-                whole.append(whole_of(layers))
+                unsharded.append(are_unsharded(layers))
             outs.append(call(x.float() if single else x))
-            whole.append(whole_of(layers))
+            unsharded.append(are_unsharded(layers))
             outs[-1].backward(grad.to(outs[-1].dtype))
-            whole.append(whole_of(layers))
-        arrived = reduced_gradients(model)
-        stepping.step()
-        stepping.zero_grad()
-        steps.append({"forward": outs, "whole": whole, "gradients": arrived, "parameters": copied_parameters(model)})
+            unsharded.append(are_unsharded(layers))
+        grads = reduced_gradients(model)
+        optim.step()
+        optim.zero_grad()
+        steps.append({"forward": outs, "whole": unsharded, "gradients": grads, "parameters": copied_parameters(model)})
     return {"steps": steps}
 
 
-@told.due
+@fsdp_methods.due
 def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, single: bool, rank: Rank):
-    place, dtype = mesh.ranks.index(rank), torch.float32 if single else torch.float64
-    model = model.to(dtype)
-    after = {"kept-after-forward": [True, True], "two-roots": [True, True]}.get(way, [False, False])
-
-    def sharded(named: dict[str, Any]) -> dict[str, Any]:
-        return {name: Claimed(whole, mesh, exact=False) for name, whole in named.items()}
-
+    model = model.to(torch.float32 if single else torch.float64)
+    after_forward = [way in ("kept-after-forward", "two-roots")] * 2
     steps = []
     for step in range(2):
-        computed, outs, whole = copy.deepcopy(model), [], list[Any]()
-        for at, pairs in enumerate(inputs[step * passes : (step + 1) * passes]):
-            every = [computed(x.to(dtype)) for x, _ in pairs]
-            for out, (_, grad) in zip(every, pairs, strict=True):
-                out.backward((grad / mesh.size).to(dtype))
-            outs.append(Near(every[place].detach()))
-            kept = way == "kept-after-backward" and at < passes - 1
-            whole += [*([[True, ...]] if way == "ahead" else []), after, [kept, kept]]
-        sgd(model, reduced_gradients(computed))
+        trained, outs, unsharded = copy.deepcopy(model), [], list[Any]()
+        for number, pairs in enumerate(inputs[step * passes : (step + 1) * passes]):
+            outs.append(Near(mean_backward(trained, pairs)[mesh.ranks.index(rank)].detach()))
+            after_backward = way == "kept-after-backward" and number < passes - 1
+            unsharded += [*([[True, ...]] if way == "ahead" else []), after_forward, [after_backward] * 2]
+        grads = reduced_gradients(trained)
+        sgd(model, grads)
+        due_parameters = claimed(copied_parameters(model), mesh)
         steps.append(
-            {
-                "forward": outs,
-                "whole": whole,
-                "gradients": sharded(reduced_gradients(computed)),
-                "parameters": sharded(copied_parameters(model)),
-            }
+            {"forward": outs, "whole": unsharded, "gradients": claimed(grads, mesh), "parameters": due_parameters}
         )
     return {"steps": steps}
 
 
-# What changes gradients
+# Changes of gradients
 
-CHANGED = (
+GRADIENT_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=hook",
     "mesh=2x2 model=mlp dims=5x7x3 way=hook",
     "mesh=3 model=mlp dims=5x7x3 way=factor",
@@ -314,30 +314,30 @@ CHANGED = (
 )
 
 
-@told_law("told-otherwise", ", the methods of FSDPModule, ignored_params, shard_placement_fn", CHANGED)
-def told_otherwise(
-    model: Whole,
+@fsdp_law("told-otherwise", ", the methods of FSDPModule, ignored_params, shard_placement_fn", GRADIENT_CASES)
+def changed_gradients(
+    model: MLPModel,
     mesh: NamedMesh,
     inputs: Inputs,
     way: Literal["hook", "factor", "ignored", "unused", "meshes"],
 ):
-    """Gradients go through the hook, are divided by the factor, stay a rank's own, count as zero where a rank has none,
-    or are means over a mesh of their parameter's own, as a fully sharded model is told."""
-    over, options = mesh, dict[str, Any]()
+    """Hooks, divide factors, ignored and unused parameters, and a mesh for each parameter change the gradients of a
+    fully sharded model as documented."""
+    model_mesh, options = mesh, dict[str, Any]()
     if way == "ignored":
         options["ignored_params"] = {model.net2.bias}
     if way == "meshes":
-        over, own = mesh["a"], compat.fsdp_common.FSDPMeshInfo(mesh["b"], shard_mesh_dim=0)
-        result = offered(compat.fsdp_common, "ShardPlacementResult")
+        model_mesh, own_mesh = mesh["a"], compat.fsdp_common.FSDPMeshInfo(mesh["b"], shard_mesh_dim=0)
+        result = require_attribute(compat.fsdp_common, "ShardPlacementResult")
         second = {*model.net2.parameters()}
-        options["shard_placement_fn"] = lambda one: result(Shard(0), own) if one in second else None
-    fully_shard(model, mesh=over, **options)
+        options["shard_placement_fn"] = lambda parameter: result(Shard(0), own_mesh) if parameter in second else None
+    fully_shard(model, mesh=model_mesh, **options)
     if way == "hook":
         model.set_all_reduce_hook(lambda reduced: reduced.mul_(2))
     if way == "factor":
         model.set_reduce_scatter_divide_factor(4.0)
     if way == "unused":
-        offered(model, "set_reduce_scatter_unused_params")(True)
+        require_attribute(model, "set_reduce_scatter_unused_params")(True)
         if mesh.get_local_rank():
             model.forward = model.net1.forward
     x, grad = inputs[0]
@@ -346,25 +346,24 @@ def told_otherwise(
     return {"forward": out, "gradients": reduced_gradients(model)}
 
 
-@told_otherwise.due
+@changed_gradients.due
 def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
-    coord, place = mesh.coord(rank) or (0,), mesh.ranks.index(rank)
-    scale = {"hook": mesh.size / 2, "factor": 4.0}.get(way, mesh.size)
+    divisor = {"hook": mesh.size / 2, "factor": 4.0}.get(way, mesh.size)
 
-    def passed(ranks: Sequence[int], divided: float) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """What the model gives on some of the mesh's ranks, and the sum of their gradients divided."""
-        computed, outs = copy.deepcopy(model), []
-        for one in ranks:
-            x, grad = inputs[0][mesh.ranks.index(one)]
-            outs.append((computed.net1 if way == "unused" and one != mesh.ranks[0] else computed)(x))
-            outs[-1].backward(grad / divided)
-        return outs, reduced_gradients(computed)
+    def reduce_over(ranks: Sequence[int], divisor: float) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """The outputs of these ranks, and the sum of their gradients divided by ``divisor``."""
+        trained, outs = copy.deepcopy(model), []
+        for member in ranks:
+            x, grad = inputs[0][mesh.ranks.index(member)]
+            outs.append((trained.net1 if way == "unused" and member != mesh.ranks[0] else trained)(x))
+            outs[-1].backward(grad / divisor)
+        return outs, reduced_gradients(trained)
 
-    outs, arrived = passed(mesh.ranks, scale)
-    due: dict[str, Any] = {name: Claimed(grad, mesh, exact=False) for name, grad in arrived.items()}
+    outs, grads = reduce_over(mesh.ranks, divisor)
+    due = claimed(grads, mesh)
     if way == "ignored":
-        due["net2.bias"] = Near(passed([rank], 1.0)[1]["net2.bias"])
+        due["net2.bias"] = Near(reduce_over([rank], 1.0)[1]["net2.bias"])
     for name in due if way == "meshes" else ():
-        own = mesh.slice((int(name.startswith("net2")),), coord)
-        due[name] = Claimed(passed(own.ranks, own.size)[1][name], own, exact=False)
-    return {"forward": Near(outs[place].detach()), "gradients": due}
+        own_mesh = mesh.slice((int(name.startswith("net2")),), mesh.coord(rank) or (0,))
+        due[name] = Claimed(reduce_over(own_mesh.ranks, own_mesh.size)[1][name], own_mesh, exact=False)
+    return {"forward": Near(outs[mesh.ranks.index(rank)].detach()), "gradients": due}

@@ -3,7 +3,7 @@ its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Claimed
 from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import DIM_NAMES as NAMES
 from shardlaw.conformance.law.fields import MeshField, ScriptArgument, mesh_line
@@ -65,7 +66,30 @@ def reduced_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return named
 
 
+# What is due
+
+
+def claimed(tensors: Mapping[str, torch.Tensor | None], mesh: Mesh) -> dict[str, Any]:
+    """Due tensors by name, under whatever placements they claim; ``None`` stays ``None``."""
+    return {name: None if full is None else Claimed(full, mesh, exact=False) for name, full in tensors.items()}
+
+
+def mean_backward(model: Any, pairs: Pairs, divisor: float = 0) -> list[torch.Tensor]:
+    """Run a dense model forward and backward on the inputs of all ranks. Its gradients are the mean over the ranks, or
+    the sum divided by ``divisor``. Returns the outputs by rank."""
+    dtype = next(model.parameters()).dtype
+    outputs: list[torch.Tensor] = [model(x.to(dtype) if x.is_floating_point() else x) for x, _ in pairs]
+    for output, (_, grad) in zip(outputs, pairs, strict=True):
+        output.backward((grad / (divisor or len(pairs))).to(output.dtype))
+    return outputs
+
+
 # Fields
+
+
+def uneven(extents: Iterable[int], ranks: int) -> set[str]:
+    """The feature ``uneven`` if one of the extents does not divide by the number of ranks."""
+    return {"uneven"} if any(extent % ranks for extent in extents) else set()
 
 
 def model_name(case: Case) -> str:

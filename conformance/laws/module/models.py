@@ -62,7 +62,7 @@ def parallelized(model: nn.Module, mesh: Any, plan: Any) -> Any:
     return parallel
 
 
-def optimizer_of(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
     """An optimizer that keeps its steps well conditioned."""
     if name == "sgd":
         return torch.optim.SGD(params, lr=0.5, momentum=0.5, weight_decay=0.125, **options)
@@ -172,7 +172,7 @@ def step(
 ):
     """Optimizer steps, one by one or all at once, leave sharded parameters where they lie and as the dense ones are."""
     model = parallelized(model, mesh, way)
-    stepping, steps = optimizer_of(optimizer, model.parameters(), foreach=foreach), []
+    stepping, steps = make_optimizer(optimizer, model.parameters(), foreach=foreach), []
     for x, grad in batches:
         forward_backward(model, x, grad)
         stepping.step()
@@ -183,7 +183,7 @@ def step(
 
 @step.due
 def _(model, mesh: Mesh, way: Plan, batches, optimizer):
-    stepping, steps = optimizer_of(optimizer, model.parameters()), []
+    stepping, steps = make_optimizer(optimizer, model.parameters()), []
     for x, grad in batches:
         forward_backward(model, x, grad)
         stepping.step()

@@ -112,7 +112,7 @@ def prepared_of(case: Case) -> Prepared:
     return Prepared(side, first, last, beside, case.get("extra", ""), case.get("local") == "yes", inside)
 
 
-def inputs_of(case: Case) -> list[Any]:
+def read_rank_batches(case: Case) -> list[Any]:
     """What a module is given: a tensor, one beside it or ``None``, one by name or ``None``."""
     asked, mesh = prepared_of(case), case.mesh()
 
@@ -125,7 +125,7 @@ def inputs_of(case: Case) -> list[Any]:
 
 
 PreparedStyle = Annotated[Any, FromCase(prepared_of, "style", "from", "to", "beside", "extra", "local", "inside")]
-Inputs = Annotated[list[Any], FromCase(inputs_of, "shape", "wrapped")]
+Inputs = Annotated[list[Any], FromCase(read_rank_batches, "shape", "wrapped")]
 
 
 def prepared(style: PreparedStyle, mesh: DeviceMesh, inputs: Inputs):
