@@ -1,4 +1,4 @@
-"""The law of scaled losses: gradients of sharded parameters that overflow on one rank are noticed by all of them."""
+"""The law of scaled losses: every rank skips the step if the gradient of one rank's shard overflows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shardlaw.conformance.laws.module.training import (
     NAMES,
     NEEDS,
     Parameters,
-    arrive,
-    claimed,
-    copies,
-    dense,
-    gradients_of,
-    kept,
+    copied,
+    dense_copies,
+    due_gradients,
+    due_parameters,
     meshes,
+    read_gradients,
+    set_gradients,
 )
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.tensors import TensorSpec
@@ -37,9 +37,10 @@ from shardlaw.strategies.placements import placements
 ODD = ("inf", "-inf", "nan")
 
 
-def overflowing(case: Case) -> list[list[DTensorValue | None]]:
-    """Gradients of three steps; in the second, one element of the parameter ``in`` is ``odd``."""
-    rows, index = gradients_of(case, 3), [name for name in NAMES if name in case].index(case.get("in"))
+def read_overflowing_gradients(case: Case) -> list[list[DTensorValue | None]]:
+    """The gradients of three steps. In the second step, the element at the position ``at`` of the gradient of parameter
+    ``in`` is ``odd``."""
+    rows, index = read_gradients(case, 3), [name for name in NAMES if name in case].index(case.get("in"))
     gradient = cast("DTensorValue", rows[1][index])
     full = gradient.full.clone()
     full.view(-1)[case.integer("at")] = float(WordField(ODD).parse(case.get("odd")))
@@ -47,36 +48,39 @@ def overflowing(case: Case) -> list[list[DTensorValue | None]]:
     return rows
 
 
-def scaled_steps(parameters: Sequence[nn.Parameter], gradients: Any, device: str) -> list[dict[str, Any]]:
-    """Steps under a scaler: the unscaled gradients, the scale that follows, and the parameters."""
+def run_scaled_steps(parameters: Sequence[nn.Parameter], gradients: Any, device: str) -> list[dict[str, Any]]:
+    """Steps under a GradScaler: for each the unscaled gradients, the next scale, and the parameters."""
     scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=1)
     scaler.scale(torch.ones((), device=device))
-    stepping, steps = torch.optim.SGD(parameters, lr=0.5, foreach=False), []
+    optim, steps = torch.optim.SGD(parameters, lr=0.5, foreach=False), []
     for row in gradients:
-        arrive(parameters, row)
-        scaler.unscale_(stepping)
-        scaler.step(stepping)
+        set_gradients(parameters, row)
+        scaler.unscale_(optim)
+        scaler.step(optim)
         scaler.update()
         unscaled = [parameter.grad for parameter in parameters]
-        steps.append({"unscaled": unscaled, "scale": scaler.get_scale(), "parameters": copies(parameters)})
+        steps.append({"unscaled": unscaled, "scale": scaler.get_scale(), "parameters": copied(parameters)})
     return steps
 
 
 @st.composite
 def draw_scaled(draw: st.DrawFn, limits: Limits) -> Case:
     mesh, first = draw(st.sampled_from(meshes(limits))), draw(shapes(min_dims=1, max_dims=2, min_size=1))
-    at = draw(placements(mesh, len(first), kinds=("R", "S", "S")))
+    first_placements = draw(placements(mesh, len(first), kinds=("R", "S", "S")))
     second = draw(shapes(min_dims=1, max_dims=2, min_size=1))
-    beside = draw(placements(mesh, len(second), kinds=("R", "S", "S")))
-    specs: dict[str, Any] = {"a": TensorSpec(first, at, "float64"), "b": TensorSpec(second, beside, "float64")}
+    second_placements = draw(placements(mesh, len(second), kinds=("R", "S", "S")))
+    specs: dict[str, Any] = {
+        "a": TensorSpec(first, first_placements, "float64"),
+        "b": TensorSpec(second, second_placements, "float64"),
+    }
     name = draw(st.sampled_from(sorted(specs)))
-    place = draw(st.integers(0, math.prod(specs[name].shape) - 1))
-    return fields(mesh=mesh, **specs, odd=draw(st.sampled_from(ODD)), in_=name, at=place, seed=draw(draws.seeds()))
+    position = draw(st.integers(0, math.prod(specs[name].shape) - 1))
+    return fields(mesh=mesh, **specs, odd=draw(st.sampled_from(ODD)), in_=name, at=position, seed=draw(draws.seeds()))
 
 
 def features_scaled(case: Case) -> set[str]:
-    lie = {str(case.tensor(name).placements) for name in NAMES if name in case}
-    return {"module", "scaled-loss", "repeated", "edge"} | ({"unlike-placements"} if len(lie) > 1 else set())
+    layouts = {str(case.tensor(name).placements) for name in NAMES if name in case}
+    return {"module", "scaled-loss", "repeated", "edge"} | ({"unlike-placements"} if len(layouts) > 1 else set())
 
 
 @law(
@@ -88,7 +92,7 @@ def features_scaled(case: Case) -> set[str]:
     control="mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
     draw=draw_scaled,
     draws=9,
-    # the overflow with the first and with the last rank, alone; and in one of two parameters that lie differently
+    # only the first or only the last rank overflows; and in one of two parameters with different placements
     sweep=texts(
         "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
         "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=11",
@@ -101,18 +105,21 @@ def features_scaled(case: Case) -> set[str]:
     needs=NEEDS,
     weight=0.1,
 )
-def scaled(parameters: Parameters, gradients: Annotated[list[Any], FromCase(overflowing, "in", "at", "odd")]):
-    """A gradient that overflows in the shard of one rank is noticed by all: the step is left out and the scale is
-    lowered."""
-    return {"steps": scaled_steps(parameters, gradients, parameters[0].device.type)}
+def scaled(
+    parameters: Parameters, gradients: Annotated[list[Any], FromCase(read_overflowing_gradients, "in", "at", "odd")]
+):
+    """If a gradient overflows in the shard of one rank, every rank skips the step and lowers the scale."""
+    return {"steps": run_scaled_steps(parameters, gradients, parameters[0].device.type)}
 
 
 @scaled.due
 def _(parameters: list[Global], gradients):
-    def lie(step: dict[str, Any]) -> dict[str, Any]:
-        unscaled, whole = claimed(step["unscaled"], parameters), kept(step["parameters"], parameters)
-        return {"unscaled": unscaled, "scale": Near(step["scale"]), "parameters": whole}
+    def due(step: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "unscaled": due_gradients(step["unscaled"], parameters),
+            "scale": Near(step["scale"]),
+            "parameters": due_parameters(step["parameters"], parameters),
+        }
 
-    return {
-        "steps": [lie(step) for step in scaled_steps(*dense(parameters, gradients), parameters[0].full.device.type)]
-    }
+    steps = run_scaled_steps(*dense_copies(parameters, gradients), parameters[0].full.device.type)
+    return {"steps": [due(step) for step in steps]}

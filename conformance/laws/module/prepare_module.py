@@ -1,4 +1,4 @@
-"""Laws of the styles that prepare what goes into a module and what comes out of it, and of what no style takes."""
+"""Laws of PrepareModuleInput, PrepareModuleOutput and both, and of what styles refuse."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from shardlaw.conformance.laws.module.arguments import (
     module_input,
     style,
 )
-from shardlaw.conformance.laws.module.model_fields import NEEDS
-from shardlaw.conformance.laws.module.styles import DOC, lines
+from shardlaw.conformance.laws.module.model_fields import NEEDS, uneven
+from shardlaw.conformance.laws.module.styles import DOC, meshes_1d
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -51,110 +51,109 @@ CLASSES = {"input": "PrepareModuleInput", "output": "PrepareModuleOutput", "both
 
 
 class Probe(nn.Module):
-    """A module that gives back what it is given, and keeps it."""
+    """A module that returns its arguments and stores them in ``received``."""
 
-    met: tuple[Any, ...] = ()
+    received: tuple[Any, ...] = ()
 
     def forward(self, first: Any, second: Any = None, *, extra: Any = None) -> Any:
-        self.met = (first, second, extra)
+        self.received = (first, second, extra)
         return first if second is None else (first, second)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Which tensors a style prepares: those by position as ``beside`` and ``extra`` say, from a placement to
-    another; ``local``: they leave as local tensors, ``inside``: and the module meets such."""
+class PrepareStyle:
+    """A style that moves tensors from the placement ``source`` to ``target``. ``second``: whether there is a second
+    positional tensor, and whether the style names its layout. ``extra``: the same of a keyword argument. ``local``:
+    prepared tensors are passed on as local ones. ``local_input``: the module gets local tensors."""
 
     side: str
-    first: Placement
-    last: Placement
-    beside: str
+    source: Placement
+    target: Placement
+    second: str
     extra: str
     local: bool
-    inside: bool
+    local_input: bool
 
     @property
-    def after(self) -> Placement:
-        """How what comes out lies: where both sides are prepared, as it came in."""
-        return self.last if self.side == "output" or isinstance(self.first, Partial) else self.first
+    def output(self) -> Placement:
+        """The placement of the output. Where input and output are prepared, the output gets that of the input."""
+        return self.target if self.side == "output" or isinstance(self.source, Partial) else self.source
 
     @property
     def argument(self) -> Style:
-        def both(at: Placement) -> Any:
-            return {"none": at, "plain": (at, None), "alike": (at, at)}[self.beside]
+        def layouts(placement: Placement) -> Any:
+            return {"none": placement, "plain": (placement, None), "alike": (placement, placement)}[self.second]
 
         options: dict[str, Any] = {}
         if self.side != "output" and self.extra != "alone":
-            options |= {"input_layouts": both(self.first), "desired_input_layouts": both(self.last)}
+            options |= {"input_layouts": layouts(self.source), "desired_input_layouts": layouts(self.target)}
         if self.side != "output" and self.extra:
             options |= {
-                "input_kwarg_layouts": {"extra": self.first},
-                "desired_input_kwarg_layouts": {"extra": self.last},
+                "input_kwarg_layouts": {"extra": self.source},
+                "desired_input_kwarg_layouts": {"extra": self.target},
             }
         if self.side == "output":
-            options |= {"output_layouts": both(self.first), "desired_output_layouts": both(self.last)}
+            options |= {"output_layouts": layouts(self.source), "desired_output_layouts": layouts(self.target)}
         if self.side == "both":
             options |= {
-                "output_layouts": both(self.last),
-                "desired_output_layouts": both(self.after),
-                "use_local_input": self.inside,
+                "output_layouts": layouts(self.target),
+                "desired_output_layouts": layouts(self.output),
+                "use_local_input": self.local_input,
             }
         return style(CLASSES[self.side], **options, use_local_output=self.local)
 
 
-def prepared_of(case: Case) -> Prepared:
-    side, beside = (
-        WordField(CLASSES).parse(case.get("style")),
-        WordField(("none", "plain", "alike")).parse(case.get("beside", "none")),
-    )
-    (first,), (last,) = case.placements("from"), case.placements("to")
-    inside = WordField(("sharded", "local")).parse(case.get("inside", "sharded")) == "local"
-    return Prepared(side, first, last, beside, case.get("extra", ""), case.get("local") == "yes", inside)
+def read_style(case: Case) -> PrepareStyle:
+    side = WordField(CLASSES).parse(case.get("style"))
+    second = WordField(("none", "plain", "alike")).parse(case.get("beside", "none"))
+    (source,), (target,) = case.placements("from"), case.placements("to")
+    local_input = WordField(("sharded", "local")).parse(case.get("inside", "sharded")) == "local"
+    return PrepareStyle(side, source, target, second, case.get("extra", ""), case.get("local") == "yes", local_input)
 
 
-def read_rank_batches(case: Case) -> list[Any]:
-    """What a module is given: a tensor, one beside it or ``None``, one by name or ``None``."""
-    asked, mesh = prepared_of(case), case.mesh()
+def read_inputs(case: Case) -> list[Any]:
+    """The arguments of the module: a tensor, a second one or ``None``, and one by keyword or ``None``."""
+    style, mesh = read_style(case), case.mesh()
 
-    def tensor(at: int) -> DTensorValue | ByRank:
-        full = eighths(case.shape("shape"), case.seed + 3 * at)
-        return module_input(dtensor(mesh, full, asked.first, seed=3), wrapped="wrapped" in case)
+    def tensor(number: int) -> DTensorValue | ByRank:
+        full = eighths(case.shape("shape"), case.seed + 3 * number)
+        return module_input(dtensor(mesh, full, style.source, seed=3), wrapped="wrapped" in case)
 
-    second = {"none": None, "plain": torch.ones(3), "alike": tensor(1)}[asked.beside]
-    return [tensor(0), second, tensor(2) if asked.extra else None]
-
-
-PreparedStyle = Annotated[Any, FromCase(prepared_of, "style", "from", "to", "beside", "extra", "local", "inside")]
-Inputs = Annotated[list[Any], FromCase(read_rank_batches, "shape", "wrapped")]
+    second = {"none": None, "plain": torch.ones(3), "alike": tensor(1)}[style.second]
+    return [tensor(0), second, tensor(2) if style.extra else None]
 
 
-def prepared(style: PreparedStyle, mesh: DeviceMesh, inputs: Inputs):
-    """Tensors with a layout are taken as it says and laid out as desired, by position and by name; all else passes as
-    it is."""
+StyleArgument = Annotated[Any, FromCase(read_style, "style", "from", "to", "beside", "extra", "local", "inside")]
+Inputs = Annotated[list[Any], FromCase(read_inputs, "shape", "wrapped")]
+
+
+def prepared(style: StyleArgument, mesh: DeviceMesh, inputs: Inputs):
+    """Tensors with a layout, positional or by keyword, are taken in it and moved to the desired layout; other arguments
+    pass unchanged."""
     probe, (first, second, extra) = Probe(), inputs
     parallelize_module(nn.ModuleDict({"probe": probe}), mesh, {"probe": style})
     by_position = [first] if second is None else [first, second]
     out = probe(*by_position) if extra is None else probe(*by_position, extra=extra)
     outs = [*out] if isinstance(out, tuple) else [out]
-    passed = [met is given for met, given in zip(probe.met, inputs, strict=True)]
-    return {"met": [*probe.met], "passed": passed, "output": outs, "returned": outs[-1] is second}
+    passed = [received is given for received, given in zip(probe.received, inputs, strict=True)]
+    return {"met": [*probe.received], "passed": passed, "output": outs, "returned": outs[-1] is second}
 
 
-def prepared_due(style: Prepared, mesh: Mesh, inputs: list[Any], rank: Rank):
-    def lies(whole: Any, at: Placement, local: bool) -> Any:
-        laid = whole.under((at,))
-        return laid.local(rank) if local else laid
+def prepared_due(style: PrepareStyle, mesh: Mesh, inputs: list[Any], rank: Rank):
+    def due(value: Any, placement: Placement, local: bool) -> Any:
+        moved = value.under((placement,))
+        return moved.local(rank) if local else moved
 
-    side, alone, plain = style.side, style.extra == "alone", style.beside == "plain"
-    tensors = [one if isinstance(one, DTensorValue) else None for one in inputs]
-    met: list[Any] = [...] * 3
+    side, alone, plain = style.side, style.extra == "alone", style.second == "plain"
+    tensors = [value if isinstance(value, DTensorValue) else None for value in inputs]
+    received: list[Any] = [...] * 3
     if side != "output":
-        local = style.inside if side == "both" else style.local
-        met = [lies(one, style.last, local) if one else ... for one in tensors]
-        met = [..., ..., met[2]] if alone else met
-    outs = [lies(one, style.after, style.local) if one and side != "input" else ... for one in tensors[:2]]
+        local = style.local_input if side == "both" else style.local
+        received = [due(value, style.target, local) if value else ... for value in tensors]
+        received = [..., ..., received[2]] if alone else received
+    outs = [due(value, style.output, style.local) if value and side != "input" else ... for value in tensors[:2]]
     return {
-        "met": met,
+        "met": received,
         "passed": [alone or ..., True if plain or (alone and inputs[1] is not None) else ..., ...],
         "output": outs[: 1 if inputs[1] is None else 2],
         "returned": plain or ...,
@@ -162,27 +161,27 @@ def prepared_due(style: Prepared, mesh: Mesh, inputs: list[Any], rank: Rank):
 
 
 def features_prepare(case: Case) -> set[str]:
-    first, last = (*case.placements("from"), *case.placements("to"))
-    uneven = any(case.shape("shape")[at.dim] % case.mesh().size for at in (first, last) if isinstance(at, S))
-    pending = {"partial:sum"} if isinstance(first, Partial) else set()
-    return {"module", f"style:{CLASSES[case.get('style')]}"} | ({"uneven"} if uneven else set()) | pending
+    (source,), (target,), shape = case.placements("from"), case.placements("to"), case.shape("shape")
+    found = {"module", f"style:{CLASSES[case.get('style')]}"}
+    found |= {"partial:sum"} if isinstance(source, Partial) else set()
+    return found | uneven((shape[at.dim] for at in (source, target) if isinstance(at, S)), case.mesh().size)
 
 
 @st.composite
 def draw_prepare(draw: st.DrawFn, limits: Limits, side: str) -> Case:
-    mesh, first = draw(st.sampled_from(lines(limits))), draw(st.sampled_from([S(0), S(1), R(), Partial("sum")]))
-    last = draw(st.sampled_from([R(), S(0), S(1)]))
+    mesh, source = draw(st.sampled_from(meshes_1d(limits))), draw(st.sampled_from([S(0), S(1), R(), Partial("sum")]))
+    target = draw(st.sampled_from([R(), S(0), S(1)]))
     wrapped = draw(st.sampled_from([None, 1]))
     shape = [draw(st.sampled_from([3, 5, 4, 6, 2])) for _ in range(2)]
-    if not wrapped and isinstance(first, S):
-        shape[first.dim] = mesh.size * draw(st.sampled_from([1, 2]))
+    if not wrapped and isinstance(source, S):
+        shape[source.dim] = mesh.size * draw(st.sampled_from([1, 2]))
     inside = draw(st.sampled_from([None, "local"])) if side == "both" else None
-    if inside and isinstance(last, S):  # local tensors come out of the module, whose whole is found from even shards
-        shape[last.dim] = mesh.size * draw(st.sampled_from([1, 2]))
+    if inside and isinstance(target, S):  # the global shape follows from the local one if shards are even
+        shape[target.dim] = mesh.size * draw(st.sampled_from([1, 2]))
     extra = draw(st.sampled_from([None, 1, "alone"] if side == "input" else [None, 1])) if side != "output" else None
-    said: dict[str, Any] = {"shape": format_shape(tuple(shape)), "from_": first, "to": last, "wrapped": wrapped}
-    said |= {"local": draw(st.sampled_from(["no", "yes"])), "beside": draw(st.sampled_from([None, "plain", "alike"]))}
-    return fields(mesh=mesh, style=side, **said, inside=inside, extra=extra, seed=draw(draws.seeds()))
+    values: dict[str, Any] = {"shape": format_shape(tuple(shape)), "from_": source, "to": target, "wrapped": wrapped}
+    values |= {"local": draw(st.sampled_from(["no", "yes"])), "beside": draw(st.sampled_from([None, "plain", "alike"]))}
+    return fields(mesh=mesh, style=side, **values, inside=inside, extra=extra, seed=draw(draws.seeds()))
 
 
 CONTROLS = {
@@ -208,29 +207,31 @@ LAWS = make_laws(
 )
 
 
-# What is refused
+# Refusals
 
 PAIR = (Replicate(), Replicate())
 
 
-def called(module: nn.Module, mesh: DeviceMesh, style: Any, *inputs: Any) -> Any:
-    """Parallelise a module, and call it if there is anything to call it with."""
+def apply(style: Any, mesh: DeviceMesh, module: nn.Module, *inputs: Any) -> Any:
+    """Parallelise a module with a style, and call it if there are inputs."""
     parallel = parallelize_module(module.to(mesh.device_type), mesh, style)
     return parallel(*inputs) if inputs else parallel
 
 
+def prepare_input(layouts: Any) -> PrepareModuleInput:
+    return PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
+
+
+def prepare_output(layouts: Any) -> PrepareModuleOutput:
+    return PrepareModuleOutput(output_layouts=layouts, desired_output_layouts=layouts)
+
+
 REFUSED: dict[str, tuple[type[Exception], Callable[[DeviceMesh], Any]]] = {
-    "colwise-norm": (NotImplementedError, lambda mesh: called(nn.LayerNorm(6), mesh, ColwiseParallel())),
-    "rowwise-norm": (NotImplementedError, lambda mesh: called(nn.LayerNorm(6), mesh, RowwiseParallel())),
-    "colwise-model": (
-        NotImplementedError,
-        lambda mesh: called(nn.Sequential(nn.Linear(6, 6)), mesh, ColwiseParallel()),
-    ),
-    "rowwise-model": (
-        NotImplementedError,
-        lambda mesh: called(nn.Sequential(nn.Linear(6, 6)), mesh, RowwiseParallel()),
-    ),
-    "sequence-of-list": (ValueError, lambda mesh: called(nn.LayerNorm(6), mesh, SequenceParallel(), [1.0])),
+    "colwise-norm": (NotImplementedError, lambda mesh: apply(ColwiseParallel(), mesh, nn.LayerNorm(6))),
+    "rowwise-norm": (NotImplementedError, lambda mesh: apply(RowwiseParallel(), mesh, nn.LayerNorm(6))),
+    "colwise-model": (NotImplementedError, lambda mesh: apply(ColwiseParallel(), mesh, nn.Sequential(nn.Linear(6, 6)))),
+    "rowwise-model": (NotImplementedError, lambda mesh: apply(RowwiseParallel(), mesh, nn.Sequential(nn.Linear(6, 6)))),
+    "sequence-of-list": (ValueError, lambda mesh: apply(SequenceParallel(), mesh, nn.LayerNorm(6), [1.0])),
     "no-desired-input": (AssertionError, lambda mesh: PrepareModuleInput(input_layouts=Replicate())),
     "fewer-desired-inputs": (
         AssertionError,
@@ -244,50 +245,24 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[DeviceMesh], Any]]] = {
         AssertionError,
         lambda mesh: PrepareModuleInput(input_kwarg_layouts={"a": Replicate()}, desired_input_kwarg_layouts={}),
     ),
-    "prepare-list": (
-        AssertionError,
-        lambda mesh: called(
-            nn.ReLU(), mesh, PrepareModuleInput(input_layouts=PAIR[0], desired_input_layouts=PAIR[0]), [1.0]
-        ),
-    ),
-    "more-layouts-than-inputs": (
-        ValueError,
-        lambda mesh: called(
-            nn.ReLU(), mesh, PrepareModuleInput(input_layouts=PAIR, desired_input_layouts=PAIR), torch.ones(2)
-        ),
-    ),
-    "more-layouts-than-outputs": (
-        ValueError,
-        lambda mesh: called(
-            nn.ReLU(), mesh, PrepareModuleOutput(output_layouts=PAIR, desired_output_layouts=PAIR), torch.ones(2)
-        ),
-    ),
+    "prepare-list": (AssertionError, lambda mesh: apply(prepare_input(PAIR[0]), mesh, nn.ReLU(), [1.0])),
+    "more-layouts-than-inputs": (ValueError, lambda mesh: apply(prepare_input(PAIR), mesh, nn.ReLU(), torch.ones(2))),
+    "more-layouts-than-outputs": (ValueError, lambda mesh: apply(prepare_output(PAIR), mesh, nn.ReLU(), torch.ones(2))),
     "fewer-layouts-than-inputs": (
         ValueError,
-        lambda mesh: called(
-            nn.PairwiseDistance(),
-            mesh,
-            PrepareModuleInput(input_layouts=PAIR[0], desired_input_layouts=PAIR[0]),
-            torch.ones(2, 2),
-            torch.ones(2, 2),
-        ),
+        lambda mesh: apply(prepare_input(PAIR[0]), mesh, nn.PairwiseDistance(), torch.ones(2, 2), torch.ones(2, 2)),
     ),
     "fewer-layouts-than-outputs": (
         ValueError,
-        lambda mesh: called(
-            nn.Identity(),
-            mesh,
-            PrepareModuleOutput(output_layouts=PAIR[0], desired_output_layouts=PAIR[0]),
-            (torch.ones(2), torch.ones(2)),
-        ),
+        lambda mesh: apply(prepare_output(PAIR[0]), mesh, nn.Identity(), (torch.ones(2), torch.ones(2))),
     ),
-    "no-style": (TypeError, lambda mesh: called(nn.Linear(6, 6), mesh, 3)),
+    "no-style": (TypeError, lambda mesh: apply(3, mesh, nn.Linear(6, 6))),
     "columns-alone": (
         RuntimeError,
-        lambda mesh: called(
-            nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 3)),
-            mesh,
+        lambda mesh: apply(
             {"0": ColwiseParallel()},
+            mesh,
+            nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 3)),
             torch.ones(5, 6, device=mesh.device_type),
         ),
     ),
@@ -306,8 +281,7 @@ ATTEMPTS = (*REFUSED, *WARNED)
     weight=0.1,
 )
 def refusals(mesh: DeviceMesh, attempt: Annotated[str, WordField(ATTEMPTS)]):
-    """Styles refuse modules that they do not take and layouts that do not pair up; a plan that names nothing is warned
-    of."""
+    """Styles refuse modules and layouts that they do not support; a plan that names no module causes a warning."""
     if attempt in REFUSED:
         return {"refused": caught(lambda: REFUSED[attempt][1](mesh))}
     net = nn.Sequential(nn.Linear(6, 6)).to(mesh.device_type)
