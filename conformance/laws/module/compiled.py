@@ -61,11 +61,10 @@ def reset_compiler() -> None:
     torch.compiler.reset()
 
 
-def sweep_functions(limits: Limits) -> list[Case]:
-    """Each function of evenly sharded tensors."""
-    x = TensorSpec((4, 4), (S(0),), "float64", "small")
-    cases = [fields(mesh="2", x=x, fn=fn) for fn in PROGRAMS]
-    return cases + [fields(mesh="2", x=x, fn=fn, grads=1) for fn in ("pointwise", "product")]
+SWEEP = (
+    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn}" for fn in PROGRAMS),
+    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn} grads=1" for fn in ("pointwise", "product")),
+)
 
 
 @st.composite
@@ -87,7 +86,7 @@ def draw_function(draw: st.DrawFn, limits: Limits) -> Case:
     control="mesh=2 x=4x4:S(0):float64:small fn=pointwise",
     draw=draw_function,
     draws=2,
-    sweep=sweep_functions,
+    sweep=texts(*SWEEP),
     sweeps=1,
     features=lambda case: {"compiled", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set()),
     needs=NEEDS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
@@ -38,20 +37,16 @@ CASES = (
 )
 
 
-def draw_experts(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_experts(draw: st.DrawFn, limits: Limits) -> Case:
     sizes = st.sampled_from([4, 3, 5, 2, 6])
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(palette_meshes(MESHES, limits.world_size)))
-        experts = [draw(st.sampled_from([S(0), S(0), R()])) for _ in mesh.shape]
-        batch = [draw(st.sampled_from([R(), R(), S(0)])) for _ in mesh.shape]
-        dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
-        rows = draw(st.sampled_from([3, 4, 5]))
-        placements: dict[str, Any] = {"experts": tuple(experts), "batch": tuple(batch)}
-        return fields(mesh=mesh, dims=dims, rows=rows, **placements, seed=draw(draws.seeds()))
-
-    return case()
+    mesh = draw(st.sampled_from(palette_meshes(MESHES, limits.world_size)))
+    experts = [draw(st.sampled_from([S(0), S(0), R()])) for _ in mesh.shape]
+    batch = [draw(st.sampled_from([R(), R(), S(0)])) for _ in mesh.shape]
+    dims = format_shape(draw(st.tuples(sizes, sizes, sizes)))
+    rows = draw(st.sampled_from([3, 4, 5]))
+    placements: dict[str, Any] = {"experts": tuple(experts), "batch": tuple(batch)}
+    return fields(mesh=mesh, dims=dims, rows=rows, **placements, seed=draw(draws.seeds()))
 
 
 def features(case: Case) -> set[str]:

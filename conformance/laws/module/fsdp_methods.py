@@ -31,6 +31,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     mean_backward,
     read_model,
     reduced_gradients,
+    take_step,
     uneven,
 )
 from shardlaw.reference.mesh import Mesh
@@ -272,10 +273,7 @@ def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, pas
             unsharded.append(are_unsharded(layers))
             outs[-1].backward(grad.to(outs[-1].dtype))
             unsharded.append(are_unsharded(layers))
-        grads = reduced_gradients(model)
-        optim.step()
-        optim.zero_grad()
-        steps.append({"forward": outs, "whole": unsharded, "gradients": grads, "parameters": copied_parameters(model)})
+        steps.append({"forward": outs, "whole": unsharded, **take_step(model, optim)})
     return {"steps": steps}
 
 

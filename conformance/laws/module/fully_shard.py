@@ -24,10 +24,10 @@ from shardlaw.conformance.laws.module.model_fields import (
     Model,
     Pairs,
     claimed,
-    copied_parameters,
     mean_backward,
     model_name,
     reduced_gradients,
+    take_step,
     uneven,
 )
 from shardlaw.conformance.laws.module.models import make_optimizer
@@ -262,10 +262,7 @@ def fully_sharded(
     for x, grad in inputs:
         out = model(x)
         out.backward(grad)
-        grads = reduced_gradients(model)
-        optim.step()
-        optim.zero_grad()
-        steps.append({"forward": out, "gradients": grads, "parameters": copied_parameters(model)})
+        steps.append({"forward": out, **take_step(model, optim)})
     return {"steps": steps, "trained": {name: parameter.requires_grad for name, parameter in model.named_parameters()}}
 
 
@@ -276,11 +273,8 @@ def _(model, mesh: Mesh, inputs: list[Pairs], optimizer: str, frozen: str | None
     (row, *_) = mesh.coord(rank) or (0,)
     for pairs in inputs:
         outs = mean_backward(model, pairs)
-        grads = claimed(reduced_gradients(model), mesh)
-        optim.step()
-        optim.zero_grad()
-        due_parameters = claimed(copied_parameters(model), mesh)
-        steps.append({"forward": Near(outs[row].detach()), "gradients": grads, "parameters": due_parameters})
+        due = {key: claimed(tensors, mesh) for key, tensors in take_step(model, optim).items()}
+        steps.append({"forward": Near(outs[row].detach()), **due})
     return {
         "steps": steps,
         "trained": Of({name: parameter.requires_grad for name, parameter in model.named_parameters()}),

@@ -27,6 +27,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     copied_parameters,
     mean_backward,
     reduced_gradients,
+    take_step,
     uneven,
 )
 from shardlaw.conformance.laws.shared import draws
@@ -109,7 +110,8 @@ def fully_sharded(
     if factor is not None:
         for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
             unit.set_gradient_divide_factor(factor)
-    optim, steps, looks = torch.optim.SGD(model.parameters(), lr=0.5), [{"parameters": copied_parameters(model)}], {}
+    optim, looks = torch.optim.SGD(model.parameters(), lr=0.5), {}
+    steps: list[dict[str, Any]] = [{"parameters": copied_parameters(model)}]
     for step in range(2):
         if freezes and step:
             next(model.parameters()).requires_grad_(False)
@@ -123,10 +125,7 @@ def fully_sharded(
                 model.set_requires_gradient_sync(number == passes - 1 or synced == "each")  # type: ignore[operator]
             outs.append(model(x))
             outs[-1].backward(grad.to(outs[-1].dtype))
-        grads = reduced_gradients(model)
-        optim.step()
-        optim.zero_grad()
-        steps.append({"forward": outs, "gradients": grads, "parameters": copied_parameters(model)})  # type: ignore[dict-item]
+        steps.append({"forward": outs, **take_step(model, optim)})
     if looked:
         model.unshard()  # type: ignore[operator]
         looks["unshard"] = {

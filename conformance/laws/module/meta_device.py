@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -34,18 +33,14 @@ CASES = (
 )
 
 
-def draw_meta_device(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_meta_device(draw: st.DrawFn, limits: Limits) -> Case:
     sizes = st.sampled_from([3, 4, 5, 2, 7])
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(palette_meshes(("2", "3", "4", "2x2"), limits.world_size)))
-        way = "both" if mesh.ndim > 1 else draw(st.sampled_from(["fully", "tensor"]))
-        split = mesh.shape[-1] * draw(st.sampled_from([1, 2])) if way != "fully" else draw(sizes)
-        dims = format_shape((draw(sizes), split, draw(sizes)))
-        return fields(mesh=mesh, dims=dims, way=way, seed=draw(draws.seeds()))
-
-    return case()
+    mesh = draw(st.sampled_from(palette_meshes(("2", "3", "4", "2x2"), limits.world_size)))
+    way = "both" if mesh.ndim > 1 else draw(st.sampled_from(["fully", "tensor"]))
+    split = mesh.shape[-1] * draw(st.sampled_from([1, 2])) if way != "fully" else draw(sizes)
+    dims = format_shape((draw(sizes), split, draw(sizes)))
+    return fields(mesh=mesh, dims=dims, way=way, seed=draw(draws.seeds()))
 
 
 def features(case: Case) -> set[str]:

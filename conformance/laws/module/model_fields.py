@@ -66,6 +66,14 @@ def reduced_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return named
 
 
+def take_step(model: Any, optim: torch.optim.Optimizer) -> dict[str, Any]:
+    """Step the optimizer and drop the gradients. Returns the reduced gradients and the updated parameters."""
+    grads = reduced_gradients(model)
+    optim.step()
+    optim.zero_grad()
+    return {"gradients": grads, "parameters": copied_parameters(model)}
+
+
 # What is due
 
 

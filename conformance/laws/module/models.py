@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     features,
     forward_backward,
     reduced_gradients,
+    take_step,
 )
 from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.reference.mesh import Mesh
@@ -103,17 +105,16 @@ def backward_due(model, mesh: Mesh, way: Plan, batches, rank: Rank):
     }
 
 
-def draw_cases(kind: str, **more: Any) -> Callable[[Limits], SearchStrategy[Case]]:
-    """The cases of a law for one model."""
-    return lambda limits: cases(limits, kind, **more)
-
-
 LAWS = [
     *make_laws(
         forward,
         forward_due,
         {
-            f"module.forward[{kind}]": {"control": CONTROLS[kind], "draw": draw_cases(kind), "draws": DRAWS[kind]}
+            f"module.forward[{kind}]": {
+                "control": CONTROLS[kind],
+                "draw": partial(cases, kind=kind),
+                "draws": DRAWS[kind],
+            }
             for kind in ZOO
         },
         source=STYLES_DOC,
@@ -128,7 +129,7 @@ LAWS = [
         {
             f"module.backward[{kind}]": {
                 "control": CONTROLS[kind],
-                "draw": draw_cases(kind, again=st.sampled_from([None, None, 1])),
+                "draw": partial(cases, kind=kind, again=st.sampled_from([None, None, 1])),
                 "draws": DRAWS[kind],
             }
             for kind in ZOO
@@ -174,9 +175,7 @@ def step(
     optim, steps = make_optimizer(optimizer, model.parameters(), foreach=foreach), []
     for x, grad in batches:
         forward_backward(model, x, grad)
-        optim.step()
-        optim.zero_grad()
-        steps.append(copied_parameters(model))
+        steps.append(take_step(model, optim)["parameters"])
     return {"steps": steps}
 
 
@@ -185,9 +184,7 @@ def _(model, mesh: Mesh, way: Plan, batches, optimizer):
     optim, steps = make_optimizer(optimizer, model.parameters()), []
     for x, grad in batches:
         forward_backward(model, x, grad)
-        optim.step()
-        optim.zero_grad()
-        steps.append(way.parameters(copied_parameters(model), mesh))
+        steps.append(way.parameters(take_step(model, optim)["parameters"], mesh))
     return {"steps": steps}
 
 
@@ -298,7 +295,7 @@ def draw_recomputed(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
         "mode": st.sampled_from(MODES),
         "again": st.sampled_from([None, None, 1]),
     }
-    return lambda limits: cases(limits, kind, **more)
+    return partial(cases, kind=kind, **more)
 
 
 LAWS += make_laws(

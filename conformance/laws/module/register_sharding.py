@@ -9,11 +9,9 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from shardlaw.conformance.law.act import fields, law
-from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import WordField
-from shardlaw.conformance.law.law import Limits
 
 # schema and kernel of each op
 FORMS: dict[str, Any] = {
@@ -49,18 +47,15 @@ def registered_op(form):
 LAYOUTS = (("4x3:S(0)", "4x3:S(0)"), ("4x3:S(0)", "4x3:R"), ("4x3:R", "4x3:P(sum)"), ("4x3:S(1)", "4x3:S(0)"))
 
 
-def sweep_forms(limits: Limits) -> list[Case]:
-    return [
-        fields(mesh=2, x=f"{x}:float32:small", y=f"{y}:float32:small", form=form) for form in FORMS for x, y in LAYOUTS
-    ]
+SWEEP = tuple(f"mesh=2 x={x}:float32:small y={y}:float32:small form={form}" for form in FORMS for x, y in LAYOUTS)
 
 
 @law(
     "module.registered-forms",
     source="torch.distributed.tensor.experimental docs, register_sharding: placements of each output and each input",
     control="mesh=2 x=4x3:S(1):float32:small y=4x3:P(sum):float32:small form=two",
-    sweep=sweep_forms,
-    sweeps=len(FORMS) * len(LAYOUTS),
+    sweep=texts(*SWEEP),
+    sweeps=len(SWEEP),
     features=lambda case: {"registered-rule"},
     needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
     weight=0.2,

@@ -239,9 +239,7 @@ LAWS = make_laws(
             "weight": 0.3,
         },
         "module.clipped-mixed": {
-            "clause": (
-                "Gradients on two meshes of the same ranks are clipped as the dense ones, or every rank refuses."
-            ),
+            "clause": "Gradients on two meshes of the same ranks are clipped as the dense ones, or every rank refuses.",
             "draw": draw_mixed,
             "draws": 10,
             "refusal": "allowed",
@@ -257,34 +255,26 @@ LAWS = make_laws(
 
 # Optimizers
 
+ADAPTIVE = {"lr": 0.25, "eps": 1.0}
+DECAY: dict[str, dict[str, Any]] = {"decay": {"weight_decay": 0.25}}
+AMSGRAD: dict[str, dict[str, Any]] = {**DECAY, "amsgrad": {"amsgrad": True}}
+SGD: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.5},
+    "nesterov": {"momentum": 0.5, "nesterov": True},
+    "decay": {"weight_decay": 0.25},
+    "dampening": {"momentum": 0.5, "dampening": 0.5, "maximize": True},
+}
 # by name: class, options of every case, and further options by the words of the field ``options``
 OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], dict[Any, dict[str, Any]]]] = {
-    "sgd": (
-        torch.optim.SGD,
-        {"lr": 0.5},
-        {
-            "momentum": {"momentum": 0.5},
-            "nesterov": {"momentum": 0.5, "nesterov": True},
-            "decay": {"weight_decay": 0.25},
-            "dampening": {"momentum": 0.5, "dampening": 0.5, "maximize": True},
-        },
-    ),
-    "adam": (
-        torch.optim.Adam,
-        {"lr": 0.25, "eps": 1.0},
-        {"decay": {"weight_decay": 0.25}, "amsgrad": {"amsgrad": True}},
-    ),
-    "adamw": (
-        torch.optim.AdamW,
-        {"lr": 0.25, "eps": 1.0},
-        {"decay": {"weight_decay": 0.25}, "amsgrad": {"amsgrad": True}},
-    ),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.25, "eps": 1.0}, {"decay": {"weight_decay": 0.25}}),
-    "rmsprop": (torch.optim.RMSprop, {"lr": 0.25, "eps": 1.0}, {"momentum": {"momentum": 0.5, "centered": True}}),
-    "adadelta": (torch.optim.Adadelta, {"lr": 0.25, "eps": 1.0}, {}),
-    "adamax": (torch.optim.Adamax, {"lr": 0.25, "eps": 1.0}, {}),
-    "nadam": (torch.optim.NAdam, {"lr": 0.25, "eps": 1.0}, {"decay": {"weight_decay": 0.25}}),
-    "radam": (torch.optim.RAdam, {"lr": 0.25, "eps": 1.0}, {}),
+    "sgd": (torch.optim.SGD, {"lr": 0.5}, SGD),
+    "adam": (torch.optim.Adam, ADAPTIVE, AMSGRAD),
+    "adamw": (torch.optim.AdamW, ADAPTIVE, AMSGRAD),
+    "adagrad": (torch.optim.Adagrad, ADAPTIVE, DECAY),
+    "rmsprop": (torch.optim.RMSprop, ADAPTIVE, {"momentum": {"momentum": 0.5, "centered": True}}),
+    "adadelta": (torch.optim.Adadelta, ADAPTIVE, {}),
+    "adamax": (torch.optim.Adamax, ADAPTIVE, {}),
+    "nadam": (torch.optim.NAdam, ADAPTIVE, DECAY),
+    "radam": (torch.optim.RAdam, ADAPTIVE, {}),
     "asgd": (torch.optim.ASGD, {"lr": 0.25}, {}),
 }
 
@@ -298,13 +288,13 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -
 
 
 def run_steps(
-    parameters: Sequence[nn.Parameter],
-    gradients: Any,
-    optimizer: str,
-    options: str | None,
-    foreach: bool | None,
-    zero: str | None,
-) -> dict[str, Any]:
+    parameters: Parameters,
+    gradients: ThreeSteps,
+    optimizer: Annotated[str, WordField(OPTIMIZERS)],
+    options: str | None = None,
+    foreach: bool | None = None,
+    zero: Literal["kept"] | None = None,
+):
     """The parameters after each step, the optimizer's state for them, and their gradients after ``zero_grad``."""
     make, common, further = OPTIMIZERS[optimizer]
     optim, steps = make(parameters, **common, **further.get(options, {}), foreach=foreach), []
@@ -317,18 +307,7 @@ def run_steps(
     return {"steps": steps, "state": state, "gradients": [parameter.grad for parameter in parameters]}
 
 
-def optimizer(
-    parameters: Parameters,
-    gradients: ThreeSteps,
-    optimizer: Annotated[str, WordField(OPTIMIZERS)],
-    options: str | None = None,
-    foreach: bool | None = None,
-    zero: Literal["kept"] | None = None,
-):
-    return run_steps(parameters, gradients, optimizer, options, foreach, zero)
-
-
-def optimizer_due(parameters: list[Global], gradients, optimizer: str, options, foreach, zero):
+def run_steps_due(parameters: list[Global], gradients, optimizer: str, options, foreach, zero):
     def due(value: Any, parameter: Global) -> Any:
         if isinstance(value, torch.Tensor):
             return dtensor(parameter.mesh, value, *parameter.placements).near()
@@ -348,10 +327,8 @@ def draw_optimizer(draw: st.DrawFn, limits: Limits, names: tuple[str, ...]) -> C
     mesh, name = draw(st.sampled_from(meshes(limits))), draw(st.sampled_from(names))
     values = draw_tensors(draw, mesh)
     values |= {"optimizer": name, "options": draw(st.sampled_from([None, *OPTIMIZERS[name][2]]))}
-    values |= {
-        "foreach": draw(st.sampled_from([None, "yes", "no"])),
-        "without": draw(st.sampled_from([None, None, "b"])),
-    }
+    values["foreach"] = draw(st.sampled_from([None, "yes", "no"]))
+    values["without"] = draw(st.sampled_from([None, None, "b"]))
     values["zero"] = draw(st.sampled_from([None, None, "kept"]))
     return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
 
@@ -360,8 +337,8 @@ COMMON = ("sgd", "sgd", "sgd", "adam", "adam", "adamw", "adamw")
 OTHERS = ("adagrad", "rmsprop", "adadelta", "adamax", "nadam", "radam", "asgd")
 STEP_CONTROL = "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64"
 LAWS += make_laws(
-    optimizer,
-    optimizer_due,
+    run_steps,
+    run_steps_due,
     {
         "module.optimizer[common]": {
             "clause": (

@@ -82,19 +82,14 @@ def features_random(case: Case) -> set[str]:
     return {"random"} | ({"certain"} if "call" in case and case.get("call") in CERTAIN else set())
 
 
-def draw_certain(limits: Limits) -> SearchStrategy[Case]:
-    mesh_list = meshes(limits)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        call = draw(st.sampled_from([*CERTAIN, "bernoulli", "multinomial", "multinomial"]))
-        mesh = draw(st.sampled_from(mesh_list))
-        kinds = ("R", "S", "S", "P")  # in-place calls refuse pending sums
-        shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
-        at = draw(placements_strategy(mesh, len(shape), kinds=kinds))
-        return fields(mesh=mesh, x=TensorSpec(shape, at), call=call, seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_certain(draw: st.DrawFn, limits: Limits) -> Case:
+    call = draw(st.sampled_from([*CERTAIN, "bernoulli", "multinomial", "multinomial"]))
+    mesh = draw(st.sampled_from(meshes(limits)))
+    kinds = ("R", "S", "S", "P")  # in-place calls refuse pending sums
+    shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    at = draw(placements_strategy(mesh, len(shape), kinds=kinds))
+    return fields(mesh=mesh, x=TensorSpec(shape, at), call=call, seed=draw(draws.seeds()))
 
 
 @law(
@@ -127,24 +122,19 @@ def _(x: Global, call):
     return x.holding(full) if call.endswith("_") else Claimed(full, x.mesh)
 
 
-def draw_replicas(limits: Limits) -> SearchStrategy[Case]:
-    mesh_list = meshes(limits)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(st.sampled_from(mesh_list)), draw(shapes(min_dims=1, max_dims=2, min_size=1))
-        history = draw(st.sampled_from(["none", "even", "even", "none", "even", "uneven"]))
-        partly_replicated = placements_strategy(mesh, len(shape), kinds=("R", "S")).filter(lambda at: Replicate() in at)
-        x = TensorSpec(shape, draw(st.one_of(st.just((Replicate(),) * mesh.ndim), partly_replicated)))
-        more: dict[str, Any] = {}
-        if history != "none":
-            uneven = history == "uneven"
-            size = draw(st.sampled_from([3, 5, 7])) if uneven else mesh.size * draw(st.sampled_from([1, 2]))
-            a = TensorSpec((size,), draw(placements_strategy(mesh, 1, kinds=("S", "S", "R"))))
-            more = {"a": a, "before": "draw"}
-        return fields(mesh=mesh, x=x, **more, call=draw(st.sampled_from(sorted(RANDOM))), seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_replicas(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(meshes(limits))), draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    history = draw(st.sampled_from(["none", "even", "even", "none", "even", "uneven"]))
+    partly_replicated = placements_strategy(mesh, len(shape), kinds=("R", "S")).filter(lambda at: Replicate() in at)
+    x = TensorSpec(shape, draw(st.one_of(st.just((Replicate(),) * mesh.ndim), partly_replicated)))
+    more: dict[str, Any] = {}
+    if history != "none":
+        uneven = history == "uneven"
+        size = draw(st.sampled_from([3, 5, 7])) if uneven else mesh.size * draw(st.sampled_from([1, 2]))
+        a = TensorSpec((size,), draw(placements_strategy(mesh, 1, kinds=("S", "S", "R"))))
+        more = {"a": a, "before": "draw"}
+    return fields(mesh=mesh, x=x, **more, call=draw(st.sampled_from(sorted(RANDOM))), seed=draw(draws.seeds()))
 
 
 @law(

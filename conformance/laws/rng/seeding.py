@@ -94,22 +94,17 @@ BOUNDED: dict[str, tuple[Callable[[Any], Any], Callable[[int, int, int], float]]
 }
 
 
-def draw_init(limits: Limits) -> SearchStrategy[Case]:
-    mesh_list = meshes(limits)
+@st.composite
+def draw_init(draw: st.DrawFn, limits: Limits) -> Case:
     often = (*FIXED, *BOUNDED, *BOUNDED)  # random functions are drawn more often
     any_dims = ("zeros", "ones", "constant", "uniform", "normal")
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, call = draw(st.sampled_from(mesh_list)), draw(st.sampled_from(often))
-        least, most = (1, 3) if call in any_dims else (3, 3) if call == "dirac" else (2, 2)
-        shape = draw(shapes(min_dims=least, max_dims=most, min_size=1))
-        at = draw(placements(mesh, len(shape), kinds=("R", "S", "S")))
-        other = draw(shapes(min_dims=len(shape), max_dims=len(shape), min_size=1))
-        b = draw(st.sampled_from([None, None, None, TensorSpec(other, at)]))
-        return fields(mesh=mesh, x=TensorSpec(shape, at), b=b, call=call, seed=draw(draws.seeds()))
-
-    return case()
+    mesh, call = draw(st.sampled_from(meshes(limits))), draw(st.sampled_from(often))
+    least, most = (1, 3) if call in any_dims else (3, 3) if call == "dirac" else (2, 2)
+    shape = draw(shapes(min_dims=least, max_dims=most, min_size=1))
+    at = draw(placements(mesh, len(shape), kinds=("R", "S", "S")))
+    other = draw(shapes(min_dims=len(shape), max_dims=len(shape), min_size=1))
+    b = draw(st.sampled_from([None, None, None, TensorSpec(other, at)]))
+    return fields(mesh=mesh, x=TensorSpec(shape, at), b=b, call=call, seed=draw(draws.seeds()))
 
 
 def features_init(case: Case) -> set[str]:
