@@ -23,10 +23,10 @@ from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.gradient import conversions
 from shardlaw.conformance.laws.gradient.conversions import (
+    FullGrad,
     GradOfTo,
     GradOfVia,
     GradOfX,
-    WholeGrad,
     as_dtensor,
     due_gradient,
     leaf,
@@ -126,18 +126,18 @@ def _(g, own, frozen):
     weight=0.5,
     tier="extended",
 )
-def second_derivative(x: DTensor, by: Literal["full_tensor", "to_local"], whole: WholeGrad, own: GradOfX):
+def second_derivative(x: DTensor, by: Literal["full_tensor", "to_local"], full: FullGrad, own: GradOfX):
     """full_tensor and to_local are twice differentiable."""
     local, d = leaf(x)
-    y, weight = (d.full_tensor(), whole) if by == "full_tensor" else (d.to_local(), own)
+    y, weight = (d.full_tensor(), full) if by == "full_tensor" else (d.to_local(), own)
     (first,) = torch.autograd.grad((y * y * weight).sum(), local, create_graph=True)
     first.backward(own)
     return {"first": first, "second": local.grad}
 
 
 @second_derivative.due
-def _(x: Global, by, whole, own, rank: Rank):
-    weight = 2 * (whole if by == "full_tensor" else own.full)
+def _(x: Global, by, full, own, rank: Rank):
+    weight = 2 * (full if by == "full_tensor" else own.full)
     return {"first": due_gradient(x, weight * x.full, rank), "second": due_gradient(x, weight * own.full, rank)}
 
 
@@ -168,8 +168,8 @@ def draw_writes(draw: st.DrawFn, limits: Limits) -> Case:
     mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
     call, shape = draw(st.sampled_from(sorted(WRITES))), draw(shapes(min_dims=2, max_dims=2))
     at = draw(placements(mesh, 2, kinds=("R", "S", "S")))
-    beside = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
-    x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(shape, beside, "float64", "positive")
+    w_placements = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
+    x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(shape, w_placements, "float64", "positive")
     return fields(mesh=mesh, x=x, w=w, call=call, seed=draw(draws.seeds()))
 
 
@@ -356,9 +356,9 @@ def _(x: Global, to, g, rank: Rank, forward, backward):
     if "backward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
         raise Meaningless("this torch's redistribute takes no backward_dtype")
     own, goal = x.full.dtype, x.under(to)
-    cast, whole = (due_gradient(x, g.full.to(dtype).to(own), rank) for dtype in (backward or own, own))
+    cast, uncast = (due_gradient(x, g.full.to(dtype).to(own), rank) for dtype in (backward or own, own))
     ends = zip(x.mesh.shape, x.placements, goal.placements, strict=True)
     communicated = any(size > 1 and isinstance(after, ref.Shard) and before != after for size, before, after in ends)
     # where the gradient is not communicated, it is not documented whether it is cast
-    due = cast if communicated else Either((cast, whole))
+    due = cast if communicated else Either((cast, uncast))
     return {"forward": goal.holding(x.full.to(forward or own)), "backward": due}

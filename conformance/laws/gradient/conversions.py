@@ -65,7 +65,7 @@ def result_gradient(field: str, number: int) -> Derived:
 GradOfTo = Annotated[torch.Tensor, result_gradient("to", 0)]
 GradOfVia = Annotated[torch.Tensor, result_gradient("via", 1)]
 GradOfX = Annotated[torch.Tensor, Derived(lambda case: without_partials(incoming_gradient(case, 2)), local=True)]
-WholeGrad = Annotated[torch.Tensor, Derived(lambda case: incoming_gradient(case).full)]
+FullGrad = Annotated[torch.Tensor, Derived(lambda case: incoming_gradient(case).full)]
 
 
 def meshes(limits: Limits) -> list[Mesh]:
@@ -84,8 +84,8 @@ def placement_cases(draw: st.DrawFn, /, limits: Limits, name: str, kinds: tuple[
     """As :func:`moved_cases`, with further placements in the field ``name``."""
     case = draw(moved_cases(limits, **options))
     ndim = len(case.tensor("x").shape)
-    kept = tuple(kind for kind in kinds if ndim or kind != "S")
-    return case.with_fields(**{name: draw(placements(case.mesh(), ndim, kinds=kept))})
+    kinds = tuple(kind for kind in kinds if ndim or kind != "S")
+    return case.with_fields(**{name: draw(placements(case.mesh(), ndim, kinds=kinds))})
 
 
 def tensor_cases(
@@ -165,13 +165,13 @@ def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     draws=56,
     weight=0.8,
 )
-def full(x: DTensor, grads: Literal["replicate", "partial"], gradient: WholeGrad, rank: Rank):
+def full(x: DTensor, grads: Literal["replicate", "partial"], gradient: FullGrad, rank: Rank):
     """The gradient of a full tensor counts as a replica, of which each rank keeps its shard; declared partial, the
     ranks' gradients are summed."""
     local, d = leaf(x)
-    whole = d.full_tensor(grad_placements=[Partial()] * x.device_mesh.ndim if grads == "partial" else None)
+    full_tensor = d.full_tensor(grad_placements=[Partial()] * x.device_mesh.ndim if grads == "partial" else None)
     own = gradient * (rank + 1)
-    whole.backward(torch.empty_like(whole) if x.device_mesh.get_coordinate() is None else own)
+    full_tensor.backward(torch.empty_like(full_tensor) if x.device_mesh.get_coordinate() is None else own)
     return local.grad
 
 

@@ -143,26 +143,24 @@ class FromCase(Field):
                 table = rank_table(name.upper(), {rank: value.on_rank(rank) for rank in range(world)})
                 return ScriptArgument(f"{name.upper()}[rank]", ("\n".join(table),))
             case ModuleCall():
-                classes = tuple(one for one in value.arguments if isinstance(one, type))
-                arguments = [one.__name__ if one in classes else literal(one) for one in value.arguments]
-                arguments += [f"{key}={literal(one)}" for key, one in value.options.items()]
+                classes = tuple(part for part in value.arguments if isinstance(part, type))
+                arguments = [part.__name__ if part in classes else literal(part) for part in value.arguments]
+                arguments += [f"{key}={literal(part)}" for key, part in value.options.items()]
                 return ScriptArgument(
                     f"{value.function.__name__}({', '.join(arguments)})", uses=(value.function, *classes)
                 )
             case Style():
-                parts = [(f"{key}=", one) for key, one in value.options.items()]
+                parts = [(f"{key}=", part) for key, part in value.options.items()]
                 line = f"from torch.distributed.tensor.parallel import {value.name}"
                 return self.join_parts(parts, f"{value.name}(", ")", name, world, line)
             case Mapping():
-                return self.join_parts([(f"{key!r}: ", one) for key, one in value.items()], "{", "}", name, world)
+                return self.join_parts([(f"{key!r}: ", part) for key, part in value.items()], "{", "}", name, world)
             case list() | tuple():
                 opening, closing = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-                return self.join_parts([("", one) for one in value], opening, closing, name, world)
-        return (
-            self.to_script(value.argument, name, world)
-            if hasattr(value, "argument")
-            else ScriptArgument(literal(value))
-        )
+                return self.join_parts([("", part) for part in value], opening, closing, name, world)
+        if hasattr(value, "argument"):
+            return self.to_script(value.argument, name, world)
+        return ScriptArgument(literal(value))
 
     def join_parts(
         self, parts: list[tuple[str, Any]], opening: str, closing: str, name: str, world: int, *imports: str
@@ -174,12 +172,9 @@ class FromCase(Field):
             return tuple(dict.fromkeys(line for script in scripts for line in getattr(script, field)))
 
         text = ", ".join(f"{prefix}{script.expression}" for (prefix, _), script in zip(parts, scripts, strict=True))
+        imported = (*imports, *merge("imports"))
         return ScriptArgument(
-            f"{opening}{text}{closing}",
-            merge("constants"),
-            merge("statements"),
-            (*imports, *merge("imports")),
-            merge("uses"),
+            f"{opening}{text}{closing}", merge("constants"), merge("statements"), imported, merge("uses")
         )
 
 

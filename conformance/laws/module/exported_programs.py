@@ -70,13 +70,13 @@ def transformed(
         program = torch.export.export(Linears(a, b), (x,)).run_decompositions()
         styles = {"first": STYLES[first](), "second": STYLES[second]()}
         parallel = compat.transformation.tensor_parallel_transformation(program, rank, world, device.type, styles)
-        given = parallel.module()(x)
-    return {"given": given, "weights": [parallel.state_dict[f"{name}.weight"].detach() for name in styles]}
+        out = parallel.module()(x)
+    return {"given": out, "weights": [parallel.state_dict[f"{name}.weight"].detach() for name in styles]}
 
 
 @transformed.due
 def _(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, first: str, second: str, rank: Rank, world: WorldSize):
-    whole = (x @ a.T + a[:, 0]).relu() @ b.T + b[:, 0]
+    out = (x @ a.T + a[:, 0]).relu() @ b.T + b[:, 0]
     dims = [0 if style.startswith("column") else 1 for style in (first, second)]
-    parts = [weight.chunk(world, dim)[rank].contiguous() for weight, dim in zip((a, b), dims, strict=True)]
-    return {"given": Near(whole), "weights": parts}
+    shards = [weight.chunk(world, dim)[rank].contiguous() for weight, dim in zip((a, b), dims, strict=True)]
+    return {"given": Near(out), "weights": shards}

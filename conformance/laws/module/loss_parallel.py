@@ -167,7 +167,7 @@ def loss_cases(draw: st.DrawFn, limits: Limits, mesh_texts: tuple[str, ...], uns
     at: Placements = tuple(
         Shard(classes) if dim == class_mesh_dim else draw(st.sampled_from(others)) for dim in range(mesh.ndim)
     )
-    samples_sharded = any(isinstance(one, Shard) and one.dim != classes for one in at)
+    samples_sharded = any(isinstance(p, Shard) and p.dim != classes for p in at)
     values: dict[str, Any] = {"x": TensorSpec(shape, at, draw(st.sampled_from(["float64", "float64", "float32"])))}
     values["reduction"] = draw(st.sampled_from(["mean", "sum", "none"] if mesh.ndim == 1 else ["sum", "none", "none"]))
     if values["reduction"] == "none":

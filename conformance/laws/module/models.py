@@ -113,9 +113,9 @@ LAWS = [
             f"module.forward[{kind}]": {
                 "control": CONTROLS[kind],
                 "draw": partial(cases, kind=kind),
-                "draws": DRAWS[kind],
+                "draws": draws,
             }
-            for kind in ZOO
+            for kind, draws in DRAWS.items()
         },
         source=STYLES_DOC,
         features=features,

@@ -259,26 +259,25 @@ def _variant(info: Any, sample: Any, origin: str, in_place: bool) -> Variant:
 def _check_call(info: Any, sample: Any, program: Program, tensors: dict[str, torch.Tensor], in_place: bool) -> None:
     """Check that the program does the same with a sample's tensors as the OpInfo, and that DTensor supports every
     overload. Raises :class:`UnreadableError`."""
-    own, copies = ({name: tensor.detach().clone() for name, tensor in tensors.items()} for _ in "ab")
-    named = {id(tensor): copies[name] for name, tensor in tensors.items()}
-    given = _replace_tensors((sample.input, sample.args, sample.kwargs), named)
-    ran: list[Any] = []
+    program_inputs, info_inputs = ({name: tensor.detach().clone() for name, tensor in tensors.items()} for _ in "ab")
+    replacements = {id(tensor): info_inputs[name] for name, tensor in tensors.items()}
+    call = _replace_tensors((sample.input, sample.args, sample.kwargs), replacements)
+    overloads: list[Any] = []
     try:
-        with compat.observe_overloads(lambda func, *given: ran.append(func) if _has_tensors(given) else None):
-            got = program.run_plain(own)[-1]
-        want = (info.inplace_variant if in_place else info.op)(given[0], *given[1], **given[2])
+        with compat.observe_overloads(lambda func, *args: overloads.append(func) if _has_tensors(args) else None):
+            got = program.run_plain(program_inputs)[-1]
+        want = (info.inplace_variant if in_place else info.op)(call[0], *call[1], **call[2])
     except Exception as error:
         raise UnreadableError(f"the plain call fails: {type(error).__name__}") from None
-    if not ran:
+    if not overloads:
         raise UnreadableError("no op runs: it returns its operand")
-    seeded = [str(func) for func in ran if torch.Tag.nondeterministic_seeded in func.tags]
-    if seeded:
+    if any(torch.Tag.nondeterministic_seeded in func.tags for func in overloads):
         raise UnreadableError("its result is random")
-    unclaimed = [str(func) for func in ran if not is_supported(func)]
-    if unclaimed:
-        raise UnreadableError(f"not claimed: {unclaimed[0]}")
-    found, due = list(flatten(got)), list(flatten(want))
-    alike = len(found) == len(due) and all(_is_close(one, other) for one, other in zip(found, due, strict=False))
+    unsupported = [str(func) for func in overloads if not is_supported(func)]
+    if unsupported:
+        raise UnreadableError(f"not claimed: {unsupported[0]}")
+    found, due = flatten(got), flatten(want)
+    alike = len(found) == len(due) and all(map(_is_close, found, due))
     if not alike or not any(isinstance(part, torch.Tensor) and part.layout is torch.strided for part in found):
         raise UnreadableError("its result is no dense tensor, or not the same twice")
 
@@ -287,23 +286,23 @@ def _has_tensors(given: tuple[Any, dict[str, Any]]) -> bool:
     return any(isinstance(item, torch.Tensor) for item in flatten([list(given[0]), list(given[1].values())]))
 
 
-def _is_close(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return type(one) is type(other)
-    if one.layout is not torch.strided or str(one.dtype)[6:] not in DTYPES:
+def _is_close(got: Any, want: Any) -> bool:
+    if not isinstance(got, torch.Tensor) or not isinstance(want, torch.Tensor):
+        return type(got) is type(want)
+    if got.layout is not torch.strided or str(got.dtype)[6:] not in DTYPES:
         return False
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
+    if (got.shape, got.dtype) != (want.shape, want.dtype):
         return False
-    return is_close(one.detach(), other.detach(), {"float32": 1e-6})
+    return is_close(got.detach(), want.detach(), {"float32": 1e-6})
 
 
-def _replace_tensors(value: Any, named: dict[int, torch.Tensor]) -> Any:
+def _replace_tensors(value: Any, replacements: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return named.get(id(value), value)
+        return replacements.get(id(value), value)
     if isinstance(value, dict):
-        return {key: _replace_tensors(item, named) for key, item in value.items()}
+        return {key: _replace_tensors(item, replacements) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_replace_tensors(item, named) for item in value)
+        return type(value)(_replace_tensors(item, replacements) for item in value)
     return value
 
 
@@ -313,8 +312,8 @@ def _arg(name: str, tensor: torch.Tensor) -> Arg:
     dtype = str(tensor.dtype)[6:]
     if dtype == "float32":
         return Arg(name, dims)
-    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-    ranged = whole and tensor.numel() and tensor.min().item() >= 0
+    is_integer = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    ranged = is_integer and tensor.numel() and tensor.min().item() >= 0
     return Arg(name, dims, dtype, f"index{int(tensor.max().item()) + 1}" if ranged else "")
 
 

@@ -210,12 +210,12 @@ def dropout(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf,
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         out = functional.dropout(x, 0.5)
-    kept = out.to_local()  # type: ignore[attr-defined]
-    torch.autograd.backward([kept], [torch.ones_like(kept)])
+    out_local = out.to_local()  # type: ignore[attr-defined]
+    torch.autograd.backward([out_local], [torch.ones_like(out_local)])
     return {
         "same placements": [*out.placements] == placements,  # type: ignore[attr-defined]
-        "scaled": torch.equal(kept, 2 * local * (kept != 0)),
-        "gradient": local.grad is not None and torch.equal(local.grad, 2.0 * (kept != 0)),
+        "scaled": torch.equal(out_local, 2 * local * (out_local != 0)),
+        "gradient": local.grad is not None and torch.equal(local.grad, 2.0 * (out_local != 0)),
     }
 
 
@@ -231,8 +231,13 @@ def repeated_shards(full: torch.Tensor, mesh: DeviceMesh, placements: Any) -> li
         size, offset = compat.local_shape_and_offset_at(full.shape, mesh.shape, [*at], placements)
         slices = tuple(slice(start, start + count) for start, count in zip(offset, size, strict=True))
         parts[tuple(offset)] = full[slices].flatten().tolist()
-    pairs = [(one, other, min(len(parts[one]), len(parts[other]))) for one, other in itertools.combinations(parts, 2)]
-    return [(one, other) for one, other, size in pairs if size > 1 and parts[one][:size] == parts[other][:size]]
+    pairs = [
+        (first, second, min(len(parts[first]), len(parts[second])))
+        for first, second in itertools.combinations(parts, 2)
+    ]
+    return [
+        (first, second) for first, second, size in pairs if size > 1 and parts[first][:size] == parts[second][:size]
+    ]
 
 
 @law(
@@ -251,9 +256,9 @@ def shards(x: DTensor, seed: Seed):
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         torch.manual_seed(seed)
-        whole = torch.rand_like(x).full_tensor()  # type: ignore[attr-defined]
+        full = torch.rand_like(x).full_tensor()  # type: ignore[attr-defined]
     if compat.is_rng_supported_mesh(x.device_mesh):
-        return {"warned": True, "repeated": repeated_shards(whole, x.device_mesh, x.placements)}
+        return {"warned": True, "repeated": repeated_shards(full, x.device_mesh, x.placements)}
     return {"warned": any("random" in str(warning.message) for warning in warned), "repeated": []}
 
 

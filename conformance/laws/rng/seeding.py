@@ -190,13 +190,13 @@ def offsets(mesh: MeshTable, placements: PlacedAs, shape: ShapeOf, stride: Strid
         compat.set_offset_after_op(tracker, state, spec, before)
         states[rank] = start - START_OFFSET, int(state.offset) - START_OFFSET
     ends = {end for _, end in starts.values()}
-    pairs = [(one, starts[one][0] - starts[other][0], other) for one, other in itertools.combinations(starts, 2)]
+    pairs = [(a, starts[a][0] - starts[b][0], b) for a, b in itertools.combinations(starts, 2)]
     return {
         "states": states == starts,
         "in fours": all(at % 4 == 0 for pair in starts.values() for at in pair),
         "go on alike": len(ends) == 1,
         "advance": min(ends) >= min(shape.numel(), 1) and all(start >= 0 for start, _ in starts.values()),
-        "starts": {f"rank {one} to {other}": (apart > 0) - (apart < 0) for one, apart, other in pairs},
+        "starts": {f"rank {a} to {b}": (distance > 0) - (distance < 0) for a, distance, b in pairs},
     }
 
 
