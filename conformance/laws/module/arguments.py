@@ -172,10 +172,8 @@ class FromCase(Field):
             return tuple(dict.fromkeys(line for script in scripts for line in getattr(script, field)))
 
         text = ", ".join(f"{prefix}{script.expression}" for (prefix, _), script in zip(parts, scripts, strict=True))
-        imported = (*imports, *merge("imports"))
-        return ScriptArgument(
-            f"{opening}{text}{closing}", merge("constants"), merge("statements"), imported, merge("uses")
-        )
+        constants, statements, uses = merge("constants"), merge("statements"), merge("uses")
+        return ScriptArgument(f"{opening}{text}{closing}", constants, statements, (*imports, *merge("imports")), uses)
 
 
 def make_laws(

@@ -4,12 +4,12 @@ context."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss, softmax
@@ -155,7 +155,8 @@ def features_loss(case: Case) -> set[str]:
 
 
 @st.composite
-def loss_cases(draw: st.DrawFn, limits: Limits, mesh_texts: tuple[str, ...], unsupported: bool) -> Case:
+def draw_loss(draw: st.DrawFn, limits: Limits, mesh_texts: tuple[str, ...], unsupported: bool = False) -> Case:
+    """Cases on these meshes; ``unsupported``: with options that the documents leave out, which may be refused."""
     meshes = palette_meshes(mesh_texts, limits.world_size)
     mesh, count = draw(st.sampled_from(meshes)), draw(st.sampled_from([5, 7, 8, 6, 4, 3, 9]))
     rows = draw(st.sampled_from([3, 4, 5, 1]))
@@ -185,11 +186,6 @@ def loss_cases(draw: st.DrawFn, limits: Limits, mesh_texts: tuple[str, ...], uns
     return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
 
 
-def draw_loss(*mesh_texts: str, unsupported: bool = False) -> Callable[[Limits], SearchStrategy[Case]]:
-    """Cases on these meshes; ``unsupported``: with options that the documents leave out, which may be refused."""
-    return lambda limits: loss_cases(limits, mesh_texts, unsupported)
-
-
 LAWS = make_laws(
     loss,
     loss_due,
@@ -199,7 +195,7 @@ LAWS = make_laws(
                 "Within loss_parallel the cross entropy of logits sharded by class and its gradient are the dense ones."
             ),
             "control": "mesh=2 x=4x5:S(1):float64 reduction=mean",
-            "draw": draw_loss("2", "2", "2", "3", "3", "4"),
+            "draw": partial(draw_loss, mesh_texts=("2", "2", "2", "3", "3", "4")),
             "draws": 14,
             "sweep": texts("mesh=2 x=4x6:S(1):float64 reduction=none arrives=S(0)"),
             "sweeps": 1,
@@ -211,7 +207,7 @@ LAWS = make_laws(
                 "the documented placements."
             ),
             "control": "mesh=2x2 x=4x6:S(0),S(1):float64 reduction=sum targets=sharded",
-            "draw": draw_loss("2x2", "2x2", "1x2", "2x1"),
+            "draw": partial(draw_loss, mesh_texts=("2x2", "2x2", "1x2", "2x1")),
             "draws": 8,
             "sweep": texts(
                 *(
@@ -229,7 +225,7 @@ LAWS = make_laws(
                 "dims) is refused or right."
             ),
             "control": "mesh=2 x=4x5:S(1):float64 reduction=mean",
-            "draw": draw_loss("2", "3", "2x2", unsupported=True),
+            "draw": partial(draw_loss, mesh_texts=("2", "3", "2x2"), unsupported=True),
             "draws": 12,
             "refusal": "allowed",
             "weight": 0.1,

@@ -38,7 +38,6 @@ from shardlaw.conformance.laws.module.model_fields import (
 )
 from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.reference.mesh import Mesh
-from shardlaw.strategies.modules import ZOO
 
 STYLES_DOC = (
     "torch.distributed.tensor.parallel docs, parallelize_module: the parallelised module computes what the dense "
@@ -105,22 +104,16 @@ def backward_due(model, mesh: Mesh, way: Plan, batches, rank: Rank):
     }
 
 
+COMMON: dict[str, Any] = {"source": STYLES_DOC, "features": features, "needs": NEEDS, "weight": 0.2}
 LAWS = [
     *make_laws(
         forward,
         forward_due,
         {
-            f"module.forward[{kind}]": {
-                "control": CONTROLS[kind],
-                "draw": partial(cases, kind=kind),
-                "draws": draws,
-            }
+            f"module.forward[{kind}]": {"control": CONTROLS[kind], "draw": partial(cases, kind=kind), "draws": draws}
             for kind, draws in DRAWS.items()
         },
-        source=STYLES_DOC,
-        features=features,
-        needs=NEEDS,
-        weight=0.2,
+        **COMMON,
     ),
     # in some cases two passes are accumulated
     *make_laws(
@@ -130,14 +123,11 @@ LAWS = [
             f"module.backward[{kind}]": {
                 "control": CONTROLS[kind],
                 "draw": partial(cases, kind=kind, again=st.sampled_from([None, None, 1])),
-                "draws": DRAWS[kind],
+                "draws": draws,
             }
-            for kind in ZOO
+            for kind, draws in DRAWS.items()
         },
-        source=STYLES_DOC,
-        features=features,
-        needs=NEEDS,
-        weight=0.2,
+        **COMMON,
     ),
 ]
 

@@ -231,13 +231,8 @@ def repeated_shards(full: torch.Tensor, mesh: DeviceMesh, placements: Any) -> li
         size, offset = compat.local_shape_and_offset_at(full.shape, mesh.shape, [*at], placements)
         slices = tuple(slice(start, start + count) for start, count in zip(offset, size, strict=True))
         parts[tuple(offset)] = full[slices].flatten().tolist()
-    pairs = [
-        (first, second, min(len(parts[first]), len(parts[second])))
-        for first, second in itertools.combinations(parts, 2)
-    ]
-    return [
-        (first, second) for first, second, size in pairs if size > 1 and parts[first][:size] == parts[second][:size]
-    ]
+    sizes = {pair: min(len(parts[at]) for at in pair) for pair in itertools.combinations(parts, 2)}
+    return [(a, b) for (a, b), size in sizes.items() if size > 1 and parts[a][:size] == parts[b][:size]]
 
 
 @law(
