@@ -155,7 +155,7 @@ def fully_sharded_due(
 
     def due(named: dict[str, Any]) -> dict[str, Any]:
         def place(full: torch.Tensor) -> Any:
-            placements = *(R(),) * (mesh.ndim - 1), S((dim or 0) if full.ndim > 1 else 0)
+            placements: Placements = (*(R(),) * (mesh.ndim - 1), S((dim or 0) if full.ndim > 1 else 0))
             return dtensor(mesh, full.double(), *placements).near(compute)
 
         return {name: None if full is None else place(full) for name, full in named.items()}
