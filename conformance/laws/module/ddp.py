@@ -31,7 +31,6 @@ from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import build_model, eighths
 
 SIZES, STEPS = (3, 2), 2
-ResultClass = Literal["tensor", "tuple", "dict", "named", "data", "ordered", "own"]
 Graph = Literal["free", "unused", "static"]
 
 

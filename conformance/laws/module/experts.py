@@ -102,7 +102,7 @@ def experts(
 
 
 @experts.due
-def _(model, mesh: Mesh, experts, batch, dims, rows: int, seed: int):
+def _(model, mesh: Mesh, experts, dims, rows: int, seed: int):
     x: Any = eighths((rows, dims[1]), seed + 5).requires_grad_()
     out = model(x)
     out.backward(output_gradient(tuple(out.shape), seed))

@@ -287,7 +287,7 @@ def grad_dtype(mesh: NamedMesh, rows: int, asked: torch.dtype, compute: torch.dt
 
 
 @grad_dtype.due
-def _(mesh: Mesh, rows, asked: torch.dtype, compute):
+def _(mesh: Mesh, rows, asked: torch.dtype):
     return {"weight": dtensor(mesh, torch.ones(rows, 1, dtype=asked), *(R(),) * (mesh.ndim - 1), S(0))}
 
 

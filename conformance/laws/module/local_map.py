@@ -250,5 +250,5 @@ def refusals(x: DTensor, attempt: Annotated[str, WordField(REFUSED)]):
 
 
 @refusals.due
-def _(x: Global, attempt: str):
+def _(attempt: str):
     return Refused((REFUSED[attempt][0],))

@@ -40,7 +40,6 @@ from shardlaw.conformance.laws.module.arguments import (
 from shardlaw.conformance.laws.module.model_fields import NEEDS, uneven
 from shardlaw.conformance.laws.module.styles import DOC, meshes_1d
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
 from shardlaw.reference.placement import Partial, Placement
 from shardlaw.reference.placement import Replicate as R
@@ -63,8 +62,8 @@ class Probe(nn.Module):
 @dataclass(frozen=True)
 class PrepareStyle:
     """A style that moves tensors from the placement ``source`` to ``target``. ``second``: whether there is a second
-    positional tensor, and whether the style names its layout. ``extra``: the same of a keyword argument. ``local``:
-    prepared tensors are passed on as local ones. ``local_input``: the module gets local tensors."""
+    positional tensor, and whether the style names its layout. ``extra``: whether a keyword argument is prepared too, or
+    ``alone``. ``local``: prepared tensors become local ones. ``local_input``: the module gets local tensors."""
 
     side: str
     source: Placement
@@ -139,7 +138,7 @@ def prepared(style: StyleArgument, mesh: DeviceMesh, inputs: Inputs):
     return {"met": [*probe.received], "passed": passed, "output": outs, "returned": outs[-1] is second}
 
 
-def prepared_due(style: PrepareStyle, mesh: Mesh, inputs: list[Any], rank: Rank):
+def prepared_due(style: PrepareStyle, inputs: list[Any], rank: Rank):
     def due(value: Any, placement: Placement, local: bool) -> Any:
         moved = value.under((placement,))
         return moved.local(rank) if local else moved
@@ -293,7 +292,7 @@ def refusals(mesh: DeviceMesh, attempt: Annotated[str, WordField(ATTEMPTS)]):
 
 
 @refusals.due
-def _(mesh: Mesh, attempt: str):
+def _(attempt: str):
     if attempt in REFUSED:
         return {"refused": Refused((REFUSED[attempt][0],))}
     return {"warned": Of(True, "wrong-error"), "unchanged": True}
