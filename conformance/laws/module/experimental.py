@@ -258,7 +258,7 @@ def context(
     with context_parallel(mesh, buffers=[buffer, positions], buffer_seq_dims=[dim, 1], no_restore_buffers=unrestored):
         own_positions = positions.flatten().clone()
         share, same_positions = positions.numel(), torch.equal(buffer, full.index_select(dim, positions.flatten()))
-        order, full = compat.context_parallel_unshard(mesh, [positions.clone(), buffer.clone()], [1, dim])
+        order, together = compat.context_parallel_unshard(mesh, [positions.clone(), buffer.clone()], [1, dim])
     unsharded = []
     if documents is not None and others is not None:  # two sequences with different documents
         balancer = compat.DocumentBalancer([[*documents], [*others]], mesh.size(), mesh.device_type)
@@ -272,7 +272,7 @@ def context(
         "share": share,
         "alike": same_positions,
         "once": order.flatten(),
-        "together": full,
+        "together": together,
         "steps afterwards": buffer.shape[dim],
         "restored": buffer,
         "positions": positions.flatten(),
