@@ -278,7 +278,7 @@ def _(mesh: Mesh, rows, reduce, passes: int, split: bool):
     weight=0.2,
 )
 def grad_dtype(mesh: NamedMesh, rows: int, asked: torch.dtype, compute: torch.dtype | None = None):
-    """A fully sharded parameter with a ``grad_dtype`` gets its gradient in that dtype."""
+    """A fully sharded parameter with a grad_dtype gets its gradient in that dtype."""
     model: Any = nn.Linear(1, rows, bias=False)
     model.weight.grad_dtype = asked
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute))

@@ -172,8 +172,8 @@ def mapped(
     on: bool = False,
     plain: bool = False,
 ):
-    """local_map passes a function local tensors with the required placements, and returns DTensors with the declared
-    placements; gradients too."""
+    """local_map calls a function with local tensors in the required placements and returns DTensors in the declared
+    placements; the same holds for gradients."""
     if on:
         options["device_mesh"] = mesh
     function = local_map(**options)(FUNCTIONS[fn]) if decorator else local_map(FUNCTIONS[fn], **options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from hypothesis import strategies as st
@@ -214,7 +214,7 @@ def _(model, mesh: Mesh, way: Plan):
 # the modules that are recomputed, by the start of their names, unless the whole model is
 CHECKPOINTED = {"MLP": "net1", "Stacked": "layers.", "Normed": "norm", "Transformer": "layers."}
 # what is recomputed: the whole model, the modules above, or each linear layer
-RECOMPUTE_WAYS = ("whole", "whole-reentrant", "parts", "parts-reentrant", "each")
+Recompute = Literal["whole", "whole-reentrant", "parts", "parts-reentrant", "each"]
 MODES = ("eval", "eval", "keeps", "drops")
 RECOMPUTED_DRAWS = {"mlp": 5, "stacked": 5, "norm": 5, "transformer": 2}
 
@@ -252,7 +252,7 @@ def recomputed(
     mesh: ModelMesh,
     way: StylePlan,
     batches: OneBatch,
-    recompute: Literal["whole", "whole-reentrant", "parts", "parts-reentrant", "each"],
+    recompute: Recompute,
     mode: Literal["eval", "keeps", "drops"],
 ):
     """Activation checkpointing does not change the gradients of a parallel model."""
@@ -279,7 +279,7 @@ def features_recomputed(case: Case) -> set[str]:
 
 def draw_recomputed(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     tokens = kind == "transformer"  # reentrant checkpointing needs an input with a gradient: tokens have none
-    ways = [way for way in RECOMPUTE_WAYS if not (tokens and way == "whole-reentrant")]
+    ways = [way for way in get_args(Recompute) if not (tokens and way == "whole-reentrant")]
     more: dict[str, Any] = {
         "recompute": st.sampled_from(ways),
         "mode": st.sampled_from(MODES),

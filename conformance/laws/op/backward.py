@@ -54,8 +54,8 @@ SOURCE = (
     "torch.Tensor, with autograd"
 )
 CLAUSE_END = (
-    "of sharded tensors are those of the full tensors, under the placements that they claim, "
-    "also if the incoming gradient has other placements than the result."
+    "of sharded tensors are the dense ones, under the placements that they claim, also if the incoming gradient has "
+    "other placements than the result."
 )
 NO_RESULT = "no result to go back from"
 GRAD_SEED = 977

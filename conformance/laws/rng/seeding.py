@@ -47,7 +47,7 @@ def draw_seed(limits: Limits) -> SearchStrategy[Case]:
     weight=0.1,
 )
 def seeded(mesh: DeviceMesh, to: int):
-    """manual_seed on a mesh seeds its ranks and refuses ranks outside, where the device supports random DTensors;
+    """manual_seed on a mesh seeds its ranks and raises on ranks outside, where the device supports random DTensors;
     elsewhere it warns and changes nothing."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
