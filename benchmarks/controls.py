@@ -15,8 +15,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.laws.op import backward, opinfo
-from shardlaw.conformance.laws.op.forward import case_of
-from shardlaw.conformance.laws.op.samples import CONTROLS
+from shardlaw.conformance.laws.op.forward import to_case
+from shardlaw.conformance.laws.op.opinfo_laws import CONTROLS
 from shardlaw.conformance.world import Pool
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
@@ -33,16 +33,16 @@ TRIED = 12
 def forward(variants: tuple[Variant, ...]) -> Iterator[Case]:
     """Plain cases of an op, the most telling first."""
     for variant in variants:
-        yield case_of(row_sample(variant, PLAINEST, 0, 0))
-        yield case_of(row_sample(variant, PLAINEST, 1, 1))
+        yield to_case(row_sample(variant, PLAINEST, 0, 0))
+        yield to_case(row_sample(variant, PLAINEST, 1, 1))
     for variant in variants:
-        yield case_of(variant.sample(Mesh.of(2), {}, {arg.name: (Replicate(),) for arg in variant.args}, variant.dtypes[0]))
+        yield to_case(variant.sample(Mesh.of(2), {}, {arg.name: (Replicate(),) for arg in variant.args}, variant.dtypes[0]))
 
 
 def gradients(wanted: tuple[tuple[Variant, tuple[str, ...]], ...]) -> Iterator[Case]:
     for variant, names in wanted:
         placed = {arg.name: (Replicate(),) for arg in variant.args}
-        yield backward.case_of(Backward(variant.sample(Mesh.of(2), {}, placed, variant.dtypes[0]), names[:1], None))
+        yield backward.to_case(Backward(variant.sample(Mesh.of(2), {}, placed, variant.dtypes[0]), names[:1], None))
 
 
 def candidates() -> Iterator[tuple[str, list[Case]]]:

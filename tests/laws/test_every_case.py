@@ -16,8 +16,8 @@ from shardlaw.conformance.law.law import CHAPTERS, Law, Limits
 from shardlaw.conformance.law.program.fields import operands_of
 from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.laws import MODULES
-from shardlaw.conformance.laws.op.backward import plain_run, wanted
-from shardlaw.conformance.laws.op.results import plain_of, specs
+from shardlaw.conformance.laws.op.backward import leaf_names, run_dense
+from shardlaw.conformance.laws.op.results import dense_operands, specs
 from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.search import draw, law_seed
 from tests.laws.planting import in_room
@@ -86,11 +86,11 @@ def plain(law: Law, case: Case, room: str) -> Iterator[str]:
     if str(steps) != case.get("steps"):
         yield "has steps that print otherwise"
     if "wrt" in case:
-        run = plain_run(case)
-        if not run.arriving or [*run.grads] != wanted(case):
+        run = run_dense(case)
+        if not run.output_grads or [*run.grads] != leaf_names(case):
             yield f"gives gradients to {[*run.grads]}"
     elif room != "op.forward" or not any(0 in spec.shape or spec.memory != "plain" for spec in specs(case).values()):
-        steps.run_plain(plain_of(operands_of(case)))
+        steps.run_plain(dense_operands(operands_of(case)))
 
 
 def wrong_with(law: Law, room: str) -> Iterator[str]:

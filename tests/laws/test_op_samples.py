@@ -17,9 +17,9 @@ from shardlaw.conformance.law.program.fields import operands_of
 from shardlaw.conformance.law.program.parse import Program
 from shardlaw.conformance.law.script import ScriptError
 from shardlaw.conformance.laws.op import opinfo
-from shardlaw.conformance.laws.op.backward import flat
-from shardlaw.conformance.laws.op.results import plain_of
-from shardlaw.conformance.laws.op.samples import LAWS, smaller
+from shardlaw.conformance.laws.op.backward import flatten
+from shardlaw.conformance.laws.op.opinfo_laws import LAWS, narrow_cases
+from shardlaw.conformance.laws.op.results import dense_operands
 from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.search import Plan, draw
 from shardlaw.conformance.run.state import LawResult
@@ -47,8 +47,8 @@ def test_cases_of_samples_read_back_and_run_plain(law: Law) -> None:
         assert Case.parse(case.text) == case
         steps = Program.parse(case.get("steps"))
         assert str(steps) == case.get("steps")
-        steps.run_plain(plain_of(operands_of(case)))
-    small = [case for case in cases if sum(x.numel() for x in plain_of(operands_of(case)).values()) <= 12]
+        steps.run_plain(dense_operands(operands_of(case)))
+    small = [case for case in cases if sum(x.numel() for x in dense_operands(operands_of(case)).values()) <= 12]
     for case in small[:2]:
         with contextlib.suppress(ScriptError):  # a pool of few elements may be large when it is undone
             text = render_reproducer(law, case)
@@ -71,7 +71,7 @@ def test_a_smoke_run_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_narrowed_cases_are_no_larger() -> None:
     case = Case.parse("op.forward[addr] mesh=2x2 a=5x4:S(0),R b=5:S(0),R c=4:R,S(0) steps=addr(a,b,c)")
     near: list[Case] = []
-    draw(smaller(case), 1, 40, near.append)
+    draw(narrow_cases(case), 1, 40, near.append)
     assert all(max(one.tensor("b").shape) <= 5 and one.tensor("a").shape[0] == one.tensor("b").shape[0] for one in near)
     assert len({one.text for one in near}) > 10
 
@@ -83,7 +83,7 @@ def test_what_is_read_is_settled() -> None:
         assert found.variants
         assert found.gradients
         for variant in found.variants:
-            one, other = (list(flat(Program.parse(variant.call).run_plain(opinfo.built(variant, 3))[-1])) for _ in "ab")
+            one, other = (list(flatten(Program.parse(variant.call).run_plain(opinfo.build_tensors(variant, 3))[-1])) for _ in "ab")
             assert all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
             assert all(value.isfinite().all() for value in one)
     assert opinfo.read("bernoulli").reason == "its result is random"

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from shardlaw.conformance.law.program.fields import operands_of
 from shardlaw.conformance.law.program.parse import Program
-from shardlaw.conformance.laws.op.backward import case_of as gradient_case
-from shardlaw.conformance.laws.op.backward import flat, plain_run
-from shardlaw.conformance.laws.op.forward import case_of
-from shardlaw.conformance.laws.op.results import plain_of
+from shardlaw.conformance.laws.op.backward import flatten, run_dense
+from shardlaw.conformance.laws.op.backward import to_case as gradient_case
+from shardlaw.conformance.laws.op.forward import to_case
+from shardlaw.conformance.laws.op.results import dense_operands
 from shardlaw.strategies.op_corners import FORWARD, corner_gradients, corner_samples
 from shardlaw.strategies.op_gradients import Backward
 from shardlaw.strategies.op_programs import family_histories
@@ -33,11 +33,11 @@ def nothing_of(give: Callable[[Item], bool], items: Iterable[Item]) -> dict[str,
 
 
 def has_result(sample: Sample) -> bool:
-    return bool([*flat(Program.parse(sample.steps).run_plain(plain_of(operands_of(case_of(sample))))[-1])])
+    return bool([*flatten(Program.parse(sample.steps).run_plain(dense_operands(operands_of(to_case(sample))))[-1])])
 
 
 def has_gradients(drawn: Backward) -> bool:
-    grads = plain_run(gradient_case(drawn)).grads
+    grads = run_dense(gradient_case(drawn)).grads
     return bool(grads) and all(grad is not None and bool(grad.isfinite().all()) for grad in grads.values())
 
 

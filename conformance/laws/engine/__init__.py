@@ -1,1 +1,1 @@
-"""Laws on engines that run the same program: processes that are ranks, and one process that acts for all of them."""
+"""Laws of engines that run SPMD programs without one process for each rank."""

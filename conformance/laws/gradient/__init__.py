@@ -1,1 +1,1 @@
-"""Gradients through the ways in and out of sharded tensors."""
+"""Laws of gradients through conversions and redistributions of sharded tensors."""

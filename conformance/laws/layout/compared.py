@@ -11,7 +11,7 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.laws.layout.distribute import DOC
-from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, on
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase, dtensor
 
 SHOWN = (
     "mesh=2 x=5x3:S(0) by=close",
@@ -24,13 +24,13 @@ SHOWN = (
 )
 
 
-def other_of(case: Case) -> OnMesh:
+def other_of(case: Case) -> DTensorValue:
     """The tensor ``x``, of which the element at the position ``at``, if any, is another."""
     spec = case.tensor("x")
     full = spec.build(case.seed).clone()
     if "at" in case:
         full.view(-1)[case.integer("at")] += 1
-    return on(case.mesh(), full, *(spec.placements or ()))
+    return dtensor(case.mesh(), full, *(spec.placements or ()))
 
 
 Other = Annotated[Any, FromCase(other_of)]

@@ -1,1 +1,1 @@
-"""Models in parallel: styles, models placed by hand, fully sharded ones."""
+"""Laws of parallel models: tensor-parallel styles, FSDP, DDP, optimizers, losses, local_map and custom ops."""

@@ -1,5 +1,4 @@
-"""Arguments that a function reads from a case: what they are made of says how a rank builds them and how a script
-tells them."""
+"""Arguments of acts that are computed from a case: how a rank builds them, and how a script writes them."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OnMesh(Global):
-    """A DTensor: a leaf that asks for a gradient with ``leaf``, a parameter with ``parameter``. ``field`` names its
-    mesh."""
+class DTensorValue(Global):
+    """The elements and layout of a DTensor. ``form``: ``leaf`` requires a gradient, ``parameter`` is an
+    ``nn.Parameter``. ``field`` names the case's mesh."""
 
     form: str = ""
     field: str = "mesh"
@@ -37,15 +36,16 @@ class OnMesh(Global):
 
 @dataclass(frozen=True)
 class ByRank:
-    """Tensors that each rank has of its own, in whatever holds them; the due function gets ``whole``."""
+    """Tensors of which each rank has its own: ``on_rank(rank)`` for the act, ``for_due`` for the due function."""
 
-    of: Callable[[int], Any]
-    whole: Any
+    on_rank: Callable[[int], Any]
+    for_due: Any
 
 
 @dataclass(frozen=True)
-class Call:
-    """A module that a function of plain torch code makes of literal arguments; the script calls it too."""
+class ModuleCall:
+    """A call of a function in plain torch code, with literal arguments, that returns a module. The script makes the
+    same call."""
 
     function: Callable[..., nn.Module]
     arguments: tuple[Any, ...]
@@ -57,7 +57,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Style:
-    """A parallel style: the name of its class, and its options."""
+    """A parallel style: the name of its class and its options."""
 
     name: str
     options: Mapping[str, Any]
@@ -67,22 +67,24 @@ def style(name: str, **options: Any) -> Style:
     return Style(name, options)
 
 
-def on(mesh: Mesh, full: torch.Tensor, *at: Placement, form: str = "", seed: int = 0, field: str = "mesh") -> OnMesh:
-    """A dense tensor placed on a mesh."""
-    return OnMesh(full.detach(), Layout(tuple(full.shape), mesh, at), seed, form=form, field=field)
+def dtensor(
+    mesh: Mesh, full: torch.Tensor, *placements: Placement, form: str = "", seed: int = 0, field: str = "mesh"
+) -> DTensorValue:
+    """A dense tensor laid out on a mesh with these placements."""
+    return DTensorValue(full.detach(), Layout(tuple(full.shape), mesh, placements), seed, form=form, field=field)
 
 
-def passed(tensor: OnMesh, *, wrapped: bool) -> OnMesh | ByRank:
-    """A tensor of which each rank passes its part, or, ``wrapped``, a DTensor."""
-    return tensor if wrapped else ByRank(tensor.local, tensor)
+def module_input(tensor: DTensorValue, *, wrapped: bool) -> DTensorValue | ByRank:
+    """The input of a module: a DTensor if ``wrapped``, else each rank's local tensor."""
+    return tensor if wrapped else ByRank(tensor.local, for_due=tensor)
 
 
 class FromCase(Field):
-    """What a function reads from a case, of the fields with these names. What has an ``argument`` is that for the
-    act."""
+    """An argument that ``read_case`` computes from a case, of which it reads the fields ``names``. If the value has an
+    attribute ``argument``, the act gets that, and the due function the value itself."""
 
-    def __init__(self, read: Callable[[Case], Any], *names: str) -> None:
-        self.of, self.names = read, names
+    def __init__(self, read_case: Callable[[Case], Any], *names: str) -> None:
+        self.read_case, self.names = read_case, names
 
     def fields(self, name: str) -> tuple[str, ...]:
         return self.names
@@ -91,16 +93,18 @@ class FromCase(Field):
         return True
 
     def read(self, case: Case, name: str) -> Any:
-        return self.of(case)
+        return self.read_case(case)
 
     def build(self, value: Any, here: RankContext) -> Any:
         match value:
-            case OnMesh():
-                made = assemble_dtensor(value, here.tensor(value.local(here.rank)), here).detach()
-                return nn.Parameter(made) if value.form == "parameter" else made.requires_grad_(value.form == "leaf")
+            case DTensorValue():
+                tensor = assemble_dtensor(value, here.tensor(value.local(here.rank)), here).detach()
+                return (
+                    nn.Parameter(tensor) if value.form == "parameter" else tensor.requires_grad_(value.form == "leaf")
+                )
             case ByRank():
-                return self.build(value.of(here.rank), here)
-            case Call():
+                return self.build(value.on_rank(here.rank), here)
+            case ModuleCall():
                 return value().to(here.device)
             case Style():
                 return getattr(parallel, value.name)(**self.build(value.options, here))
@@ -117,8 +121,8 @@ class FromCase(Field):
     def due(self, value: Any, rank: int, world: int) -> Any:
         match value:
             case ByRank():
-                return self.due(value.whole, rank, world)
-            case Call():
+                return self.due(value.for_due, rank, world)
+            case ModuleCall():
                 return value()
             case list() | tuple():
                 return type(value)(self.due(part, rank, world) for part in value)
@@ -128,62 +132,56 @@ class FromCase(Field):
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         match value:
-            case OnMesh():
-                told = TensorField(value.field).to_script(value, name, world)
+            case DTensorValue():
+                script = TensorField(value.field).to_script(value, name, world)
                 forms = {
                     "leaf": f"{name}.detach().requires_grad_()",
                     "parameter": f"torch.nn.Parameter({name}.detach())",
                 }
-                return ScriptArgument(forms.get(value.form, name), ("\n".join(told.constants),), told.statements)
+                return ScriptArgument(forms.get(value.form, name), ("\n".join(script.constants),), script.statements)
             case ByRank():
-                table = rank_table(name.upper(), {rank: value.of(rank) for rank in range(world)})
+                table = rank_table(name.upper(), {rank: value.on_rank(rank) for rank in range(world)})
                 return ScriptArgument(f"{name.upper()}[rank]", ("\n".join(table),))
-            case Call():
-                classes = tuple(one for one in value.arguments if isinstance(one, type))
-                arguments = [one.__name__ if one in classes else literal(one) for one in value.arguments]
-                arguments += [f"{key}={literal(one)}" for key, one in value.options.items()]
+            case ModuleCall():
+                classes = tuple(part for part in value.arguments if isinstance(part, type))
+                arguments = [part.__name__ if part in classes else literal(part) for part in value.arguments]
+                arguments += [f"{key}={literal(part)}" for key, part in value.options.items()]
                 return ScriptArgument(
                     f"{value.function.__name__}({', '.join(arguments)})", uses=(value.function, *classes)
                 )
             case Style():
-                parts = [(f"{key}=", one) for key, one in value.options.items()]
+                parts = [(f"{key}=", part) for key, part in value.options.items()]
                 line = f"from torch.distributed.tensor.parallel import {value.name}"
-                return self.joined(parts, f"{value.name}(", ")", name, world, line)
+                return self.join_parts(parts, f"{value.name}(", ")", name, world, line)
             case Mapping():
-                return self.joined([(f"{key!r}: ", one) for key, one in value.items()], "{", "}", name, world)
+                return self.join_parts([(f"{key!r}: ", part) for key, part in value.items()], "{", "}", name, world)
             case list() | tuple():
-                first, last = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-                return self.joined([("", one) for one in value], first, last, name, world)
-        return (
-            self.to_script(value.argument, name, world)
-            if hasattr(value, "argument")
-            else ScriptArgument(literal(value))
-        )
+                opening, closing = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+                return self.join_parts([("", part) for part in value], opening, closing, name, world)
+        if hasattr(value, "argument"):
+            return self.to_script(value.argument, name, world)
+        return ScriptArgument(literal(value))
 
-    def joined(
-        self, parts: list[tuple[str, Any]], first: str, last: str, name: str, world: int, *imports: str
+    def join_parts(
+        self, parts: list[tuple[str, Any]], opening: str, closing: str, name: str, world: int, *imports: str
     ) -> ScriptArgument:
-        """Parts as one expression; each has what stands before it."""
-        told = [self.to_script(one, f"{name}_{at}", world) for at, (_, one) in enumerate(parts)]
+        """One expression of several parts, each a pair of a prefix and a value, between two brackets."""
+        scripts = [self.to_script(part, f"{name}_{index}", world) for index, (_, part) in enumerate(parts)]
 
-        def every(field: str) -> tuple[Any, ...]:
-            return tuple(dict.fromkeys(line for one in told for line in getattr(one, field)))
+        def merge(field: str) -> tuple[Any, ...]:
+            return tuple(dict.fromkeys(line for script in scripts for line in getattr(script, field)))
 
-        text = ", ".join(f"{before}{one.expression}" for (before, _), one in zip(parts, told, strict=True))
-        return ScriptArgument(
-            f"{first}{text}{last}",
-            every("constants"),
-            every("statements"),
-            (*imports, *every("imports")),
-            every("uses"),
-        )
+        text = ", ".join(f"{prefix}{script.expression}" for (prefix, _), script in zip(parts, scripts, strict=True))
+        constants, statements, uses = merge("constants"), merge("statements"), merge("uses")
+        return ScriptArgument(f"{opening}{text}{closing}", constants, statements, (*imports, *merge("imports")), uses)
 
 
-def family(
+def make_laws(
     act: Callable[..., Any], due: Callable[..., Any], records: Mapping[str, Mapping[str, Any]], **common: Any
 ) -> list[Law]:
-    """Laws of one act and one due function: by id what is a law's own, and what all have in common."""
+    """Laws with the same act and due function. ``records``: the fields of each law's record by its id; ``common``:
+    those of all of them."""
     laws = [law(id, **{**common, **record})(act) for id, record in records.items()]
-    for one in laws:
-        one.due(due)
+    for each in laws:
+        each.due(due)
     return laws

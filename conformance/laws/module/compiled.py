@@ -1,4 +1,5 @@
-"""Laws of compiled functions and models: torch.compile over DTensors gives what the same code gives without it."""
+"""Laws of torch.compile: compiled functions of DTensors and compiled parallel models compute what they compute
+uncompiled."""
 
 from __future__ import annotations
 
@@ -17,9 +18,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.models import dense_backward, parallelized
-from shardlaw.conformance.laws.module.plans import Plan
-from shardlaw.conformance.laws.module.zoo import (
+from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
     Model,
     ModelMesh,
@@ -27,9 +26,11 @@ from shardlaw.conformance.laws.module.zoo import (
     StylePlan,
     cases,
     features,
-    gradients,
-    there_and_back,
+    forward_backward,
+    reduced_gradients,
 )
+from shardlaw.conformance.laws.module.models import backward_due, parallelize
+from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
@@ -39,7 +40,7 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.meshes import palette_meshes
 
 DOC = "torch.compile docs; torch.distributed.tensor docs: DTensors in torch.compile"
-# what is compiled, and the same of a whole tensor where that differs
+# functions of DTensors, and those of the dense tensor where they differ
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "pointwise": lambda x: (x * 2 + 1).relu(),
     "sum": lambda x: (x - 1).sum(0),
@@ -49,28 +50,27 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "locally": lambda x: DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements),
 }
 DENSE: dict[str, Callable[[Any], Any]] = {"gathered": lambda x: x * 3, "locally": lambda x: x * 2}
-# inductor is for cases by hand: making machine code may take longer than a case may
+# inductor is not drawn: compiling with it may take longer than a case is allowed to
 Backend = Literal["aot_eager", "eager", "inductor"]
 
 
-def forget() -> None:
-    """Forget all that was compiled. What shows its progress meanwhile starts no thread to watch it."""
+def reset_compiler() -> None:
+    """Drop everything compiled. tqdm, which compilation uses, starts no monitor thread."""
     if importlib.util.find_spec("tqdm") is not None:
         importlib.import_module("tqdm").tqdm.monitor_interval = 0
     torch.compiler.reset()
 
 
-def sweep_compiled(limits: Limits) -> list[Case]:
-    """Each function on even shards."""
-    x = TensorSpec((4, 4), (S(0),), "float64", "small")
-    cases = [fields(mesh="2", x=x, fn=fn) for fn in PROGRAMS]
-    return cases + [fields(mesh="2", x=x, fn=fn, grads=1) for fn in ("pointwise", "product")]
+SWEEP = (
+    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn}" for fn in PROGRAMS),
+    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn} grads=1" for fn in ("pointwise", "product")),
+)
 
 
 @st.composite
-def draw_compiled(draw: st.DrawFn, limits: Limits) -> Case:
-    on = palette_meshes(("2", "2", "3", "2x2"), limits.world_size)
-    mesh, fn = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(PROGRAMS)))
+def draw_function(draw: st.DrawFn, limits: Limits) -> Case:
+    meshes = palette_meshes(("2", "2", "3", "2x2"), limits.world_size)
+    mesh, fn = draw(st.sampled_from(meshes)), draw(st.sampled_from(sorted(PROGRAMS)))
     even = fn == "locally"
     shape = tuple(
         mesh.size * draw(st.sampled_from([1, 2])) if even else draw(st.sampled_from([4, 3, 5, 6])) for _ in range(2)
@@ -84,23 +84,23 @@ def draw_compiled(draw: st.DrawFn, limits: Limits) -> Case:
     "module.compiled",
     source=DOC,
     control="mesh=2 x=4x4:S(0):float64:small fn=pointwise",
-    draw=draw_compiled,
+    draw=draw_function,
     draws=2,
-    sweep=sweep_compiled,
+    sweep=texts(*SWEEP),
     sweeps=1,
     features=lambda case: {"compiled", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set()),
     needs=NEEDS,
-    seconds=60.0,  # the first compilation of a process, on a machine that does much else
+    seconds=60.0,  # the first compilation of a process, on a busy machine
     weight=0.2,
 )
-def compiled(
+def compiled_function(
     x: DTensor,
     fn: Literal["pointwise", "sum", "product", "turned", "gathered", "locally"],
     grads: bool = False,
     backend: Backend = "aot_eager",
 ):
-    """A compiled function of DTensors gives what the function gives, gradients too, each time that it is called."""
-    forget()
+    """A compiled function of DTensors has the same results and gradients as the function itself, in each call."""
+    reset_compiler()
     try:
         function, outs, leaves = torch.compile(PROGRAMS[fn], backend=backend), [], []
         for _ in range(2):
@@ -109,20 +109,20 @@ def compiled(
             if grads:
                 outs[-1].sum().backward()
     finally:
-        forget()
+        reset_compiler()
     return {"calls": outs, "gradients": [leaf.grad for leaf in leaves]}
 
 
-@compiled.due
+@compiled_function.due
 def _(x: Global, fn: str, grads: bool):
-    whole: Any = x.full.clone().requires_grad_()
-    want = DENSE.get(fn, PROGRAMS[fn])(whole)
+    full: Any = x.full.clone().requires_grad_()
+    want = DENSE.get(fn, PROGRAMS[fn])(full)
     want.sum().backward()
-    gradient = Claimed(whole.grad, x.mesh) if grads else None
+    gradient = Claimed(full.grad, x.mesh) if grads else None
     return {"calls": [Claimed(want.detach(), x.mesh)] * 2, "gradients": [gradient] * 2}
 
 
-# on two ranks, where each imports torch's compiler once
+# on two ranks: each imports torch's compiler once
 MODELS = (
     *(f"model=mlp dims=5x8x3 rows=3 way={way}" for way in ("pair", "gathered", "kept")),
     "model=mlp dims=3x4x5 rows=4 way=scattered",
@@ -147,23 +147,23 @@ def draw_model(limits: Limits) -> SearchStrategy[Case]:
     sweeps=len(MODELS),
     features=lambda case: features(case) | {"compiled", "backward"},
     needs=NEEDS,
-    seconds=60.0,  # the first compilation of a process, on a machine that does much else
+    seconds=60.0,  # the first compilation of a process, on a busy machine
     weight=0.2,
 )
 def compiled_model(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch, backend: Backend = "aot_eager"):
-    """A compiled parallel model has the gradients of the dense one."""
-    model = parallelized(model, mesh, way)
-    forget()
+    """A compiled parallel model has the dense gradients."""
+    model = parallelize(model, mesh, way)
+    reset_compiler()
     try:
         function = torch.compile(model, backend=backend)
         for x, grad in batches:
-            there_and_back(function, x, grad)
+            forward_backward(function, x, grad)
     finally:
-        forget()
-    return {"input": [x.grad for x, _ in batches], "gradients": gradients(model)}
+        reset_compiler()
+    return {"input": [x.grad for x, _ in batches], "gradients": reduced_gradients(model)}
 
 
 @compiled_model.due
 def _(model, mesh: Mesh, way: Plan, batches, rank: Rank):
-    want = dense_backward(model, mesh, way, batches, rank)
+    want = backward_due(model, mesh, way, batches, rank)
     return {"input": want["input"], "gradients": want["gradients"]}

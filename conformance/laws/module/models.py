@@ -1,12 +1,12 @@
-"""Laws of parallel models: outputs, gradients and optimizer steps of the sharded model are those of the dense one on
-every rank, also where
-activations are computed again."""
+"""Laws of tensor-parallel models: outputs, gradients and optimizer steps are those of the dense model on every rank,
+also with activation checkpointing."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 from hypothesis import strategies as st
@@ -21,9 +21,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import family, on
-from shardlaw.conformance.laws.module.plans import Plan
-from shardlaw.conformance.laws.module.zoo import (
+from shardlaw.conformance.laws.module.arguments import dtensor, make_laws
+from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
     Model,
     ModelMesh,
@@ -31,13 +30,14 @@ from shardlaw.conformance.laws.module.zoo import (
     StylePlan,
     TwoBatches,
     cases,
+    copied_parameters,
     features,
-    gradients,
-    parameters,
-    there_and_back,
+    forward_backward,
+    reduced_gradients,
+    take_step,
 )
+from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.reference.mesh import Mesh
-from shardlaw.strategies.modules import ZOO
 
 STYLES_DOC = (
     "torch.distributed.tensor.parallel docs, parallelize_module: the parallelised module computes what the dense "
@@ -54,86 +54,80 @@ CONTROLS = {
 }
 
 
-def parallelized(model: nn.Module, mesh: Any, plan: Any) -> Any:
-    """The model, parallelised; weights that were one are one again."""
+def parallelize(model: nn.Module, mesh: Any, plan: Any) -> Any:
+    """Parallelise the model, and tie its weights again where it has tied ones."""
     parallel: Any = parallelize_module(model, mesh, plan)
     if hasattr(parallel, "tok"):
         parallel.out.weight = parallel.tok.weight
     return parallel
 
 
-def optimizer_of(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
-    """An optimizer that keeps its steps well conditioned."""
+def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    """An optimizer whose steps are well conditioned."""
     if name == "sgd":
         return torch.optim.SGD(params, lr=0.5, momentum=0.5, weight_decay=0.125, **options)
     return torch.optim.AdamW(params, lr=0.25, eps=1.0, weight_decay=0.125, **options)
 
 
 def forward(model: Model, mesh: ModelMesh, way: StylePlan, batches: TwoBatches):
-    """A model parallelised by styles gives the dense model's output on every rank, laid out as the styles document."""
-    model = parallelized(model, mesh, way)
+    """A model parallelised by styles has the dense output on every rank, with the documented placements."""
+    model = parallelize(model, mesh, way)
     with torch.no_grad():
-        return {"parameters": parameters(model), "forward": [model(x) for x, _ in batches]}
+        return {"parameters": copied_parameters(model), "forward": [model(x) for x, _ in batches]}
 
 
-def dense_forward(model, mesh: Mesh, way: Plan, batches, rank: Rank):
+def forward_due(model, mesh: Mesh, way: Plan, batches, rank: Rank):
     outputs = [way.output(model(x), mesh, rank) for x, _ in batches]
-    return {"parameters": way.parameters(parameters(model), mesh), "forward": outputs}
+    return {"parameters": way.parameters(copied_parameters(model), mesh), "forward": outputs}
 
 
 def backward(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch):
-    """Gradients of the input and of every parameter of a parallelised model are the dense model's, and add up over
+    """The gradients of the input and of every parameter of a parallelised model are the dense ones, and add up over
     passes."""
-    model = parallelized(model, mesh, way)
+    model = parallelize(model, mesh, way)
     for x, grad in batches:
-        there_and_back(model, x, grad)
-    return {"input": [x.grad for x, _ in batches], "gradients": gradients(model), "parameters": parameters(model)}
-
-
-def dense_backward(model, mesh: Mesh, way: Plan, batches, rank: Rank):
-    for x, grad in batches:
-        there_and_back(model, x, grad)
+        forward_backward(model, x, grad)
     return {
-        "input": [None if x.grad is None else Near(on(mesh, x.grad, way.entry).local(rank)) for x, _ in batches],
-        "gradients": way.gradients(gradients(model), mesh),
-        "parameters": way.parameters(parameters(model), mesh),
+        "input": [x.grad for x, _ in batches],
+        "gradients": reduced_gradients(model),
+        "parameters": copied_parameters(model),
     }
 
 
-def drawing(kind: str, **more: Any) -> Callable[[Limits], SearchStrategy[Case]]:
-    """The cases of a law for one model."""
-    return lambda limits: cases(limits, kind, **more)
+def backward_due(model, mesh: Mesh, way: Plan, batches, rank: Rank):
+    for x, grad in batches:
+        forward_backward(model, x, grad)
+    return {
+        "input": [None if x.grad is None else Near(dtensor(mesh, x.grad, way.entry).local(rank)) for x, _ in batches],
+        "gradients": way.gradients(reduced_gradients(model), mesh),
+        "parameters": way.parameters(copied_parameters(model), mesh),
+    }
 
 
+COMMON: dict[str, Any] = {"source": STYLES_DOC, "features": features, "needs": NEEDS, "weight": 0.2}
 LAWS = [
-    *family(
+    *make_laws(
         forward,
-        dense_forward,
+        forward_due,
         {
-            f"module.forward[{kind}]": {"control": CONTROLS[kind], "draw": drawing(kind), "draws": DRAWS[kind]}
-            for kind in ZOO
+            f"module.forward[{kind}]": {"control": CONTROLS[kind], "draw": partial(cases, kind=kind), "draws": draws}
+            for kind, draws in DRAWS.items()
         },
-        source=STYLES_DOC,
-        features=features,
-        needs=NEEDS,
-        weight=0.2,
+        **COMMON,
     ),
-    # some of those that go backward do so twice
-    *family(
+    # in some cases two passes are accumulated
+    *make_laws(
         backward,
-        dense_backward,
+        backward_due,
         {
             f"module.backward[{kind}]": {
                 "control": CONTROLS[kind],
-                "draw": drawing(kind, again=st.sampled_from([None, None, 1])),
-                "draws": DRAWS[kind],
+                "draw": partial(cases, kind=kind, again=st.sampled_from([None, None, 1])),
+                "draws": draws,
             }
-            for kind in ZOO
+            for kind, draws in DRAWS.items()
         },
-        source=STYLES_DOC,
-        features=features,
-        needs=NEEDS,
-        weight=0.2,
+        **COMMON,
     ),
 ]
 
@@ -166,25 +160,21 @@ def step(
     optimizer: Literal["sgd", "adamw"],
     foreach: bool,
 ):
-    """Optimizer steps, one by one or all at once, leave sharded parameters where they lie and as the dense ones are."""
-    model = parallelized(model, mesh, way)
-    stepping, steps = optimizer_of(optimizer, model.parameters(), foreach=foreach), []
+    """Optimizer steps, foreach or not, update sharded parameters as dense ones and keep their placements."""
+    model = parallelize(model, mesh, way)
+    optim, steps = make_optimizer(optimizer, model.parameters(), foreach=foreach), []
     for x, grad in batches:
-        there_and_back(model, x, grad)
-        stepping.step()
-        stepping.zero_grad()
-        steps.append(parameters(model))
+        forward_backward(model, x, grad)
+        steps.append(take_step(model, optim)["parameters"])
     return {"steps": steps}
 
 
 @step.due
 def _(model, mesh: Mesh, way: Plan, batches, optimizer):
-    stepping, steps = optimizer_of(optimizer, model.parameters()), []
+    optim, steps = make_optimizer(optimizer, model.parameters()), []
     for x, grad in batches:
-        there_and_back(model, x, grad)
-        stepping.step()
-        stepping.zero_grad()
-        steps.append(way.parameters(parameters(model), mesh))
+        forward_backward(model, x, grad)
+        steps.append(way.parameters(take_step(model, optim)["parameters"], mesh))
     return {"steps": steps}
 
 
@@ -200,61 +190,60 @@ def _(model, mesh: Mesh, way: Plan, batches, optimizer):
     weight=0.1,
 )
 def state(model: Model, mesh: ModelMesh, way: StylePlan):
-    """The state dict of a parallelised model has the dense model's keys and the parameters as they lie, and loads into
-    another."""
-    other = parallelized(copy.deepcopy(model), mesh, way)
+    """The state dict of a parallelised model has the dense model's keys and the sharded parameters, and loads into
+    another model."""
+    other = parallelize(copy.deepcopy(model), mesh, way)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    state = parallelized(model, mesh, way).state_dict()
+    state = parallelize(model, mesh, way).state_dict()
     other.load_state_dict(state)
-    return {"state": dict(state), "loaded": parameters(other)}
+    return {"state": dict(state), "loaded": copied_parameters(other)}
 
 
 @state.due
 def _(model, mesh: Mesh, way: Plan):
     return {
         "state": way.parameters(model.state_dict(), mesh),
-        "loaded": way.parameters(parameters(model), mesh),
+        "loaded": way.parameters(copied_parameters(model), mesh),
     }
 
 
-# Activations that are computed again
+# Activation checkpointing
 
-# which modules of a model are computed again, where not the whole of it is
-PARTS = {"MLP": "net1", "Stacked": "layers.", "Normed": "norm", "Transformer": "layers."}
-# what is recomputed, and how: the whole call, or parts; reentrant or not
-WAYS = ("whole", "whole-reentrant", "parts", "parts-reentrant", "each")
+# the modules that are recomputed, by the start of their names, unless the whole model is
+CHECKPOINTED = {"MLP": "net1", "Stacked": "layers.", "Normed": "norm", "Transformer": "layers."}
+# what is recomputed: the whole model, the modules above, or each linear layer
+Recompute = Literal["whole", "whole-reentrant", "parts", "parts-reentrant", "each"]
 MODES = ("eval", "eval", "keeps", "drops")
-RECOMPUTED = {"mlp": 5, "stacked": 5, "norm": 5, "transformer": 2}
+RECOMPUTED_DRAWS = {"mlp": 5, "stacked": 5, "norm": 5, "transformer": 2}
 
 
-def ready(model: nn.Module, mode: str) -> nn.Module:
-    """The model in eval mode, or in train mode with dropout that drops nothing or everything: certain either way."""
-    for part in model.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 1.0 if mode == "drops" else 0.0
+def set_mode(model: nn.Module, mode: str) -> nn.Module:
+    """Set eval mode, or train mode with dropout that keeps or drops everything, so that the result is certain."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 1.0 if mode == "drops" else 0.0
     return model.train(mode != "eval")
 
 
-def recomputing(model: nn.Module, way: str) -> Callable[[Any], Any]:
-    """The model as a call that keeps few activations."""
+def checkpoint_activations(model: nn.Module, way: str) -> Callable[[Any], Any]:
+    """The model, as a function with activation checkpointing."""
     if way.startswith("whole"):
         return lambda x: checkpoint(model, x, use_reentrant=way == "whole-reentrant")
-    kinds = compat.activation_wrappers.CheckpointImpl
-    kind = kinds.REENTRANT if way == "parts-reentrant" else kinds.NO_REENTRANT
-    named = model.named_modules()
-    chosen = {part for name, part in named if name.startswith(PARTS[type(model).__name__]) and name.count(".") <= 1}
-    compat.activation_wrappers.apply_activation_checkpointing(
+    wrappers, prefix = compat.activation_wrappers, CHECKPOINTED[type(model).__name__]
+    impl = wrappers.CheckpointImpl.REENTRANT if way == "parts-reentrant" else wrappers.CheckpointImpl.NO_REENTRANT
+    chosen = {module for name, module in model.named_modules() if name.startswith(prefix) and name.count(".") <= 1}
+    wrappers.apply_activation_checkpointing(
         model,
-        lambda part: compat.activation_wrappers.checkpoint_wrapper(part, kind),
-        lambda part: isinstance(part, nn.Linear) if way == "each" else part in chosen,
+        lambda module: wrappers.checkpoint_wrapper(module, impl),
+        lambda module: isinstance(module, nn.Linear) if way == "each" else module in chosen,
     )
     return model
 
 
-def unwrapped(named: dict[str, Any]) -> dict[str, Any]:
-    """By the names that the parameters had before anything was wrapped."""
+def without_wrapper_names(named: dict[str, Any]) -> dict[str, Any]:
+    """Tensors under the names that the parameters have without wrappers."""
     return {name.replace(compat.CHECKPOINT_PREFIX, ""): value for name, value in named.items()}
 
 
@@ -263,24 +252,24 @@ def recomputed(
     mesh: ModelMesh,
     way: StylePlan,
     batches: OneBatch,
-    recompute: Literal["whole", "whole-reentrant", "parts", "parts-reentrant", "each"],
+    recompute: Recompute,
     mode: Literal["eval", "keeps", "drops"],
 ):
-    """Activations that are computed again in the backward pass leave the gradients of a parallel model as they are."""
-    model = parallelized(ready(model, mode), mesh, way)
-    called = recomputing(model, recompute)
+    """Activation checkpointing does not change the gradients of a parallel model."""
+    model = parallelize(set_mode(model, mode), mesh, way)
+    function = checkpoint_activations(model, recompute)
     for x, grad in batches:
-        there_and_back(called, x, grad)
+        forward_backward(function, x, grad)
     return {
         "input": [x.grad for x, _ in batches],
-        "gradients": unwrapped(gradients(model)),
-        "parameters": unwrapped(parameters(model)),
+        "gradients": without_wrapper_names(reduced_gradients(model)),
+        "parameters": without_wrapper_names(copied_parameters(model)),
         "state": [*model.state_dict()],
     }
 
 
-def dense_recomputed(model, mesh: Mesh, way: Plan, batches, mode: str, rank: Rank):
-    return {**dense_backward(ready(model, mode), mesh, way, batches, rank), "state": Of([*model.state_dict()])}
+def recomputed_due(model, mesh: Mesh, way: Plan, batches, mode: str, rank: Rank):
+    return {**backward_due(set_mode(model, mode), mesh, way, batches, rank), "state": Of([*model.state_dict()])}
 
 
 def features_recomputed(case: Case) -> set[str]:
@@ -289,26 +278,26 @@ def features_recomputed(case: Case) -> set[str]:
 
 
 def draw_recomputed(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
-    tokens = kind == "transformer"  # what is reentrant wants an input that asks for a gradient: tokens cannot
-    ways = [way for way in WAYS if not (tokens and way == "whole-reentrant")]
+    tokens = kind == "transformer"  # reentrant checkpointing needs an input with a gradient: tokens have none
+    ways = [way for way in get_args(Recompute) if not (tokens and way == "whole-reentrant")]
     more: dict[str, Any] = {
         "recompute": st.sampled_from(ways),
         "mode": st.sampled_from(MODES),
         "again": st.sampled_from([None, None, 1]),
     }
-    return lambda limits: cases(limits, kind, **more)
+    return partial(cases, kind=kind, **more)
 
 
-LAWS += family(
+LAWS += make_laws(
     recomputed,
-    dense_recomputed,
+    recomputed_due,
     {
         f"module.recomputed[{kind}]": {
             "control": f"{CONTROLS[kind].replace('length=3', 'length=4')} recompute=parts mode=eval",
             "draw": draw_recomputed(kind),
             "draws": draws,
         }
-        for kind, draws in RECOMPUTED.items()
+        for kind, draws in RECOMPUTED_DRAWS.items()
     },
     source="torch.utils.checkpoint docs; torch.distributed.algorithms, checkpoint_wrapper",
     features=features_recomputed,

@@ -1,4 +1,4 @@
-"""How the models of the zoo are parallelised: styles by name of module, and what follows from their documentation."""
+"""How the models of the zoo are parallelised: a style for each module, and the layouts that the styles document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardlaw.conformance.law.due import Claimed, Near
-from shardlaw.conformance.laws.module.arguments import Style, on, style
+from shardlaw.conformance.laws.module.arguments import Style, dtensor, style
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
 from shardlaw.reference.placement import Replicate as R
@@ -19,71 +19,79 @@ from shardlaw.reference.placement import Shard as S
 
 @dataclass(frozen=True)
 class Plan:
-    """Styles by the names of modules, which are the ``argument`` of acts, and what is due under them.
+    """Styles by module name (``argument``, which the act gets), and the layouts that are due under them.
 
-    ``placed``: where the parameters of each pattern of names lie afterwards; others stay plain. ``entry`` and
-    ``leave``: what a rank gives
-    of the input and gets of the output; ``wrapped``: the output is a DTensor. ``even``: local tensors pass between the
-    styles, so
-    that what they shard has to split evenly.
+    ``placements``: the placement of the parameters whose names match a pattern; others stay plain tensors. ``entry``
+    and ``leave``: how the input and output are sharded over the ranks. ``wrapped``: the output is a DTensor. ``even``:
+    styles pass local tensors to one another, so the dims that they shard must divide by the number of ranks.
     """
 
     argument: dict[str, Style]
-    placed: Mapping[str, Placement]
+    placements: Mapping[str, Placement]
     entry: Placement = field(default_factory=R)
     leave: Placement = field(default_factory=R)
     wrapped: bool = False
     even: bool = True
 
     def placement(self, name: str) -> Placement | None:
-        """Where a parameter lies; ``None`` for a plain one."""
-        return next((at for pattern, at in self.placed.items() if fnmatch(name, pattern)), None)
+        """The placement of a parameter; ``None`` if it stays a plain tensor."""
+        return next((placement for pattern, placement in self.placements.items() if fnmatch(name, pattern)), None)
 
     def parameters(self, tensors: Mapping[str, torch.Tensor], mesh: Mesh) -> dict[str, Any]:
-        """What is due of parameters that hold these dense ones, on the mesh that they are sharded on."""
-        places = {name: self.placement(name) for name in tensors}
-        return {name: on(mesh, tensors[name], at).near() if at else Near(tensors[name]) for name, at in places.items()}
+        """The due parameters on the mesh, given the dense ones by name."""
+
+        def due(name: str, full: torch.Tensor) -> Any:
+            placement = self.placement(name)
+            return dtensor(mesh, full, placement).near() if placement else Near(full)
+
+        return {name: due(name, full) for name, full in tensors.items()}
 
     def gradients(self, tensors: Mapping[str, torch.Tensor | None], mesh: Mesh) -> dict[str, Any]:
-        """What is due of gradients: those of sharded parameters may be placed in any way that is true."""
+        """The due gradients; those of sharded parameters may have any placements, if these are true."""
         return {
-            name: None if whole is None else Claimed(whole, mesh, exact=False) if self.placement(name) else Near(whole)
-            for name, whole in tensors.items()
+            name: None if full is None else Claimed(full, mesh, exact=False) if self.placement(name) else Near(full)
+            for name, full in tensors.items()
         }
 
-    def output(self, whole: torch.Tensor, mesh: Mesh, rank: int) -> Any:
-        """What is due of the output on a rank."""
-        out = on(mesh, whole, self.leave)
+    def output(self, full: torch.Tensor, mesh: Mesh, rank: int) -> Any:
+        """The due output on a rank, given the dense one."""
+        out = dtensor(mesh, full, self.leave)
         return out.near() if self.wrapped else Near(out.local(rank))
 
 
 COLUMNS, ROWS = style("ColwiseParallel"), style("RowwiseParallel")
-KEPT_COLUMNS = style("ColwiseParallel", use_local_output=False)
+COLUMNS_DTENSOR = style("ColwiseParallel", use_local_output=False)
 SEQUENCE = style("SequenceParallel")
-HEADS: dict[str, Placement] = {"wq.weight": S(0), "wk.weight": S(0), "wv.weight": S(0), "wo.weight": S(1)}
-PAIRED: dict[str, Placement] = {"net1.weight": S(0), "net1.bias": S(0), "net2.weight": S(1), "net2.bias": R()}
-FED: dict[str, Placement] = {"w1.weight": S(0), "w1.bias": S(0), "w2.weight": S(1), "w2.bias": R()}
+# placements of parameters
+ATTENTION: dict[str, Placement] = {
+    "wq.weight": S(0),
+    "wk.weight": S(0),
+    "wv.weight": S(0),
+    "wo.weight": S(1),
+}
+MLP: dict[str, Placement] = {"net1.weight": S(0), "net1.bias": S(0), "net2.weight": S(1), "net2.bias": R()}
+FFN: dict[str, Placement] = {"w1.weight": S(0), "w1.bias": S(0), "w2.weight": S(1), "w2.bias": R()}
 
 
-def _under(prefix: str, placed: Mapping[str, Placement]) -> dict[str, Placement]:
-    return {f"{prefix}.{name}": at for name, at in placed.items()}
+def _under(prefix: str, placements: Mapping[str, Placement]) -> dict[str, Placement]:
+    return {f"{prefix}.{name}": placement for name, placement in placements.items()}
 
 
 def _attention(prefix: str, columns: Style, rows: Style) -> dict[str, Style]:
     return {f"{prefix}.wq": columns, f"{prefix}.wk": columns, f"{prefix}.wv": columns, f"{prefix}.wo": rows}
 
 
-IN_LAYERS = {**_under("layers.*.attention", HEADS), **_under("layers.*.ffn", FED)}
-BACK = style("RowwiseParallel", output_layouts=S(1), use_local_output=False)
-GATHERED = style("PrepareModuleInput", input_layouts=S(1), desired_input_layouts=R())
+LAYERS = {**_under("layers.*.attention", ATTENTION), **_under("layers.*.ffn", FFN)}
+ROWS_TO_SEQUENCE = style("RowwiseParallel", output_layouts=S(1), use_local_output=False)
+GATHER_SEQUENCE = style("PrepareModuleInput", input_layouts=S(1), desired_input_layouts=R())
 
 PLANS: dict[str, dict[str, Plan]] = {
     "mlp": {
-        "pair": Plan({"net1": COLUMNS, "net2": ROWS}, PAIRED),
+        "pair": Plan({"net1": COLUMNS, "net2": ROWS}, MLP),
         "gathered": Plan({"net1": style("ColwiseParallel", output_layouts=R())}, {"net1.*": S(0)}, even=False),
         "kept": Plan(
-            {"net1": KEPT_COLUMNS, "net2": style("RowwiseParallel", output_layouts=S(-1), use_local_output=False)},
-            PAIRED,
+            {"net1": COLUMNS_DTENSOR, "net2": style("RowwiseParallel", output_layouts=S(-1), use_local_output=False)},
+            MLP,
             leave=S(-1),
             wrapped=True,
             even=False,
@@ -93,7 +101,7 @@ PLANS: dict[str, dict[str, Plan]] = {
                 "net1": style("ColwiseParallel", input_layouts=S(0)),
                 "net2": style("RowwiseParallel", output_layouts=S(0)),
             },
-            PAIRED,
+            MLP,
             entry=S(0),
             leave=S(0),
         ),
@@ -104,8 +112,8 @@ PLANS: dict[str, dict[str, Plan]] = {
         ),
     },
     "stacked": {
-        "pair": Plan({"layers.*.w1": COLUMNS, "layers.*.w2": ROWS}, _under("layers.*", FED)),
-        "kept": Plan({"layers.*.w1": KEPT_COLUMNS, "layers.*.w2": ROWS}, _under("layers.*", FED), even=False),
+        "pair": Plan({"layers.*.w1": COLUMNS, "layers.*.w2": ROWS}, _under("layers.*", FFN)),
+        "kept": Plan({"layers.*.w1": COLUMNS_DTENSOR, "layers.*.w2": ROWS}, _under("layers.*", FFN), even=False),
     },
     "norm": {
         "sequence": Plan(
@@ -150,7 +158,7 @@ PLANS: dict[str, dict[str, Plan]] = {
     "attention": {
         "heads": Plan(
             _attention("attention", COLUMNS, ROWS),
-            {**_under("attention", HEADS), "attention.w[qkv].bias": S(0), "*.bias": R()},
+            {**_under("attention", ATTENTION), "attention.w[qkv].bias": S(0), "*.bias": R()},
         ),
     },
     "transformer": {
@@ -162,23 +170,23 @@ PLANS: dict[str, dict[str, Plan]] = {
                 "layers.*.ffn.w2": ROWS,
                 "out": style("ColwiseParallel", output_layouts=R()),
             },
-            {"tok.weight": S(0), "out.weight": S(0), **IN_LAYERS},
+            {"tok.weight": S(0), "out.weight": S(0), **LAYERS},
         ),
         "sequence": Plan(
             {
                 "tok": style("RowwiseParallel", input_layouts=R(), output_layouts=S(1), use_local_output=False),
                 "pos": style("RowwiseParallel", input_layouts=R(), output_layouts=S(0), use_local_output=False),
                 "layers.*.attention_norm": SEQUENCE,
-                "layers.*.attention": GATHERED,
-                **_attention("layers.*.attention", COLUMNS, BACK),
+                "layers.*.attention": GATHER_SEQUENCE,
+                **_attention("layers.*.attention", COLUMNS, ROWS_TO_SEQUENCE),
                 "layers.*.ffn_norm": SEQUENCE,
-                "layers.*.ffn": GATHERED,
+                "layers.*.ffn": GATHER_SEQUENCE,
                 "layers.*.ffn.w1": COLUMNS,
-                "layers.*.ffn.w2": BACK,
+                "layers.*.ffn.w2": ROWS_TO_SEQUENCE,
                 "norm": SEQUENCE,
                 "out": style("ColwiseParallel", input_layouts=S(1), output_layouts=R()),
             },
-            {"tok.weight": S(0), "pos.weight": S(0), "out.weight": S(0), "*norm.*": R(), **IN_LAYERS},
+            {"tok.weight": S(0), "pos.weight": S(0), "out.weight": S(0), "*norm.*": R(), **LAYERS},
             even=False,
         ),
     },

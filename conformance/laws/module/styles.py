@@ -1,5 +1,5 @@
-"""Laws of each parallel style: what it takes, what it gives, where it leaves parameters, and from which rank it takes
-them."""
+"""Laws of each parallel style: its input and output layouts, the placements of parameters, and the rank that parameters
+come from."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Near, Of
 from shardlaw.conformance.law.fields import Rank, Seed, Shape, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase, OnMesh, Style, family, on, passed, style
-from shardlaw.conformance.laws.module.zoo import NEEDS
+from shardlaw.conformance.laws.module.arguments import (
+    ByRank,
+    DTensorValue,
+    FromCase,
+    ModuleCall,
+    Style,
+    dtensor,
+    make_laws,
+    module_input,
+    style,
+)
+from shardlaw.conformance.laws.module.model_fields import NEEDS, uneven
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -31,19 +41,19 @@ from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import LAYERS, build_layer, eighths, indices
 
 DOC = "torch.distributed.tensor.parallel docs"
-# how a plan names its module
+# how a plan names its module, for draws
 KEYS = ("style", "path", "pattern", "path", "pattern", "path", "itself")
-# where weight and bias of a layer lie under a style
-PLACES: dict[str, tuple[Placement, ...]] = {
+# placements of weight and bias, by style and layer
+PARAMETER_PLACEMENTS: dict[str, tuple[Placement, ...]] = {
     "ColwiseParallel Linear": (S(0), S(0)),
     "RowwiseParallel Linear": (S(1), R()),
     "ColwiseParallel Embedding": (S(1),),
     "RowwiseParallel Embedding": (S(0),),
 }
-# which parameter asks for no gradient
+# values of the field ``frozen``: the parameters without a gradient
 FROZEN = {"": "", "1": "all", "weight": "weight", "bias": "bias"}
-# how a style takes its input and lays its output out, where nothing else is asked for
-ENDS: dict[str, tuple[Placement, Placement]] = {
+# input and output layout of a style without options
+DEFAULT_LAYOUTS: dict[str, tuple[Placement, Placement]] = {
     "ColwiseParallel": (R(), S(-1)),
     "RowwiseParallel": (S(-1), R()),
     "SequenceParallel": (S(1), S(1)),
@@ -51,60 +61,59 @@ ENDS: dict[str, tuple[Placement, Placement]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A style with the options that a case names: how its input is laid out, how its output must be, and whether that
-    is a local tensor."""
+class StyleOptions:
+    """The style of a case, with its input layout, its output layout, and whether its output is a local tensor."""
 
     argument: Style
-    before: Placement
-    after: Placement
+    input_layout: Placement
+    output_layout: Placement
     local: bool
 
     def parameters(self, dense: nn.Module, mesh: Mesh) -> dict[str, Global]:
-        """Where the parameters of a layer lie."""
+        """The due parameters of a layer."""
         named = dict(dense.named_parameters())
-        places = PLACES.get(f"{self.argument.name} {type(dense).__name__}", (R(),) * len(named))
-        return {name: on(mesh, whole, at) for (name, whole), at in zip(named.items(), places, strict=True)}
+        placements = PARAMETER_PLACEMENTS.get(f"{self.argument.name} {type(dense).__name__}", (R(),) * len(named))
+        return {name: dtensor(mesh, full, at) for (name, full), at in zip(named.items(), placements, strict=True)}
 
 
-def asked(case: Case) -> Asked:
-    """The style of a case by its class, and by the fields ``from``, ``to``, ``dim`` and ``local`` its options."""
-    kind, options = WordField(ENDS).parse(case.get("style")), dict[str, Any]()
-    before, after = ENDS[kind]
+def read_style(case: Case) -> StyleOptions:
+    """The style of a case: its class, and its options from the fields ``from``, ``to``, ``dim`` and ``local``."""
+    kind, options = WordField(DEFAULT_LAYOUTS).parse(case.get("style")), dict[str, Any]()
+    input_layout, output_layout = DEFAULT_LAYOUTS[kind]
     if "dim" in case:
-        before = after = S(case.integer("dim"))
+        input_layout = output_layout = S(case.integer("dim"))
         options["sequence_dim"] = case.integer("dim")
     if "from" in case:
-        (before,) = case.placements("from")
-        options |= {"input_layouts": before} if kind != "SequenceParallel" else {}
+        (input_layout,) = case.placements("from")
+        options |= {"input_layouts": input_layout} if kind != "SequenceParallel" else {}
     if "to" in case:
-        (after,) = case.placements("to")
-        options["output_layouts"] = after
+        (output_layout,) = case.placements("to")
+        options["output_layouts"] = output_layout
     local = case.get("local", "no" if kind == "SequenceParallel" else "yes") == "yes"
-    return Asked(
-        style(kind, **options, **({"use_local_output": local} if "local" in case else {})), before, after, local
-    )
+    if "local" in case:
+        options["use_local_output"] = local
+    return StyleOptions(style(kind, **options), input_layout, output_layout, local)
 
 
-def input_of(case: Case) -> OnMesh | ByRank:
-    """The input of a layer, laid out as its style takes it: floats, or indices for an embedding."""
-    shape, tokens = case.shape("input"), case.get("module") == "embedding"
-    whole = indices(shape, case.shape("dims")[0], case.seed) if tokens else eighths(shape, case.seed + 5)
-    return passed(on(case.mesh(), whole, asked(case).before), wrapped="wrapped" in case)
+def read_input(case: Case) -> DTensorValue | ByRank:
+    """The input of a layer, in the style's input layout: floats, or indices for an embedding."""
+    shape, is_embedding = case.shape("input"), case.get("module") == "embedding"
+    full = indices(shape, case.shape("dims")[0], case.seed) if is_embedding else eighths(shape, case.seed + 5)
+    return module_input(dtensor(case.mesh(), full, read_style(case).input_layout), wrapped="wrapped" in case)
 
 
-def layer_of(case: Case) -> Call:
-    """``frozen=1`` stands for all parameters, another word for the one of this name."""
+def read_layer(case: Case) -> ModuleCall:
+    """The layer of a case. ``frozen`` is the name of the parameter without a gradient, or 1 for all parameters."""
     name, frozen = WordField(LAYERS).parse(case.get("module")), WordField(FROZEN).parse(case.get("frozen", ""))
-    return Call(build_layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
+    return ModuleCall(build_layer, (name, case.shape("dims"), case.seed), {"frozen": FROZEN[frozen]} if frozen else {})
 
 
-AskedStyle = Annotated[Any, FromCase(asked, "style", "from", "to", "dim", "local")]
-Layer = Annotated[nn.Module, FromCase(layer_of, "module", "dims", "frozen")]
-Input = Annotated[torch.Tensor, FromCase(input_of, "input", "wrapped")]
+LayerStyle = Annotated[Any, FromCase(read_style, "style", "from", "to", "dim", "local")]
+Layer = Annotated[nn.Module, FromCase(read_layer, "module", "dims", "frozen")]
+Input = Annotated[torch.Tensor, FromCase(read_input, "input", "wrapped")]
 
 
-def styled(style: AskedStyle, module: Layer, input: Input, mesh: DeviceMesh):
+def styled(style: LayerStyle, module: Layer, input: Input, mesh: DeviceMesh):
     parallelize_module(module, mesh, style)
     with torch.no_grad():
         out = module(input)
@@ -112,9 +121,9 @@ def styled(style: AskedStyle, module: Layer, input: Input, mesh: DeviceMesh):
     return {"parameters": named, "trained": [parameter.requires_grad for parameter in named.values()], "output": out}
 
 
-def styled_due(style: Asked, module, input: Global, mesh: Mesh, rank: Rank):
+def styled_due(style: StyleOptions, module, input: Global, mesh: Mesh, rank: Rank):
     with torch.no_grad():
-        out = on(mesh, module(input.full), style.after)
+        out = dtensor(mesh, module(input.full), style.output_layout)
     return {
         "parameters": style.parameters(module, mesh),
         "trained": Of([parameter.requires_grad for parameter in module.parameters()]),
@@ -122,43 +131,42 @@ def styled_due(style: Asked, module, input: Global, mesh: Mesh, rank: Rank):
     }
 
 
-def lines(limits: Limits) -> list[Mesh]:
-    """Meshes of one dim over the whole world."""
+def meshes_1d(limits: Limits) -> list[Mesh]:
+    """1-D meshes over the whole world."""
     return palette_meshes(("2", "2", "3", "3", "4"), limits.world_size)
 
 
 @st.composite
-def drawn_weighed(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
+def weighted_cases(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
     sizes, options = st.sampled_from([5, 3, 7, 4, 6, 8]), [None, R(), S(0), S(-1)]
-    mesh, name = draw(st.sampled_from(lines(limits))), draw(st.sampled_from(["linear", "linear", "embedding"]))
+    mesh, name = draw(st.sampled_from(meshes_1d(limits))), draw(st.sampled_from(["linear", "linear", "embedding"]))
     dims = draw(st.tuples(sizes, sizes))
-    lead = draw(st.sampled_from([(4,), (3,), (6, 2), (2, 5)]))
-    shape = (*lead, dims[0]) if name == "linear" else lead
-    before, after = draw(st.sampled_from(options)), draw(st.sampled_from([*options, S(1)]))
-    if name == "embedding" and kind == "RowwiseParallel" and before is None:
-        before = R()
-    real = before or ENDS[kind][0]
-    even = not isinstance(real, S) or real.dim >= len(shape) or shape[real.dim] % mesh.size == 0
-    said: dict[str, Any] = {"from_": before, "to": after}
+    batch_shape = draw(st.sampled_from([(4,), (3,), (6, 2), (2, 5)]))
+    shape = (*batch_shape, dims[0]) if name == "linear" else batch_shape
+    source, to = draw(st.sampled_from(options)), draw(st.sampled_from([*options, S(1)]))
+    if name == "embedding" and kind == "RowwiseParallel" and source is None:
+        source = R()
+    input_layout = source or DEFAULT_LAYOUTS[kind][0]
+    even = not isinstance(input_layout, S) or input_layout.dim >= len(shape) or shape[input_layout.dim] % mesh.size == 0
+    values: dict[str, Any] = {"from_": source, "to": to}
     wrapped = draw(st.sampled_from([None, 1])) if even else 1
-    said["local"] = draw(st.sampled_from([None, None, "yes", "no"]))
-    said |= {"wrapped": wrapped, "frozen": draw(st.sampled_from([None, None, None, 1])), "seed": draw(draws.seeds())}
-    return fields(mesh=mesh, style=kind, module=name, dims=format_shape(dims), input=format_shape(shape), **said)
+    values["local"] = draw(st.sampled_from([None, None, "yes", "no"]))
+    values |= {"wrapped": wrapped, "frozen": draw(st.sampled_from([None, None, None, 1])), "seed": draw(draws.seeds())}
+    return fields(mesh=mesh, style=kind, module=name, dims=format_shape(dims), input=format_shape(shape), **values)
 
 
-def draw_weighed(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
+def draw_weighted(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     """Cases of a style that shards the weight of a linear layer or an embedding."""
 
-    def meant(case: Case) -> bool:
-        """No rank is left without rows of the weight, nor without elements of what goes in and out."""
-        parts, ranks = [*case.shape("dims"), *case.shape("input")], case.mesh().size
-        return all(-(-extent // ranks) * (ranks - 1) < extent for extent in parts)
+    def leaves_no_rank_empty(case: Case) -> bool:
+        extents, ranks = [*case.shape("dims"), *case.shape("input")], case.mesh().size
+        return all(-(-extent // ranks) * (ranks - 1) < extent for extent in extents)
 
-    return lambda limits: drawn_weighed(limits, kind).filter(meant)
+    return lambda limits: weighted_cases(limits, kind).filter(leaves_no_rank_empty)
 
 
-def frozen(kind: str) -> Callable[[Limits], list[Case]]:
-    """Frozen parameters of either module, which few draws would meet: all of them, and one beside one that is not."""
+def sweep_frozen(kind: str) -> Callable[[Limits], list[Case]]:
+    """Frozen parameters, which are seldom drawn: all of a layer, and one of two."""
     return texts(
         f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=1",
         f"mesh=2 style={kind} module=embedding dims=4x6 input=4 from=R frozen=1",
@@ -169,58 +177,57 @@ def frozen(kind: str) -> Callable[[Limits], list[Case]]:
 
 @st.composite
 def draw_sequence(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, name = draw(st.sampled_from(lines(limits))), draw(st.sampled_from(["layer-norm", "rms-norm", "dropout"]))
+    mesh, name = draw(st.sampled_from(meshes_1d(limits))), draw(st.sampled_from(["layer-norm", "rms-norm", "dropout"]))
     width, dim = draw(st.sampled_from([3, 5, 4])), draw(st.sampled_from([None, 0, 1]))
     shape = [draw(st.sampled_from([4, 3, 5, 6])) for _ in range(2)]
-    wrapped, along = draw(st.sampled_from([None, 1])), 1 if dim is None else dim
-    before = draw(st.sampled_from([None, R(), S(1 - along)])) if wrapped else None
+    wrapped, sequence_dim = draw(st.sampled_from([None, 1])), 1 if dim is None else dim
+    source = draw(st.sampled_from([None, R(), S(1 - sequence_dim)])) if wrapped else None
     if not wrapped:
-        shape[along] = mesh.size * draw(st.sampled_from([1, 2]))
+        shape[sequence_dim] = mesh.size * draw(st.sampled_from([1, 2]))
     frozen = draw(st.sampled_from([*[None] * 5, 1])) if name != "dropout" else None
-    said: dict[str, Any] = {"dim": dim, "from_": before, "local": draw(st.sampled_from([None, None, "yes", "no"]))}
-    said |= {"wrapped": wrapped, "frozen": frozen, "seed": draw(draws.seeds())}
-    shape = [max(extent, mesh.size) for extent in shape]  # fewer steps than ranks are no sequence to share
+    values: dict[str, Any] = {"dim": dim, "from_": source, "local": draw(st.sampled_from([None, None, "yes", "no"]))}
+    values |= {"wrapped": wrapped, "frozen": frozen, "seed": draw(draws.seeds())}
+    shape = [max(extent, mesh.size) for extent in shape]  # a sequence has at least as many steps as ranks
     return fields(
-        mesh=mesh, style="SequenceParallel", module=name, dims=width, input=format_shape((*shape, width)), **said
+        mesh=mesh, style="SequenceParallel", module=name, dims=width, input=format_shape((*shape, width)), **values
     )
 
 
 def features_styles(case: Case) -> set[str]:
-    one, ranks, shape = asked(case), case.mesh().size, case.shape("input")
-    found = {"module", f"style:{one.argument.name}"} | ({"frozen"} if "frozen" in case else set())
-    extents = [
-        shape[at.dim] for at in (one.before, one.after) if isinstance(at, S) and -len(shape) <= at.dim < len(shape)
-    ]
-    return found | ({"uneven"} if any(extent % ranks for extent in (*extents, *case.shape("dims"))) else set())
+    style, shape = read_style(case), case.shape("input")
+    found = {"module", f"style:{style.argument.name}"} | ({"frozen"} if "frozen" in case else set())
+    layouts = (style.input_layout, style.output_layout)
+    extents = [shape[at.dim] for at in layouts if isinstance(at, S) and -len(shape) <= at.dim < len(shape)]
+    return found | uneven((*extents, *case.shape("dims")), case.mesh().size)
 
 
-SAYS = "and takes and gives what input_layouts, output_layouts and use_local_output say."
-LAWS = family(
+LAYOUT_OPTIONS = "and has the layouts that input_layouts, output_layouts and use_local_output say."
+LAWS = make_laws(
     styled,
     styled_due,
     {
         "module.styles[colwise]": {
-            "clause": f"ColwiseParallel shards weights by columns {SAYS}",
+            "clause": f"ColwiseParallel shards weights by columns {LAYOUT_OPTIONS}",
             "source": f"{DOC}, ColwiseParallel",
             "control": "mesh=2 style=ColwiseParallel module=linear dims=5x4 input=4x5 to=S(0) local=no",
-            "draw": draw_weighed("ColwiseParallel"),
+            "draw": draw_weighted("ColwiseParallel"),
             "draws": 11,
-            "sweep": frozen("ColwiseParallel"),
+            "sweep": sweep_frozen("ColwiseParallel"),
             "sweeps": 4,
         },
         "module.styles[rowwise]": {
-            "clause": f"RowwiseParallel shards weights by rows {SAYS}",
+            "clause": f"RowwiseParallel shards weights by rows {LAYOUT_OPTIONS}",
             "source": f"{DOC}, RowwiseParallel",
             "control": "mesh=2 style=RowwiseParallel module=linear dims=4x5 input=4x4 to=S(0)",
-            "draw": draw_weighed("RowwiseParallel"),
+            "draw": draw_weighted("RowwiseParallel"),
             "draws": 11,
-            "sweep": frozen("RowwiseParallel"),
+            "sweep": sweep_frozen("RowwiseParallel"),
             "sweeps": 4,
         },
         "module.styles[sequence]": {
             "clause": (
-                "SequenceParallel replicates parameters and works on the sequence dim, to which it moves a DTensor "
-                "that comes otherwise."
+                "SequenceParallel replicates parameters and shards the sequence dim of its input, also of a DTensor "
+                "with another placement."
             ),
             "source": f"{DOC}, SequenceParallel",
             "control": "mesh=2 style=SequenceParallel module=layer-norm dims=2 input=2x4x2 from=R wrapped=1",
@@ -236,7 +243,7 @@ LAWS = family(
 
 @st.composite
 def draw_source(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, sizes = draw(st.sampled_from(lines(limits))), st.sampled_from([3, 5, 4])
+    mesh, sizes = draw(st.sampled_from(meshes_1d(limits))), st.sampled_from([3, 5, 4])
     source, key = draw(st.sampled_from(["0", "1", str(mesh.size - 1), "own"])), draw(st.sampled_from(KEYS))
     dims, kind = draw(st.tuples(sizes, sizes)), draw(st.sampled_from(["ColwiseParallel", "RowwiseParallel"]))
     module = draw(st.sampled_from([None, None, "embedding"]))
@@ -251,7 +258,7 @@ def draw_source(draw: st.DrawFn, limits: Limits) -> Case:
     control="mesh=2 style=ColwiseParallel dims=3x4 key=path src=1",
     draw=draw_source,
     draws=8,
-    # every kind of parameter, from the second rank: sharded and replicated ones
+    # sharded and replicated parameters, from the second rank
     sweep=texts(
         *(
             f"mesh=2 style={style} {module}dims=3x4 key=path src=1"
@@ -265,7 +272,7 @@ def draw_source(draw: st.DrawFn, limits: Limits) -> Case:
     weight=0.1,
 )
 def source(
-    style: AskedStyle,
+    style: LayerStyle,
     mesh: DeviceMesh,
     dims: Shape,
     rank: Rank,
@@ -274,8 +281,7 @@ def source(
     src: Annotated[str, WordField([*map(str, range(8)), "own"])],
     module: Literal["linear", "embedding"] = "linear",
 ):
-    """parallelize_module takes parameters from the rank that src_data_rank names, or each rank's own where it names
-    none."""
+    """parallelize_module takes parameters from the rank src_data_rank, or each rank's own if that is None."""
     net = build_layer(module, dims, seed + rank).to(mesh.device_type)  # every rank has weights of its own
     model = net if key in ("style", "itself") else nn.ModuleDict({"net": nn.ModuleDict({"inner": net})})
     plan = {"style": style, "itself": {"": style}, "path": {"net.inner": style}, "pattern": {"n*.*": style}}[key]
@@ -284,5 +290,5 @@ def source(
 
 
 @source.due
-def _(style: Asked, mesh: Mesh, dims, rank, seed, src, module):
+def _(style: StyleOptions, mesh: Mesh, dims, rank, seed, src, module):
     return style.parameters(build_layer(module, dims, seed + (rank if src == "own" else mesh.ranks[int(src)])), mesh)

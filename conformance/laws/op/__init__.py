@@ -1,1 +1,1 @@
-"""Ops on sharded tensors: forward, backward, programs, what is refused."""
+"""Laws of ops on sharded tensors: forward, backward, programs, refusals."""

@@ -1,4 +1,4 @@
-"""Ops: what a sharded op does is what the plain op does, on every rank, or it is refused by all of them."""
+"""Laws of ops on sharded tensors: the result is that of the dense op on every rank, or every rank refuses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.op.results import (
-    registered_everywhere,
-    result,
-    result_due,
+    has_plain_layouts,
+    has_plain_tensors,
+    refusal_unless,
+    result_law,
     specs,
-    unless,
-    without_pending,
 )
 from shardlaw.conformance.laws.shared.draws import First, Listed
 from shardlaw.strategies.op_catalogue import OPS
@@ -30,65 +29,63 @@ DTENSOR = "torch.distributed.tensor docs, DTensor: operators on sharded tensors 
 LIGHT_SWEEPS = 7
 MORE_SWEEPS = 9
 MOST_SWEEPS = 34
-LIGHT_DRAWS = 0.25  # the first draw of all is the plainest, which the control is like
+LIGHT_DRAWS = 0.25  # the very first draw is the plainest sample, as the control is
 DRAWS = 0.5
-LIGHT_ODDS, ODDS = 1, 2  # in a dtype or a memory that no table names
-REFUSAL: dict[str, Any] = {"never": unless(registered_everywhere), "pending": unless(without_pending), "any": "allowed"}
-VALUE = (
-    "of sharded tensors has the value, shape and dtype that it has of the full tensors, under the "
-    "placements that its result claims."
-)
+LIGHT_UNUSUAL, UNUSUAL = 1, 2  # samples with a dtype or memory layout that is in no table
+REFUSAL: dict[str, Any] = {
+    "never": refusal_unless(has_plain_tensors),
+    "pending": refusal_unless(has_plain_layouts),
+    "any": "allowed",
+}
+CLAUSE = "of sharded tensors has the dense value, shape and dtype, under the placements that the result claims."
 
 
-def case_of(sample: Sample, seed: int = 0) -> Case:
-    """The case that a sample makes; seed 0 is not printed. ``sample`` names the one of OpInfo that it was made of."""
+def to_case(sample: Sample, seed: int = 0) -> Case:
+    """The case of a sample; seed 0 is left out. ``sample`` names the OpInfo sample that it comes from."""
     tensors: dict[str, Any] = dict(sample.tensors)
     return fields(mesh=sample.mesh, **tensors, steps=sample.steps, sample=sample.origin or None, seed=seed or None)
 
 
-def text_of(case: Case) -> str:
-    """The fields of a case alone."""
+def fields_text(case: Case) -> str:
+    """The text of a case without its law."""
     return case.text.partition(" ")[2]
 
 
-def cases_of(samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
-    """Cases of samples, with seeds."""
-    return st.tuples(samples, st.integers(0, 3)).map(lambda drawn: case_of(*drawn))
+def to_cases(samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
+    """The cases of samples, with seeds."""
+    return st.tuples(samples, st.integers(0, 3)).map(lambda pair: to_case(*pair))
 
 
-def listed(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
-    """The cases of those ``samples`` that have ranks enough."""
-    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.most], case_of)
+def list_cases(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
+    """The cases of the ``samples`` for which there are enough ranks."""
+    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.most], to_case)
 
 
-def narrowed(op: Op, case: Case) -> SearchStrategy[Case]:
+def narrow(op: Op, case: Case) -> SearchStrategy[Case]:
     """Cases of the op that are no larger."""
     smaller = samples_no_larger(op, Sample(case.mesh(), tuple(specs(case).items()), case.get("steps")))
-    return (
-        st.just(case)
-        if smaller is None
-        else st.tuples(smaller, st.integers(0, case.seed)).map(lambda drawn: case_of(*drawn))
+    if smaller is None:
+        return st.just(case)
+    return st.tuples(smaller, st.integers(0, case.seed)).map(lambda pair: to_case(*pair))
+
+
+def forward_law(op: Op) -> Law:
+    unusual = LIGHT_UNUSUAL if op.light else UNUSUAL
+    return result_law(
+        f"op.forward[{op.name}]",
+        exact=op.exact,
+        clause=f"{op.name} {CLAUSE}",
+        source=op.source or DTENSOR,
+        control=fields_text(to_case(plainest(op))),
+        draw=lambda limits: to_cases(op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
+        draws=LIGHT_DRAWS if op.light else DRAWS,
+        sweep=lambda limits: Listed(
+            First(unusual_samples(op, unusual, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), to_case
+        ),
+        sweeps=unusual + min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
+        narrow=lambda case: narrow(op, case),
+        refusal=REFUSAL[op.refuses],
     )
 
 
-def forward(op: Op) -> Law:
-    odds = LIGHT_ODDS if op.light else ODDS
-    made = law(
-        f"op.forward[{op.name}]",
-        clause=f"{op.name} {VALUE}",
-        source=op.source or DTENSOR,
-        control=text_of(case_of(plainest(op))),
-        draw=lambda limits: cases_of(op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
-        draws=LIGHT_DRAWS if op.light else DRAWS,
-        sweep=lambda limits: Listed(
-            First(unusual_samples(op, odds, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), case_of
-        ),
-        sweeps=odds + min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
-        narrow=lambda case: narrowed(op, case),
-        refusal=REFUSAL[op.refuses],
-    )(result)
-    made.due(result_due(exact=op.exact))
-    return made
-
-
-LAWS = [*map(forward, OPS.values())]
+LAWS = [*map(forward_law, OPS.values())]

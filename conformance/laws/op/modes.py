@@ -1,4 +1,4 @@
-"""Laws of ops within torch's modes: what an op gives does not depend on whether it may be gone back from."""
+"""The law of ops in inference mode and without gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.program.fields import Operands, Program
-from shardlaw.conformance.laws.op.forward import DTENSOR, case_of
-from shardlaw.conformance.laws.op.results import plain_run, registered_everywhere, unless
+from shardlaw.conformance.laws.op.forward import DTENSOR, to_case
+from shardlaw.conformance.laws.op.results import due_results, has_plain_tensors, refusal_unless
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.op_corners import MODES, corner_samples
 
@@ -22,7 +22,7 @@ WAYS = ("inference", "no-grad")
 
 def sweep_modes(limits: Limits) -> list[Case]:
     samples = [sample for sample in corner_samples(MODES) if max(sample.mesh.ranks) < limits.most]
-    return [case_of(sample).with_fields(mode=mode) for mode in WAYS for sample in samples]
+    return [to_case(sample).with_fields(mode=mode) for mode in WAYS for sample in samples]
 
 
 @law(
@@ -32,18 +32,18 @@ def sweep_modes(limits: Limits) -> list[Case]:
     sweep=sweep_modes,
     sweeps=2 * len(corner_samples(MODES)),
     weight=0.6,
-    refusal=unless(registered_everywhere),
+    refusal=refusal_unless(has_plain_tensors),
     features=lambda case: {f"way:{case.get('mode')}"},
 )
 def modes(steps: Program, operands: Operands, mode: Literal["inference", "no-grad"]):
-    """In inference mode and without gradients, an op on tensors that were made before gives what it gives otherwise."""
+    """In inference mode and under no_grad, an op on tensors created before has the same result as outside."""
     with torch.inference_mode() if mode == "inference" else torch.no_grad():
         value = steps(operands)[-1]
-    # a copy is no inference tensor, of which nothing else may be asked
-    return value.clone() if isinstance(value, torch.Tensor) else [one.clone() for one in value]
+    # a copy is no inference tensor, which would refuse further calls
+    return value.clone() if isinstance(value, torch.Tensor) else [part.clone() for part in value]
 
 
 @modes.due
 def _(steps, operands, mesh: DeviceMesh, rank: Rank):
-    values, _ = plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
+    values, _ = due_results(steps, operands, cast("Mesh", mesh), rank, exact=False)
     return values[-1]

@@ -1,5 +1,4 @@
-"""Programs of several ops: chains, histories, results that are written into a tensor that is given, and views beside
-what they look at."""
+"""Laws of programs of several ops: chains, histories, ``out=`` arguments, views and their bases."""
 
 from __future__ import annotations
 
@@ -16,17 +15,16 @@ from shardlaw.conformance.law.due import caught
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.program.fields import Operands, ProgramField
-from shardlaw.conformance.laws.op.forward import DTENSOR, case_of, cases_of, listed, text_of
+from shardlaw.conformance.laws.op.forward import DTENSOR, fields_text, list_cases, to_case, to_cases
 from shardlaw.conformance.laws.op.results import (
+    due_results,
     due_strides,
+    has_plain_tensors,
+    is_replicated,
     layouts,
-    plain_run,
-    registered_everywhere,
-    replicated,
-    result,
-    result_due,
+    refusal_unless,
+    result_law,
     strides,
-    unless,
 )
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
@@ -49,47 +47,46 @@ from shardlaw.strategies.op_programs import (
 )
 from shardlaw.strategies.ops import Op
 
-SCENES = [*family_histories(), *typed_histories()]
-GROUNDS = 30  # that programs of a kind are tried on in a smoke run
+HISTORIES = [*family_histories(), *typed_histories()]
+ENUMERATED = 30  # enumerated programs of a smoke run
 
 FreshProgram = Annotated[Any, ProgramField(fresh=True)]
 
 
 def may_refuse(case: Case, text: str) -> bool:
-    """As for any op, and a view that would cut uneven shards elsewhere may ask for a redistribution first."""
+    """As for any op; besides, a view that would cut uneven shards elsewhere may ask for a redistribution first."""
     uneven = not all(layout.is_even() for layout in layouts(case))
-    return unless(registered_everywhere)(case, text) or (uneven and "redistribute the tensor before" in text)
+    return refusal_unless(has_plain_tensors)(case, text) or (uneven and "redistribute the tensor before" in text)
 
 
-program = law(
+program = result_law(
     "op.program",
-    clause="A chain of ops gives what it gives on full tensors, also where a later op takes a result whose "
-    "reduction is still pending.",
+    exact=False,
+    clause="A chain of ops has the dense results, also if a later op takes a result with a pending reduction.",
     source=DTENSOR,
     control="mesh=2 a=4x2:S(0):float32:small steps=x=sum(a,0);mul(x,2)",
-    draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
+    draw=lambda limits: to_cases(op_programs(world_size=limits.world_size)),
     draws=50,
-    sweep=lambda limits: listed([*corner_samples(), *enumerate_programs(limits.most)], limits),
-    sweeps=len(corner_samples()) + GROUNDS,
+    sweep=lambda limits: list_cases([*corner_samples(), *enumerate_programs(limits.most)], limits),
+    sweeps=len(corner_samples()) + ENUMERATED,
     weight=8.0,
     refusal=may_refuse,
-)(result)
-program.due(result_due(exact=False))
+)
 
 
 @law(
     "op.history",
     source=DTENSOR,
     control="mesh=2 a=4x2:S(0):float32:positive steps=add(a,2);add(a,2.5)",
-    draw=lambda limits: cases_of(op_histories(world_size=limits.world_size)),
+    draw=lambda limits: to_cases(op_histories(world_size=limits.world_size)),
     draws=40,
-    sweep=lambda limits: listed([*SCENES, *enumerate_histories(limits.most)], limits),
-    sweeps=len(SCENES) + GROUNDS,
+    sweep=lambda limits: list_cases([*HISTORIES, *enumerate_histories(limits.most)], limits),
+    sweeps=len(HISTORIES) + ENUMERATED,
     weight=5.0,
     refusal="allowed",
 )
 def history(steps: FreshProgram, operands: Operands):
-    """An op gives the same result whatever it was called with before: scalars of another kind, other dims, dtypes and
+    """The result of an op does not depend on earlier calls with scalars of another type, other dims, dtypes or
     shapes."""
     values = steps(operands)
     results = {f"step{at}": value for at, value in enumerate(values, 1)}
@@ -99,7 +96,7 @@ def history(steps: FreshProgram, operands: Operands):
 
 @history.due
 def _(steps, operands, mesh: DeviceMesh, rank: Rank):
-    values, after = plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
+    values, after = due_results(steps, operands, cast("Mesh", mesh), rank, exact=False)
     results = {f"step{at}": value for at, value in enumerate(values, 1)}
     return {**results, "strides": [due_strides(value, operands) for value in values], **after}
 
@@ -108,69 +105,68 @@ def _(steps, operands, mesh: DeviceMesh, rank: Rank):
     "op.plans-agree",
     source=DTENSOR,
     control="mesh=2 a=4x2:S(0):float32:positive b=2x4:R steps=mm(a,b)",
-    draw=lambda limits: cases_of(op_programs(world_size=limits.world_size)),
+    draw=lambda limits: to_cases(op_programs(world_size=limits.world_size)),
     draws=60,
     refusal="allowed",
 )
 def plans_agree(steps: FreshProgram, operands: Operands):
-    """All ranks of a mesh plan the ops of a program alike: what they ask of operands and what they claim of results."""
-    told: list[str] = []
-    planner, true = compat.planner, compat.planner.propagate_op_sharding_non_cached
+    """All ranks of a mesh plan the ops of a program alike: the placements they require of operands and claim for
+    results."""
+    plans: list[str] = []
+    planner, original = compat.planner, compat.planner.propagate_op_sharding_non_cached
 
-    def plan(schema):
-        found = true(schema)
-        if not found.use_val_from_redistribute_schema:  # local sizes are of a rank
-            told.append(f"{schema}: {found.needs_redistribute} {found.redistribute_schema} {found.output_spec!r}")
+    def record_plan(schema):
+        found = original(schema)
+        if not found.use_val_from_redistribute_schema:  # else the plan contains local sizes, which differ by rank
+            plans.append(f"{schema}: {found.needs_redistribute} {found.redistribute_schema} {found.output_spec!r}")
         return found
 
-    planner.propagate_op_sharding_non_cached = plan
-    ended = caught(lambda: steps(operands))  # by an error where a shard is too small: that is not about plans
+    planner.propagate_op_sharding_non_cached = record_plan
+    outcome = caught(lambda: steps(operands))  # an error, where a shard is too small, says nothing about plans
     del planner.propagate_op_sharding_non_cached
-    every: list[Any] = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * dist.get_world_size()
     members = [tensor.device_mesh for tensor in operands.values() if isinstance(tensor, DTensor)]
-    counts = not isinstance(ended, Exception) and all(mesh.get_coordinate() is not None for mesh in members)
-    dist.all_gather_object(every, told if counts else None)
-    return {"alike": len({str(one) for one in every if one is not None}) <= 1}
+    counts = not isinstance(outcome, Exception) and all(mesh.get_coordinate() is not None for mesh in members)
+    dist.all_gather_object(gathered, plans if counts else None)
+    return {"alike": len({str(rank_plans) for rank_plans in gathered if rank_plans is not None}) <= 1}
 
 
 @plans_agree.due
 def _(steps, operands, mesh: DeviceMesh, rank: Rank):
-    plain_run(steps, operands, cast("Mesh", mesh), rank, exact=False)
+    due_results(steps, operands, cast("Mesh", mesh), rank, exact=False)
     return {"alike": True}
 
 
-def out(op: Op) -> Law:
+def out_law(op: Op) -> Law:
     variant = op.variants[0]
     sizes = variant.fits(dict.fromkeys(variant.symbols, 3))
     sample = variant.sample(Mesh.parse("2"), sizes, {arg.name: (Replicate(),) for arg in variant.args}, "float32")
-    made = law(
+    return result_law(
         f"op.out[{op.name}]",
-        clause=f"A tensor that is given for the result of {op.name} holds it afterwards, where it was placed before, "
-        "or is refused.",
+        exact=op.exact,
+        clause=f"A tensor passed as out= to {op.name} has the result and its old placements afterwards, or is refused.",
         source=f"{DTENSOR}, out= included",
-        control=text_of(case_of(sample)),
-        draw=lambda limits: cases_of(out_samples(op, world_size=limits.world_size)),
+        control=fields_text(to_case(sample)),
+        draw=lambda limits: to_cases(out_samples(op, world_size=limits.world_size)),
         draws=1,
-        sweep=lambda limits: listed(enumerate_out_calls(op, limits.most), limits),
+        sweep=lambda limits: list_cases(enumerate_out_calls(op, limits.most), limits),
         sweeps=OUT_SCENARIOS,
-        refusal=unless(replicated),
-    )(result)
-    made.due(result_due(exact=op.exact))
-    return made
+        refusal=refusal_unless(is_replicated),
+    )
 
 
-alias = law(
+alias = result_law(
     "op.alias",
-    clause="What is written to a tensor is seen in a view of it, and the other way round, wherever plain ones "
-    "share memory.",
+    exact=True,
+    clause="A write to a tensor shows in its views, and a write to a view in its base, wherever dense tensors share "
+    "memory.",
     source=f"{DTENSOR}; torch docs, Tensor Views: a view shares its data with its base",
     control="mesh=2 a=4x2:S(0) steps=v=t(a);a.add_(1);v",
-    draw=lambda limits: cases_of(alias_samples(world_size=limits.world_size)),
+    draw=lambda limits: to_cases(alias_samples(world_size=limits.world_size)),
     draws=12,
-    sweep=lambda limits: listed(enumerate_aliases(limits.most), limits),
-    sweeps=GROUNDS,
-    refusal=unless(replicated),
-)(result)
-alias.due(result_due(exact=True))
+    sweep=lambda limits: list_cases(enumerate_aliases(limits.most), limits),
+    sweeps=ENUMERATED,
+    refusal=refusal_unless(is_replicated),
+)
 
-LAWS = [program, *map(out, OUTS), alias]
+LAWS = [program, *map(out_law, OUTS), alias]

@@ -1,4 +1,4 @@
-"""What an op must refuse: operands that have no meaning together, and what the plain op refuses too."""
+"""Laws of what ops must refuse: operands that cannot be combined, and calls that the dense op refuses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardlaw.conformance.law.due import Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import TensorField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.program.fields import Operands, Program
-from shardlaw.conformance.laws.op.forward import case_of, listed
-from shardlaw.conformance.laws.op.results import plain_of, result, result_due
+from shardlaw.conformance.laws.op.forward import list_cases, to_case
+from shardlaw.conformance.laws.op.results import dense_operands, result_law
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard
 from shardlaw.strategies.op_refusals import (
@@ -34,29 +34,25 @@ DTENSOR = "torch.distributed.tensor docs, DTensor"
     "op.refuses[mixed]",
     source=f"{DTENSOR}: all torch.Tensor arguments must be converted to DTensor before they meet one",
     control="mesh=2 a=4x4:S(0) b=4x4 steps=add(a,b)",
-    draw=lambda limits: mixed_samples(world_size=limits.world_size).map(case_of),
+    draw=lambda limits: mixed_samples(world_size=limits.world_size).map(to_case),
     draws=24,
 )
 def mixed(steps: Program, operands: Operands):
-    """An op of a sharded tensor and a plain one that is no scalar is refused on every rank."""
+    """Every rank refuses an op of a DTensor and a plain tensor that is no scalar."""
     return {"refusal": caught(lambda: steps(operands)[-1])}
 
 
 @mixed.due
 def _(operands):
-    plain = {
-        isinstance(tensor, torch.Tensor)
-        for tensor in operands.values()
-        if not isinstance(tensor, torch.Tensor) or tensor.ndim
-    }
-    if plain != {True, False}:
+    is_plain = {isinstance(x, torch.Tensor) for x in operands.values() if not isinstance(x, torch.Tensor) or x.ndim}
+    if is_plain != {True, False}:
         raise Meaningless("no plain tensor meets a sharded one")
     return {"refusal": Refused()}
 
 
-def on_two_meshes(limits: Limits) -> SearchStrategy[Case]:
-    def case(drawn: tuple[Sample, Mesh]) -> Case:
-        sample, other = drawn
+def draw_two_meshes(limits: Limits) -> SearchStrategy[Case]:
+    def case(pair: tuple[Sample, Mesh]) -> Case:
+        sample, other = pair
         tensors: dict[str, Any] = dict(sample.tensors)
         return fields(mesh=sample.mesh, mesh__other=other, **tensors, steps=sample.steps)
 
@@ -68,11 +64,11 @@ def on_two_meshes(limits: Limits) -> SearchStrategy[Case]:
     source=f"{DTENSOR}: operators need all their tensors on one DeviceMesh; communication across meshes is not "
     "supported",
     control="mesh=2 mesh.other=2@1,0 a=4x4:S(0) b=4x4:S(0) steps=add(a,b)",
-    draw=on_two_meshes,
+    draw=draw_two_meshes,
     draws=20,
 )
 def meshes(steps: Program, a: DTensor, b: Annotated[DTensor, TensorField("mesh.other")]):
-    """An op of tensors that live on different meshes is refused on every rank."""
+    """Every rank refuses an op of tensors on different meshes."""
     return {"refusal": caught(lambda: steps({"a": a, "b": b})[-1])}
 
 
@@ -87,19 +83,18 @@ def _(a, b):
     "op.refuses[parity]",
     source=f"{DTENSOR}: operators on sharded tensors follow the semantics of torch.Tensor, its errors included",
     control="mesh=2 a=4x6:S(0) steps=sum(a,2)",
-    draw=lambda limits: invalid_call_samples(world_size=limits.world_size).map(case_of),
+    draw=lambda limits: invalid_call_samples(world_size=limits.world_size).map(to_case),
     draws=60,
     weight=2.0,
 )
 def parity(steps: Program, operands: Operands):
-    """What the plain op refuses, such as sizes that do not fit or a dim out of range, the sharded op refuses on every
-    rank."""
+    """Every rank refuses what the dense op refuses, such as sizes that do not fit or a dim out of range."""
     return {"refusal": caught(lambda: steps(operands)[-1])}
 
 
 @parity.due
 def _(steps, operands):
-    if not isinstance(caught(lambda: steps.run_plain(plain_of(operands))), Exception):
+    if not isinstance(caught(lambda: steps.run_plain(dense_operands(operands))), Exception):
         raise Meaningless("the plain op is not refused")
     return {"refusal": Refused()}
 
@@ -109,13 +104,12 @@ def _(steps, operands):
     source="torch.distributed.tensor, the message of unbind: it cannot be performed along a sharded dim without "
     "redistribution",
     control="mesh=2 a=2x3:S(0) steps=unbind(a,0)",
-    draw=lambda limits: unbind_samples(world_size=limits.world_size).map(case_of),
+    draw=lambda limits: unbind_samples(world_size=limits.world_size).map(to_case),
     draws=8,
     tier="extended",
 )
 def unbind(steps: Program, operands: Operands):
-    """A tensor is not taken apart along a dim that is sharded: that would need a redistribution that nobody asked
-    for."""
+    """unbind along a sharded dim is refused: it would need a redistribution that the caller did not ask for."""
     return {"refusal": caught(lambda: steps(operands)[-1])}
 
 
@@ -127,17 +121,17 @@ def _(steps, operands):
     return {"refusal": Refused()}
 
 
-restrided = law(
+restrided = result_law(
     "op.restrided",
-    clause="as_strided gives what its sizes, strides and offset say of the memory of the whole tensor, or is refused.",
+    exact=True,
+    clause="as_strided applies its sizes, strides and offset to the memory of the dense tensor, or is refused.",
     source=f"{DTENSOR}: operators follow the semantics of torch.Tensor; torch docs, torch.as_strided",
     control="mesh=2 a=4x4:S(0) steps=as_strided(a,(4,4),(4,1))",
-    sweep=lambda limits: listed(stride_call_samples(), limits),
+    sweep=lambda limits: list_cases(stride_call_samples(), limits),
     sweeps=len(stride_call_samples()),
     refusal="allowed",
     tier="extended",
-)(result)
-restrided.due(result_due(exact=True))
+)
 
 
 LAWS = [restrided]

@@ -1,5 +1,5 @@
-"""What an op gives and leaves behind: the same calls on plain tensors are right, and every rank compares what it
-holds with them."""
+"""What an op must return and write: due values come from the same calls on dense tensors; each rank compares what it
+has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Due, Global, Meaningless, Near, Of
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.program.calls import program_features
 from shardlaw.conformance.law.program.fields import Operands, Program
 from shardlaw.conformance.law.program.parse import Program as Steps
@@ -31,7 +32,7 @@ EXACT_DTYPES = (torch.float32, torch.float64)
 
 
 def result(steps: Program, operands: Operands):
-    """What the last step gives, its strides, and what the operands are afterwards."""
+    """The result of the last step, its strides, and the operands after it."""
     value = steps(operands)[-1]
     after = {f"operand.{name}": tensor for name, tensor in operands.items()}
     return {"result": value, "strides": strides(value), **after}
@@ -45,17 +46,18 @@ def strides(value):
 
 
 def result_due(*, exact: bool) -> Callable[..., Any]:
-    """What is due of :func:`result`; ``exact``: to the bit, where the dtypes allow it."""
+    """The due function of :func:`result`; ``exact``: bit by bit, if dtypes and mesh allow it."""
 
     def due(steps: Any, operands: Any, mesh: DeviceMesh, rank: Rank):
-        values, after = plain_run(steps, operands, cast("Mesh", mesh), rank, exact)
+        values, after = due_results(steps, operands, cast("Mesh", mesh), rank, exact)
         return {"result": values[-1], "strides": due_strides(values[-1], operands), **after}
 
     return due
 
 
 def due_strides(value: Any, operands: dict[str, Any]) -> Any:
-    """The strides of the plain op's result, unless the plain op ran on copies that lie otherwise (:func:`plain_of`)."""
+    """The due strides of a result, unless its operands have other strides than their dense copies
+    (:func:`dense_operands`)."""
     alike = all(not isinstance(x, Global) or x.memory != "expanded" for x in operands.values())
     return Of(_strides_of(value), "wrong-metadata") if alike else ...
 
@@ -66,56 +68,64 @@ def _strides_of(value: Any) -> Any:
     return strides(value.full) if isinstance(value, Result) else None
 
 
-def plain_run(
+def result_law(id: str, *, exact: bool, **record: Any) -> Law:
+    """A law with the act :func:`result`."""
+    made = law(id, **record)(result)
+    made.due(result_due(exact=exact))
+    return made
+
+
+def due_results(
     steps: Steps, operands: dict[str, Any], mesh: Mesh, rank: int, exact: bool
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What is due of every step, and of the operands after them."""
-    plain = plain_of(operands)
+    """The due result of every step, and the due operands after the last one. Raises :class:`Meaningless`."""
+    tensors = dense_operands(operands)
     try:
-        values = steps.run_plain(plain)
+        values = steps.run_plain(tensors)
     except Exception as error:
         raise Meaningless(f"the plain op is refused: {type(error).__name__}: {error}") from None
-    sharp, member = exact and is_exact(operands, mesh), mesh.coord(rank) is not None
+    exact, member = exact and is_exact(operands, mesh), mesh.coord(rank) is not None
     written = "in-place" in program_features(steps.text)
-    after = {f"operand.{name}": _left(x, plain[name], written, member, sharp) for name, x in operands.items()}
-    return [_given(value, mesh, member, sharp) for value in values], after
+    after = {f"operand.{name}": _due_operand(x, tensors[name], written, member, exact) for name, x in operands.items()}
+    return [_due_result(value, mesh, member, exact) for value in values], after
 
 
-def plain_of(operands: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Tensors that a program may change, apart in memory as those on the ranks are: not every op takes any offset."""
-    plain = {name: _full(x).clone(memory_format=torch.preserve_format) for name, x in operands.items()}
-    apart = {name: x.memory for name, x in operands.items() if isinstance(x, Global) and x.memory in LOST_BY_CLONE}
-    return plain | {name: lay_out(plain[name], memory) for name, memory in apart.items()}
+def dense_operands(operands: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Dense copies of the operands, each in its own memory and with its memory layout, that a program may write
+    into."""
+    tensors = {name: _dense(x).clone(memory_format=torch.preserve_format) for name, x in operands.items()}
+    for name, x in operands.items():
+        if isinstance(x, Global) and x.memory in LOST_BY_CLONE:
+            tensors[name] = lay_out(tensors[name], x.memory)
+    return tensors
 
 
-def _full(x: Global | torch.Tensor) -> torch.Tensor:
+def _dense(x: Global | torch.Tensor) -> torch.Tensor:
     return x.full if isinstance(x, Global) else x
 
 
 def is_exact(operands: dict[str, Any], mesh: Mesh) -> bool:
-    """Whether small integers and their sums stay exact: by the dtypes, and because a share of a value, which an
-    operand may have
-    to be split into, is exact where every mesh dim is a power of two."""
-    halves = all(size & (size - 1) == 0 for size in mesh.shape)
-    return halves and all(_full(x).dtype in EXACT_DTYPES or not _full(x).is_floating_point() for x in operands.values())
+    """Whether small integers and their sums are exact: by the dtypes, and because an operand that becomes a pending sum
+    is divided exactly only where every mesh dim is a power of two."""
+    powers_of_two = all(size & (size - 1) == 0 for size in mesh.shape)
+    tensors = map(_dense, operands.values())
+    return powers_of_two and all(x.dtype in EXACT_DTYPES or not x.is_floating_point() for x in tensors)
 
 
-def _given(value: Any, mesh: Mesh, member: bool, exact: bool) -> Any:
-    """What is due of a result, part by part: tensors under whatever placements they claim, and numbers, on the ranks
-    of the mesh."""
+def _due_result(value: Any, mesh: Mesh, member: bool, exact: bool) -> Any:
+    """The due value of a result: tensors under whatever placements they claim; numbers, on ranks of the mesh only."""
     if isinstance(value, torch.Tensor):
         return Result(value, mesh, exact)
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return [_given(part, mesh, member, exact) for part in value]
+        return [_due_result(part, mesh, member, exact) for part in value]
     return Number(value, exact=exact) if member else ...
 
 
-def _left(x: Global | torch.Tensor, now: torch.Tensor, written: bool, member: bool, exact: bool) -> Any:
-    """What is due of an operand: what was changed holds the new value under its old placements, the rest is
-    untouched."""
-    full = _full(x)
+def _due_operand(x: Global | torch.Tensor, now: torch.Tensor, written: bool, member: bool, exact: bool) -> Any:
+    """The due value of an operand: the new elements in its old placements if it was changed, else the same bits."""
+    full = _dense(x)
     changed = now.shape != full.shape or now.dtype != full.dtype or not torch.equal(now, full)
-    # what is written may be what was there; the contributions to it are others then
+    # the written value may equal the old one: contributions to a pending sum are then others
     if not changed and not (written and isinstance(x, Global) and x.layout.has_partial()):
         return Untouched(x)
     if isinstance(x, torch.Tensor):
@@ -126,8 +136,8 @@ def _left(x: Global | torch.Tensor, now: torch.Tensor, written: bool, member: bo
 
 
 class Result(Claimed):
-    """A DTensor that denotes a tensor under the placements that it claims; a rank outside the mesh knows its shape
-    and dtype, and no more."""
+    """A DTensor of these elements under the placements that it claims. A rank outside the mesh must see its shape and
+    dtype."""
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None:
@@ -141,7 +151,8 @@ class Result(Claimed):
 
 @dataclass(frozen=True)
 class Untouched(Due):
-    """An operand whose elements on this rank are bit by bit what they were; a rank outside its mesh has none."""
+    """An operand whose local elements are, bit by bit, what they were before the call, and whose shape and placements
+    are too."""
 
     operand: Global | torch.Tensor
 
@@ -160,7 +171,7 @@ class Untouched(Due):
             x, Global
         ):
             claimed, due = (read_placements(got.placements), tuple(got.shape)), (x.placements, x.layout.shape)
-            message = f"{place} must stay under its placements, of its shape"
+            message = f"the shape and placements of {place} must not change"
             here.require(claimed == due, "wrong-metadata", check, message, due, claimed)
 
     def for_script(self, rank: int) -> Any:
@@ -170,7 +181,7 @@ class Untouched(Due):
 
 @dataclass(frozen=True)
 class Number(Near):
-    """A Python number of the same type, equal or, where it may have been rounded, near."""
+    """A Python number of the same type: equal, or near if it may have been rounded."""
 
     exact: bool = True
 
@@ -179,13 +190,13 @@ class Number(Near):
         here.require(alike, "wrong-value", check, f"{place} is {got!r}, must be {self.value!r}", self.value, got)
 
 
-# When a refusal is a deviation
+# Which refusals are deviations
 
 
 def specs(case: Case) -> dict[str, TensorSpec]:
-    """The tensors that the steps of a case name."""
-    wanted = Steps.parse(case.get("steps")).names()
-    return {name: case.tensor(name) for name, _ in case.fields if name in wanted}
+    """The tensors that the steps of a case use, by name."""
+    names = Steps.parse(case.get("steps")).names()
+    return {name: case.tensor(name) for name, _ in case.fields if name in names}
 
 
 def layouts(case: Case) -> Iterator[Layout]:
@@ -194,37 +205,36 @@ def layouts(case: Case) -> Iterator[Layout]:
         yield Layout(spec.shape, mesh, spec.placements if spec.placements is not None else (Replicate(),) * mesh.ndim)
 
 
-def registered_everywhere(case: Case) -> bool:
-    """Whether nothing about the tensors is out of the way: they have elements of a common dtype, lie in one piece and
-    are not strided."""
-    whole = all(
+def has_plain_tensors(case: Case) -> bool:
+    """Whether all tensors have elements, a common dtype, contiguous memory and no strided shards."""
+    plain = all(
         0 not in spec.shape and spec.memory == "plain" and spec.dtype in COMMON for spec in specs(case).values()
     )
-    return whole and not any(layout.is_strided() for layout in layouts(case))
+    return plain and not any(layout.is_strided() for layout in layouts(case))
 
 
-def without_pending(case: Case) -> bool:
-    """As :func:`registered_everywhere`, no reduction is pending, no shard is empty, and no dim of size 1 may pass for
-    broadcasting."""
-    aside = any(layout.has_partial() or layout.empty_coords() or 1 in layout.shape for layout in layouts(case))
-    return registered_everywhere(case) and not aside
+def has_plain_layouts(case: Case) -> bool:
+    """As :func:`has_plain_tensors`; and there is no pending reduction, no empty shard and no dim of size 1, which might
+    be broadcast."""
+    edges = any(layout.has_partial() or layout.empty_coords() or 1 in layout.shape for layout in layouts(case))
+    return has_plain_tensors(case) and not edges
 
 
-def replicated(case: Case) -> bool:
-    """As :func:`registered_everywhere`, and every tensor is replicated: nothing is asked of sharding."""
+def is_replicated(case: Case) -> bool:
+    """As :func:`has_plain_tensors`; and every tensor is replicated."""
     named = [spec.placements or () for spec in specs(case).values()] + (
         [case.placements("arrives")] if "arrives" in case else []
     )
-    return registered_everywhere(case) and all(
+    return has_plain_tensors(case) and all(
         isinstance(placement, Replicate) for placements in named for placement in placements
     )
 
 
-def unless(wanted: Callable[[Case], bool]) -> Callable[[Case, str], bool]:
-    """Refusals are allowed, but not of the cases that are ``wanted``; older releases may have no rule for an op."""
+def refusal_unless(must_run: Callable[[Case], bool]) -> Callable[[Case, str], bool]:
+    """Allow refusals, except of cases for which ``must_run`` is true. Older releases may have no rule for an op."""
 
     def allowed(case: Case, text: str) -> bool:
         older = compat.torch_release() < RULES_KNOWN_FROM and "not have a sharding strategy registered" in text
-        return older or not wanted(case)
+        return older or not must_run(case)
 
     return allowed

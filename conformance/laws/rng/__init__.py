@@ -1,1 +1,1 @@
-"""Random ops: seeds, replicas, shards."""
+"""Laws of random ops: seeds, replicas, shards, generator offsets."""

@@ -1,4 +1,4 @@
-"""The law of models that are made without memory, sharded, and then get their memory and their parameters."""
+"""The law of models that are created on the meta device, sharded, and then allocated and initialised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -15,8 +14,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed, Shape
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import on
-from shardlaw.conformance.laws.module.zoo import NEEDS
+from shardlaw.conformance.laws.module.arguments import dtensor
+from shardlaw.conformance.laws.module.model_fields import NEEDS
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
@@ -24,7 +23,7 @@ from shardlaw.reference.placement import Replicate as R
 from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import Blank, eighths
 
-SHOWN = (
+CASES = (
     "mesh=2 dims=3x4x5 way=tensor",
     "mesh=2 dims=3x5x4 way=fully",
     "mesh=3 dims=2x6x3 way=tensor",
@@ -34,18 +33,14 @@ SHOWN = (
 )
 
 
-def draw_materialized(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_meta_device(draw: st.DrawFn, limits: Limits) -> Case:
     sizes = st.sampled_from([3, 4, 5, 2, 7])
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(palette_meshes(("2", "3", "4", "2x2"), limits.world_size)))
-        way = "both" if mesh.ndim > 1 else draw(st.sampled_from(["fully", "tensor"]))
-        split = mesh.shape[-1] * draw(st.sampled_from([1, 2])) if way != "fully" else draw(sizes)
-        dims = format_shape((draw(sizes), split, draw(sizes)))
-        return fields(mesh=mesh, dims=dims, way=way, seed=draw(draws.seeds()))
-
-    return case()
+    mesh = draw(st.sampled_from(palette_meshes(("2", "3", "4", "2x2"), limits.world_size)))
+    way = "both" if mesh.ndim > 1 else draw(st.sampled_from(["fully", "tensor"]))
+    split = mesh.shape[-1] * draw(st.sampled_from([1, 2])) if way != "fully" else draw(sizes)
+    dims = format_shape((draw(sizes), split, draw(sizes)))
+    return fields(mesh=mesh, dims=dims, way=way, seed=draw(draws.seeds()))
 
 
 def features(case: Case) -> set[str]:
@@ -56,33 +51,33 @@ def features(case: Case) -> set[str]:
 @law(
     "module.materialized",
     source="torch.distributed.fsdp docs, fully_shard: meta device; torch.nn.Module.to_empty",
-    control=SHOWN[0],
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
-    draw=draw_materialized,
+    control=CASES[0],
+    sweep=texts(*CASES),
+    sweeps=len(CASES),
+    draw=draw_meta_device,
     draws=5,
     features=features,
     needs=NEEDS,
     weight=0.2,
 )
 def materialized(mesh: NamedMesh, dims: Shape, way: Literal["tensor", "fully", "both"], seed: Seed):
-    """A model that is sharded on the meta device has what the dense one has once it is given memory and its parameters
-    are set."""
+    """A model that is sharded on the meta device equals the dense model once its memory is allocated and its parameters
+    are reset."""
     with torch.device("meta"):
         model: Any = Blank(dims)
     if way != "fully":
-        pair = mesh["b"] if way == "both" else mesh
-        parallelize_module(model, pair, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+        tp_mesh = mesh["b"] if way == "both" else mesh
+        parallelize_module(model, tp_mesh, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
     if way != "tensor":
         fully_shard(model, mesh=mesh["a"] if way == "both" else mesh)
     model.to_empty(device=mesh.device_type)
-    for part in model.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
     return {
         "parameters": dict(model.named_parameters()),
         "buffers": dict(model.named_buffers()),
-        "trained": {name: one.requires_grad for name, one in model.named_parameters()},
+        "trained": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
         "forward": model(eighths((4, dims[0]), seed).to(mesh.device_type)),
     }
 
@@ -90,19 +85,20 @@ def materialized(mesh: NamedMesh, dims: Shape, way: Literal["tensor", "fully", "
 @materialized.due
 def _(mesh: Mesh, dims, way: str, seed: int, rank: Rank):
     model = Blank(dims)
-    full, pair = mesh, mesh
+    fsdp_mesh, tp_mesh = mesh, mesh
     if way == "both":
-        full, pair = (mesh.slice((dim,), mesh.coord(rank) or (0, 0)) for dim in (0, 1))
+        fsdp_mesh, tp_mesh = (mesh.slice((dim,), mesh.coord(rank) or (0, 0)) for dim in (0, 1))
 
-    def due(name: str, whole: torch.Tensor) -> Any:
+    def due(name: str, full: torch.Tensor) -> Any:
         if name.startswith("norm"):
-            return Near(whole.detach()) if way == "tensor" else Claimed(whole.detach(), full)
-        return Claimed(whole.detach(), mesh)
+            return Near(full) if way == "tensor" else Claimed(full, fsdp_mesh)
+        return Claimed(full, mesh)
 
-    buffers = {name: whole if way == "fully" else on(pair, whole, R()) for name, whole in model.named_buffers()}
+    # styles replicate the buffers of their modules
+    buffers = {name: full if way == "fully" else dtensor(tp_mesh, full, R()) for name, full in model.named_buffers()}
     return {
-        "parameters": {name: due(name, whole) for name, whole in model.named_parameters()},
-        "buffers": buffers,  # styles replicate those of the modules that they are for
+        "parameters": {name: due(name, full.detach()) for name, full in model.named_parameters()},
+        "buffers": buffers,
         "trained": Of({name: True for name, _ in model.named_parameters()}),
         "forward": Near(model(eighths((4, dims[0]), seed)).detach()),
     }

@@ -1,9 +1,9 @@
-"""The law of models that ``FullyShardedDataParallel`` wraps: their steps, norms and whole states.
+"""The law of models under ``FullyShardedDataParallel``: their steps, gradient norms and full state dicts.
 
-``strategy`` says what is sharded (``full``: parameters, ``grad``: gradients and the state of the optimizer, ``none``:
-nothing), ``orig`` whether the optimizer gets the parameters themselves, ``units`` whether a layer is a unit of its own.
-Gradients are clipped by the norm of order ``clip``; ``host`` says whether the whole state of the optimizer is brought
-there.
+Fields of a case: ``strategy`` is what is sharded (``full``: parameters, ``grad``: gradients and optimizer state,
+``none``: nothing), ``orig`` whether the optimizer gets the original parameters, ``units`` whether a layer is wrapped
+separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
+offloaded to the CPU.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import FromCase
-from shardlaw.conformance.laws.module.sharded import inputs_of
-from shardlaw.conformance.laws.module.told import Whole
-from shardlaw.conformance.laws.module.zoo import NEEDS, Pairs
+from shardlaw.conformance.laws.module.fsdp_methods import MLPModel
+from shardlaw.conformance.laws.module.fully_shard import read_rank_batches
+from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs, mean_backward
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import format_shape
 from shardlaw.strategies.meshes import palette_meshes
 
 MODEL = "mesh=2 model=mlp dims=5x7x3"
-SHOWN = (
+CASES = (
     f"{MODEL} strategy=full",
     "mesh=3 model=mlp dims=5x4x2 strategy=full units=yes clip=3.0 compute=float32",
     f"{MODEL} strategy=grad orig=yes clip=2.0 compute=float32",
@@ -51,7 +51,7 @@ SHOWN = (
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    """Adam that moves little where gradients are small."""
+    """Adam with small steps where gradients are small."""
     return torch.optim.Adam(model.parameters(), lr=0.25, eps=1.0, foreach=False)
 
 
@@ -62,18 +62,18 @@ def features(case: Case) -> set[str]:
 
 
 @st.composite
-def draw_wrapped(draw: st.DrawFn, limits: Limits) -> Case:
+def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
     mesh, sizes = (
         draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size))),
         st.sampled_from([3, 5, 7, 4, 2]),
     )
-    said: dict[str, Any] = {"model": "mlp", "dims": format_shape(draw(st.tuples(sizes, sizes, sizes)))}
-    said["strategy"] = draw(st.sampled_from(("full", "full", "grad", "none")))
-    said |= {name: draw(st.sampled_from((None, "yes"))) for name in ("orig", "units")}
-    said["clip"] = draw(st.sampled_from((None, "2.0", "1.0", "0.5", "inf", "0.0", "-inf", "-1.0")))
-    said["compute"] = draw(st.sampled_from((None, "float32", "float32", "float32"))) if said["clip"] else None
-    said["host"] = draw(st.sampled_from((None, None, "no")))
-    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
+    values: dict[str, Any] = {"model": "mlp", "dims": format_shape(draw(st.tuples(sizes, sizes, sizes)))}
+    values["strategy"] = draw(st.sampled_from(("full", "full", "grad", "none")))
+    values |= {name: draw(st.sampled_from((None, "yes"))) for name in ("orig", "units")}
+    values["clip"] = draw(st.sampled_from((None, "2.0", "1.0", "0.5", "inf", "0.0", "-inf", "-1.0")))
+    values["compute"] = draw(st.sampled_from((None, "float32", "float32", "float32"))) if values["clip"] else None
+    values["host"] = draw(st.sampled_from((None, None, "no")))
+    return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
 
 
 @law(
@@ -82,19 +82,19 @@ def draw_wrapped(draw: st.DrawFn, limits: Limits) -> Case:
         "torch.distributed.fsdp docs, FullyShardedDataParallel: clip_grad_norm_, the norm of all gradients as a "
         "single vector; state_dict_type; optim_state_dict"
     ),
-    control=SHOWN[0],
-    draw=draw_wrapped,
+    control=CASES[0],
+    draw=draw_fsdp1,
     draws=10,
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
+    sweep=texts(*CASES),
+    sweeps=len(CASES),
     features=features,
     needs=NEEDS,
     weight=0.3,
 )
-def wrapped(
-    model: Whole,
+def fsdp1(
+    model: MLPModel,
     mesh: NamedMesh,
-    inputs: Annotated[Pairs, FromCase(inputs_of)],
+    inputs: Annotated[Pairs, FromCase(read_rank_batches)],
     strategy: Literal["full", "grad", "none"],
     orig: bool = False,
     units: bool = False,
@@ -102,12 +102,12 @@ def wrapped(
     host: bool = True,
     compute: torch.dtype = torch.float64,
 ):
-    """A wrapped model computes the dense outputs, clips by the dense norm of any order, and gives the states of the
-    dense model and of its optimizer as whole ones."""
-    kinds = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "none": "NO_SHARD"}
+    """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
+    the full state dicts of the dense model and its optimizer."""
+    strategies = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "none": "NO_SHARD"}
     model.to(compute)
     options: dict[str, Any] = {
-        "sharding_strategy": ShardingStrategy[kinds[strategy]],
+        "sharding_strategy": ShardingStrategy[strategies[strategy]],
         "process_group": mesh.get_group(),
         "device_id": torch.device(mesh.device_type),
         "use_orig_params": orig,
@@ -115,46 +115,43 @@ def wrapped(
     if units:
         model.net1 = FullyShardedDataParallel(model.net1, **options)
     parallel = FullyShardedDataParallel(model, **options)
-    stepping, outs, norms = adam(parallel), [], []
+    optim, outs, norms = adam(parallel), [], []
     for x, grad in inputs:
         outs.append(parallel(x.to(compute)))
         outs[-1].backward(grad.to(compute))
         if clip is not None:
             norms.append(parallel.clip_grad_norm_(512.0 if clip == 0 else 0.25, clip))
-        stepping.step()
-        stepping.zero_grad()
-    kept = FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=host)
-    with FullyShardedDataParallel.state_dict_type(parallel, StateDictType.FULL_STATE_DICT, *kept):
-        state = {name: one.detach().clone() for name, one in parallel.state_dict().items()}
-        found = FullyShardedDataParallel.optim_state_dict(parallel, stepping)["state"]
+        optim.step()
+        optim.zero_grad()
+    configs = FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=host)
+    with FullyShardedDataParallel.state_dict_type(parallel, StateDictType.FULL_STATE_DICT, *configs):
+        state = {name: value.detach().clone() for name, value in parallel.state_dict().items()}
+        optim_state = FullyShardedDataParallel.optim_state_dict(parallel, optim)["state"]
     learned = {
-        name: {key: float(one) if one.ndim == 0 else one for key, one in kept.items()} for name, kept in found.items()
+        name: {key: float(value) if value.ndim == 0 else value for key, value in values.items()}
+        for name, values in optim_state.items()
     }
     return {"forward": outs, "norms": norms, "state": state, "learned": learned}
 
 
-@wrapped.due
+@fsdp1.due
 def _(model, mesh: Mesh, inputs: list[Pairs], clip: float | None, compute, rank: Rank):
     model.to(compute)
-    stepping, outs, norms, place = adam(model), [], [], mesh.ranks.index(rank)
+    optim, outs, norms = adam(model), [], []
     for pairs in inputs:
-        every = [model(x.to(compute)) for x, _ in pairs]
-        for out, (_, grad) in zip(every, pairs, strict=True):
-            out.backward(grad.to(compute) / len(pairs))
-        outs.append(Near(every[place].detach()))
+        outs.append(Near(mean_backward(model, pairs)[mesh.ranks.index(rank)].detach()))
         if clip is not None:
             total = torch.nn.utils.clip_grad_norm_(model.parameters(), 512.0 if clip == 0 else 0.25, clip)
-            norms.append(Near(total) if clip else ...)  # of order 0, plain tensors count instead of elements
-        stepping.step()
-        stepping.zero_grad()
-    named = dict(model.named_parameters())
-    learned = {
-        name: {key: Near(float(kept) if kept.ndim == 0 else kept) for key, kept in stepping.state[one].items()}
-        for name, one in named.items()
-    }
+            norms.append(Near(total) if clip else ...)  # the norm of order 0 counts tensors instead of elements
+        optim.step()
+        optim.zero_grad()
+
+    def due_state(parameter: nn.Parameter) -> dict[str, Any]:
+        return {key: Near(float(value) if value.ndim == 0 else value) for key, value in optim.state[parameter].items()}
+
     return {
         "forward": outs,
         "norms": norms,
-        "state": {name: Near(one.detach()) for name, one in named.items()},
-        "learned": learned,
+        "state": {name: Near(parameter.detach()) for name, parameter in model.named_parameters()},
+        "learned": {name: due_state(parameter) for name, parameter in model.named_parameters()},
     }

@@ -1,4 +1,4 @@
-"""Laws of functions on local tensors (local_map)."""
+"""Laws of local_map: functions of local tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
 from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import FromCase, OnMesh, on
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase, dtensor
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import operand
 from shardlaw.reference.mesh import Mesh
@@ -32,7 +32,7 @@ from shardlaw.strategies.placements import placements
 DOC = "torch.distributed.tensor.experimental docs"
 NEEDS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 P = Partial("sum")
-# functions of local tensors, which give parts of what they give of whole ones
+# functions that, applied to local tensors, return local parts of the dense result
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "scale": lambda a: a * 2,
     "scale-pending": lambda a: a * 2,
@@ -49,12 +49,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """How the inputs and outputs of a function are placed, alike along all mesh dims.
+class FunctionPlacements:
+    """The placements of a function's inputs and outputs, the same along all mesh dims.
 
-    ``grads``: how gradients of the inputs are placed where they are not placed as the inputs. ``outs``: one for each
-    output, ``None`` for what
-    is no tensor. ``b``: the shape of ``b`` for that of ``a`` and a number of ranks.
+    ``outs``: one for each output, ``None`` where it is no tensor. ``b``: the shape of ``b`` for the shape of ``a`` and
+    the number of ranks. ``grads``: the placements of the inputs' gradients, where they differ from those of the inputs.
+    ``dims``: the dims of ``a``.
     """
 
     ins: tuple[Placement, ...]
@@ -64,90 +64,86 @@ class Mapped:
     dims: int = 2
 
 
-MAPPED: dict[str, Mapped] = {
-    "scale": Mapped((S(0),), (S(0),), dims=1),
-    "scale-pending": Mapped((P,), (P,), grads=(R(),), dims=1),
-    "rows-sum": Mapped((S(0),), (P,)),
-    "columns-sum": Mapped((S(1),), (S(0),)),
-    "turned": Mapped((S(0),), (S(1),)),
-    "add": Mapped((S(1), S(1)), (S(1),)),
-    "inner": Mapped((S(1), S(0)), (P,), lambda shape, ranks: (shape[1], 3)),
-    "by-columns": Mapped((R(), S(1)), (S(1),), lambda shape, ranks: (shape[1], ranks), (P, S(1))),
-    "by-rows": Mapped((S(0), R()), (S(0),), lambda shape, ranks: (shape[1], 3), (S(0), P)),
-    "pair": Mapped((S(0),), (S(0), P)),
-    "with-number": Mapped((S(1),), (S(1), None)),
+PLACEMENTS: dict[str, FunctionPlacements] = {
+    "scale": FunctionPlacements((S(0),), (S(0),), dims=1),
+    "scale-pending": FunctionPlacements((P,), (P,), grads=(R(),), dims=1),
+    "rows-sum": FunctionPlacements((S(0),), (P,)),
+    "columns-sum": FunctionPlacements((S(1),), (S(0),)),
+    "turned": FunctionPlacements((S(0),), (S(1),)),
+    "add": FunctionPlacements((S(1), S(1)), (S(1),)),
+    "inner": FunctionPlacements((S(1), S(0)), (P,), lambda shape, ranks: (shape[1], 3)),
+    "by-columns": FunctionPlacements((R(), S(1)), (S(1),), lambda shape, ranks: (shape[1], ranks), (P, S(1))),
+    "by-rows": FunctionPlacements((S(0), R()), (S(0),), lambda shape, ranks: (shape[1], 3), (S(0), P)),
+    "pair": FunctionPlacements((S(0),), (S(0), P)),
+    "with-number": FunctionPlacements((S(1),), (S(1), None)),
 }
 
 
-def options_of(case: Case) -> dict[str, Any]:
-    """What local_map is told of the function ``fn``: with ``checked`` also how its inputs lie, with ``grads`` how
-    their gradients do."""
-    one, ndim, checked = (
-        MAPPED[case.get("fn")],
-        case.mesh().ndim,
-        WordField(("no", "yes", "moved")).parse(case.get("checked", "no")),
-    )
-    outs = tuple(at and [at] * ndim for at in one.outs)
+def read_options(case: Case) -> dict[str, Any]:
+    """The options of local_map: the placements of outputs, of inputs with ``checked``, and of gradients with
+    ``grads``."""
+    function, ndim = PLACEMENTS[case.get("fn")], case.mesh().ndim
+    checked = WordField(("no", "yes", "moved")).parse(case.get("checked", "no"))
+    outs = tuple(at and [at] * ndim for at in function.outs)
     options: dict[str, Any] = {"out_placements": outs if len(outs) > 1 else outs[0]}
     if checked != "no":
-        options |= {"in_placements": tuple([at] * ndim for at in one.ins), "redistribute_inputs": checked == "moved"}
+        options["in_placements"] = tuple([at] * ndim for at in function.ins)
+        options["redistribute_inputs"] = checked == "moved"
     if "grads" in case:
-        options["in_grad_placements"] = tuple([at] * ndim for at in one.grads or one.ins)
+        options["in_grad_placements"] = tuple([at] * ndim for at in function.grads or function.ins)
     return options
 
 
-def leaves_of(case: Case) -> list[OnMesh]:
-    """The inputs ``a`` and ``b``, as far as there are any."""
-    specs = [case.tensor(name) for name in "ab" if name in case]
-    return [
-        on(case.mesh(), spec.build(case.seed), *(spec.placements or ()), form="leaf", seed=case.seed) for spec in specs
-    ]
+def read_leaves(case: Case) -> list[DTensorValue]:
+    """The inputs ``a`` and ``b``, if the case has it, as leaves that require gradients."""
+    mesh, specs = case.mesh(), [case.tensor(name) for name in "ab" if name in case]
+    return [dtensor(mesh, s.build(case.seed), *(s.placements or ()), form="leaf", seed=case.seed) for s in specs]
 
 
-def features_map(case: Case) -> set[str]:
-    one, ndim = MAPPED[case.get("fn")], case.mesh().ndim
-    inputs = [operand(case, name).layout for name in "ab"[: len(one.ins)]]
+def features_local_map(case: Case) -> set[str]:
+    function, ndim = PLACEMENTS[case.get("fn")], case.mesh().ndim
+    layouts = [operand(case, name).layout for name in "ab"[: len(function.ins)]]
+    required = [layout.replace((at,) * ndim) for layout, at in zip(layouts, function.ins, strict=True)]
     found = {"local-map", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set())
-    if len(one.outs) > 1:
+    if len(function.outs) > 1:
         found.add("several-outputs")
-    taken = [layout.replace((at,) * ndim) for layout, at in zip(inputs, one.ins, strict=True)]
     if case.get("checked", "") == "moved" and any(
-        before.placements != layout.placements for before, layout in zip(inputs, taken, strict=True)
+        before.placements != after.placements for before, after in zip(layouts, required, strict=True)
     ):
         found.add("redistributed")
-    return found | ({"uneven"} if any(not layout.is_even() for layout in taken) else set())
+    return found | ({"uneven"} if any(not layout.is_even() for layout in required) else set())
 
 
 @st.composite
-def draw_map(draw: st.DrawFn, limits: Limits) -> Case:
-    on = palette_meshes(("2", "2", "2", "3", "3", "4", "2x2"), limits.world_size)
-    mesh, name = draw(st.sampled_from(on)), draw(st.sampled_from(sorted(MAPPED)))
-    one = MAPPED[name]
-    shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size, mesh.size + 1])) for _ in range(one.dims))
-    sizes = [shape, one.b(shape, mesh.size)][: len(one.ins)]
+def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
+    meshes = palette_meshes(("2", "2", "2", "3", "3", "4", "2x2"), limits.world_size)
+    mesh, name = draw(st.sampled_from(meshes)), draw(st.sampled_from(sorted(PLACEMENTS)))
+    function = PLACEMENTS[name]
+    shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size, mesh.size + 1])) for _ in range(function.dims))
+    sizes = [shape, function.b(shape, mesh.size)][: len(function.ins)]
     checked = draw(st.sampled_from([None, "yes", "moved", "moved"]))
-    said: dict[str, Any] = {}
-    for key, size, due in zip("ab", sizes, one.ins, strict=False):
-        at: Placements = (due,) * mesh.ndim
-        if checked == "moved" and not isinstance(due, Partial):
+    values: dict[str, Any] = {}
+    for key, size, required in zip("ab", sizes, function.ins, strict=False):
+        at: Placements = (required,) * mesh.ndim
+        if checked == "moved" and not isinstance(required, Partial):
             at = draw(placements(mesh, len(size), kinds=("R", "S", "P")))
-        said[key] = TensorSpec(size, at, "float64", "small")
+        values[key] = TensorSpec(size, at, "float64", "small")
     grads = draw(st.sampled_from([None, 1])) if name != "with-number" else None
-    said |= {"fn": name, "checked": checked, "grads": grads}
-    said |= {key: draw(st.sampled_from([None, 1])) for key in ("decorator", "on", "plain")}
-    if said["plain"] and any(isinstance(at, Partial) for at in one.ins):
-        said["plain"] = None
-    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
+    values |= {"fn": name, "checked": checked, "grads": grads}
+    values |= {key: draw(st.sampled_from([None, 1])) for key in ("decorator", "on", "plain")}
+    if values["plain"] and any(isinstance(at, Partial) for at in function.ins):
+        values["plain"] = None
+    return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
 
 
 @law(
     "module.local-map",
     source=f"{DOC}, local_map",
     control="mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=inner checked=moved grads=1",
-    draw=draw_map,
+    draw=draw_local_map,
     draws=17,
     sweep=texts(
-        # functions of which an input is used whole on every rank: its gradients add up only if they are declared to
+        # an input is replicated: its gradients are summed only if they are declared partial
         "mesh=2 a=4x6:R:float64:small b=6x2:S(1):float64:small fn=by-columns grads=1",
         "mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=by-rows grads=1",
         "mesh=2x2x2 a=8x6:S(0),S(0),S(0):float64:small b=6x3:R,R,R:float64:small fn=by-rows grads=1",
@@ -162,58 +158,60 @@ def draw_map(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2x2x2 a=8x8:S(1),S(1),S(1):float64:small b=8x3:S(0),S(0),S(0):float64:small fn=inner grads=1",
     ),
     sweeps=12,
-    features=features_map,
+    features=features_local_map,
     needs=NEEDS,
     weight=0.3,
 )
 def mapped(
     mesh: DeviceMesh,
     fn: Annotated[str, WordField(FUNCTIONS)],
-    options: Annotated[dict[str, Any], FromCase(options_of, "checked")],
-    inputs: Annotated[list[DTensor], FromCase(leaves_of, "a", "b")],
+    options: Annotated[dict[str, Any], FromCase(read_options, "checked")],
+    inputs: Annotated[list[DTensor], FromCase(read_leaves, "a", "b")],
     grads: bool = False,
     decorator: bool = False,
     on: bool = False,
     plain: bool = False,
 ):
-    """A function mapped over local tensors gets them placed as required and gives tensors placed as declared,
-    gradients too."""
+    """local_map calls a function with local tensors in the required placements and returns DTensors in the declared
+    placements; the same holds for gradients."""
     if on:
         options["device_mesh"] = mesh
     function = local_map(**options)(FUNCTIONS[fn]) if decorator else local_map(FUNCTIONS[fn], **options)
     out = function(*inputs)
     outs = [*out] if isinstance(out, tuple) else [out]
-    again = function(*(one.full_tensor().detach() for one in inputs)) if plain else None
+    plain_out = function(*(x.full_tensor().detach() for x in inputs)) if plain else None
     if grads:
-        at = [Replicate() if one.is_partial() else one for one in outs[0].placements]
+        placements = [Replicate() if at.is_partial() else at for at in outs[0].placements]
         ones = torch.ones(outs[0].shape, dtype=outs[0].dtype, device=mesh.device_type)
-        outs[0].backward(distribute_tensor(ones, mesh, at, src_data_rank=None))
+        outs[0].backward(distribute_tensor(ones, mesh, placements, src_data_rank=None))
     return {
         "outputs": outs,
-        "plain": again[0] if isinstance(again, tuple) else again,
-        "gradients": [one.grad for one in inputs],
+        "plain": plain_out[0] if isinstance(plain_out, tuple) else plain_out,
+        "gradients": [x.grad for x in inputs],
     }
 
 
 @mapped.due
 def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool):
-    leaves: list[Any] = [one.full.clone().requires_grad_() for one in inputs]
+    leaves: list[Any] = [x.full.clone().requires_grad_() for x in inputs]
     out = FUNCTIONS[fn](*leaves)
     outs = [*out] if isinstance(out, tuple) else [out]
     if grads:
         outs[0].backward(torch.ones_like(outs[0]))
-    declared = zip(outs, MAPPED[fn].outs, strict=True)
     return {
-        "outputs": [one if at is None else on(mesh, one, *(at,) * mesh.ndim) for one, at in declared],
+        "outputs": [
+            out if at is None else dtensor(mesh, out, *(at,) * mesh.ndim)
+            for out, at in zip(outs, PLACEMENTS[fn].outs, strict=True)
+        ],
         "plain": outs[0].detach() if plain else None,
-        "gradients": [Claimed(one.grad, mesh) if grads else None for one in leaves],
+        "gradients": [Claimed(leaf.grad, mesh) if grads else None for leaf in leaves],
     }
 
 
-# what is refused, of x, sharded on dim 0 of a mesh of one dim
-SHARDED, WHOLE = [Shard(0)], [Replicate()]
+# refused calls, with x sharded on dim 0 of a 1-D mesh
+SHARDED, REPLICATED = [Shard(0)], [Replicate()]
 REFUSED: dict[str, tuple[type[Exception], Callable[[DTensor], Any]]] = {
-    "placed-otherwise": (ValueError, lambda x: local_map(lambda a: a, SHARDED, (WHOLE,))(x)),
+    "placed-otherwise": (ValueError, lambda x: local_map(lambda a: a, SHARDED, (REPLICATED,))(x)),
     "other-placements-of-two": (
         ValueError,
         lambda x: local_map(lambda a: a, [Replicate(), Shard(0)], ([Shard(0), Shard(0)],))(x),
@@ -246,12 +244,11 @@ def sweep_refused(limits: Limits) -> list[Case]:
     weight=0.1,
 )
 def refusals(x: DTensor, attempt: Annotated[str, WordField(REFUSED)]):
-    """local_map refuses inputs that are placed otherwise, and placements that do not fit what goes in or comes out; so
-    is a plain operand
-    refused where nobody asked for replicas."""
+    """local_map refuses inputs with other placements, and placements that do not match its inputs and outputs; outside
+    of implicit_replication a plain operand is refused."""
     return caught(lambda: REFUSED[attempt][1](x))
 
 
 @refusals.due
-def _(x: Global, attempt: str):
+def _(attempt: str):
     return Refused((REFUSED[attempt][0],))

@@ -1,4 +1,4 @@
-"""Laws of gradients: through distribution, redistribution and the ways in and out of a DTensor, on each rank's part."""
+"""Laws of gradients through distribute_tensor, redistribute and the conversions from and to local and full tensors."""
 
 from __future__ import annotations
 
@@ -26,82 +26,82 @@ from shardlaw.strategies.placements import placements
 DOC = "torch.distributed.tensor docs"
 TABLE = f"{DOC}, DTensor.from_local, the table of gradient placements"
 GRAD_SEED = 977
-ARROWS = (("S(0)", "S(1)"), ("R", "S(0)"), ("S(1)", "R"), ("S(1)", "S(0)"))
+EDGE_MOVES = (("S(0)", "S(1)"), ("R", "S(0)"), ("S(1)", "R"), ("S(1)", "S(0)"))
 
 
 def leaf(x):
-    """A local tensor that requires a gradient, and the DTensor of it that is placed as ``x`` is."""
+    """A local tensor that requires a gradient, and the DTensor of it with the layout of ``x``."""
     local = x.to_local().detach().requires_grad_()
-    return local, placed(local, x)
+    return local, as_dtensor(local, x)
 
 
-def placed(local, x, **options):
-    """The DTensor of a local tensor that is placed as ``x`` is."""
+def as_dtensor(local, x, **options):
+    """The DTensor of a local tensor with the layout of ``x``."""
     return DTensor.from_local(local, x.device_mesh, x.placements, shape=x.shape, stride=x.stride(), **options)
 
 
-def incoming(case: Case, number: int = 0) -> Global:
-    """The gradient that arrives, placed as ``x``: small integers, or the edges of its dtype where ``x`` holds those;
-    ``number`` tells several apart."""
+def incoming_gradient(case: Case, number: int = 0) -> Global:
+    """The gradient of a result, in the layout of ``x``: small integers, or the edges of the dtype if ``x`` has those.
+    ``number`` tells the gradients of several results apart."""
     x, fill = operand(case), "edges" if case.tensor("x").fill == "edges" else "small"
     return x.holding(dense(x.layout.shape, x.full.dtype, fill, x.seed + GRAD_SEED + 13 * number))
 
 
-def at_source(gradient: Global) -> Global:
-    """A gradient as it leaves for local tensors: shards as shards, replicas and contributions as replicas."""
+def without_partials(gradient: Global) -> Global:
+    """A gradient as from_local returns it: pending sums become replicas."""
     return gradient.under(tuple(Replicate() if isinstance(p, RefPartial) else p for p in gradient.placements))
 
 
-def returned(x: Global, gradient: torch.Tensor, rank: int) -> Any:
-    """What the local tensor of a rank must have got of a global gradient; nothing is due outside the mesh."""
-    return at_source(x.holding(gradient)).due_local(rank)
+def due_gradient(x: Global, gradient: torch.Tensor, rank: int) -> Any:
+    """The due gradient of a rank's local tensor, given the global gradient; none outside the mesh."""
+    return without_partials(x.holding(gradient)).due_local(rank)
 
 
-def of_result(field: str, number: int) -> Derived:
-    """The rank's slice of the gradient of a result that is placed as ``field`` says."""
-    return Derived(lambda case: incoming(case, number).under(case.placements(field)), local=True)
+def result_gradient(field: str, number: int) -> Derived:
+    """The rank's local gradient of a result that has the placements in ``field``."""
+    return Derived(lambda case: incoming_gradient(case, number).under(case.placements(field)), local=True)
 
 
-GradOfTo = Annotated[torch.Tensor, of_result("to", 0)]
-GradOfVia = Annotated[torch.Tensor, of_result("via", 1)]
-GradOfX = Annotated[torch.Tensor, Derived(lambda case: at_source(incoming(case, 2)), local=True)]
-WholeGrad = Annotated[torch.Tensor, Derived(lambda case: incoming(case).full)]
+GradOfTo = Annotated[torch.Tensor, result_gradient("to", 0)]
+GradOfVia = Annotated[torch.Tensor, result_gradient("via", 1)]
+GradOfX = Annotated[torch.Tensor, Derived(lambda case: without_partials(incoming_gradient(case, 2)), local=True)]
+FullGrad = Annotated[torch.Tensor, Derived(lambda case: incoming_gradient(case).full)]
 
 
-def inside(limits: Limits) -> list[Mesh]:
+def meshes(limits: Limits) -> list[Mesh]:
     """Meshes over the whole world."""
     return draws.meshes(limits, outside=False, tables=False, least=2)
 
 
-def moved(limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), **options: Any) -> st.SearchStrategy[Case]:
+def moved_cases(limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), **options: Any) -> st.SearchStrategy[Case]:
     """Cases of a tensor that is redistributed over the whole world."""
-    options = {"dtypes": draws.FLOATS, "on": inside(limits), "targets": ("R", "S"), **options}
+    options = {"dtypes": draws.FLOATS, "on": meshes(limits), "targets": ("R", "S"), **options}
     return draws.moved(limits, kinds=kinds, reduce_ops=("sum",), **options)
 
 
 @st.composite
-def moved_and_placed(draw: st.DrawFn, /, limits: Limits, name: str, kinds: tuple[str, ...], **options: Any) -> Case:
-    """The same with further placements in a field."""
-    case = draw(moved(limits, **options))
+def placement_cases(draw: st.DrawFn, /, limits: Limits, name: str, kinds: tuple[str, ...], **options: Any) -> Case:
+    """As :func:`moved_cases`, with further placements in the field ``name``."""
+    case = draw(moved_cases(limits, **options))
     ndim = len(case.tensor("x").shape)
-    kept = tuple(kind for kind in kinds if ndim or kind != "S")
-    return case.with_fields(**{name: draw(placements(case.mesh(), ndim, kinds=kept))})
+    kinds = tuple(kind for kind in kinds if ndim or kind != "S")
+    return case.with_fields(**{name: draw(placements(case.mesh(), ndim, kinds=kinds))})
 
 
-def over_world(
+def tensor_cases(
     limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), extra: draws.Extra | None = None
 ) -> st.SearchStrategy[Case]:
     """Cases of a tensor over the whole world."""
-    return draws.placed(limits, on=inside(limits), kinds=kinds, dtypes=draws.FLOATS, extra=extra)
+    return draws.placed(limits, on=meshes(limits), kinds=kinds, dtypes=draws.FLOATS, extra=extra)
 
 
 def draw_redistribute(limits: Limits) -> st.SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False, least=2)
-    return moved(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"), fills=draws.SELDOM_EDGES)
+    return moved_cases(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"), fills=draws.SELDOM_EDGES)
 
 
 def sweep_redistribute(limits: Limits) -> list[Case]:
-    edges = texts(*(f"mesh=2 x=5x3:{at}:float32:edges to={to}" for at, to in ARROWS))
+    edges = texts(*(f"mesh=2 x=5x3:{at}:float32:edges to={to}" for at, to in EDGE_MOVES))
     return [*draws.out_of_order("R", to="S(0)")(limits), *edges(limits)]
 
 
@@ -115,36 +115,36 @@ def sweep_redistribute(limits: Limits) -> list[Case]:
     draws=98,
     weight=1.5,
 )
-def redistributed(x: DTensor, to: Placements, gradient: GradOfTo):
-    """A gradient returns through a redistribution as its source was placed, whole to replicas and contributions."""
+def redistribute(x: DTensor, to: Placements, gradient: GradOfTo):
+    """The gradient of a redistributed tensor has the placements of the source, with replicas for its pending sums."""
     local, d = leaf(x)
     d.redistribute(placements=to).to_local().backward(gradient)
     return local.grad
 
 
-@redistributed.due
+@redistribute.due
 def _(x: Global, gradient, rank: Rank):
-    return returned(x, gradient.full, rank)
+    return due_gradient(x, gradient.full, rank)
 
 
 @law(
     "gradient.leaf",
     source=f"{DOC}, distribute_tensor",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
-    draw=lambda limits: moved(limits, ("R", "S")),
+    draw=lambda limits: moved_cases(limits, ("R", "S")),
     sweep=draws.out_of_order("R", to="S(0)"),
     sweeps=3,
     draws=35,
     weight=0.6,
 )
-def distributed(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, to: Placements, gradient: GradOfTo):
-    """The gradient of a distributed leaf is a DTensor on its mesh that denotes the dense gradient."""
+def distribute(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, to: Placements, gradient: GradOfTo):
+    """The gradient of a distributed leaf is a DTensor on its mesh with the dense gradient."""
     d = distribute_tensor(x.requires_grad_(), mesh, at, src_data_rank=None)
     d.redistribute(placements=to).to_local().backward(gradient)
     return {"gradient": d.grad, "of the plain tensor": x.grad}
 
 
-@distributed.due
+@distribute.due
 def _(gradient):
     return {"gradient": Claimed(gradient.full, gradient.mesh), "of the plain tensor": None}
 
@@ -165,19 +165,20 @@ def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     draws=56,
     weight=0.8,
 )
-def full(x: DTensor, grads: Literal["replicate", "partial"], gradient: WholeGrad, rank: Rank):
-    """A rank's gradient of the full tensor is a replica, of which it keeps its slice; declared partial, all add up."""
+def full(x: DTensor, grads: Literal["replicate", "partial"], gradient: FullGrad, rank: Rank):
+    """The gradient of a full tensor counts as a replica, of which each rank keeps its shard; declared partial, the
+    ranks' gradients are summed."""
     local, d = leaf(x)
-    whole = d.full_tensor(grad_placements=[Partial()] * x.device_mesh.ndim if grads == "partial" else None)
+    full_tensor = d.full_tensor(grad_placements=[Partial()] * x.device_mesh.ndim if grads == "partial" else None)
     own = gradient * (rank + 1)
-    whole.backward(torch.empty_like(whole) if x.device_mesh.get_coordinate() is None else own)
+    full_tensor.backward(torch.empty_like(full_tensor) if x.device_mesh.get_coordinate() is None else own)
     return local.grad
 
 
 @full.due
 def _(x: Global, grads, gradient, rank):
     times = sum(member + 1 for member in x.mesh.ranks) if grads == "partial" else rank + 1
-    return returned(x, gradient * times, rank)
+    return due_gradient(x, gradient * times, rank)
 
 
 def draw_to_local(limits: Limits) -> st.SearchStrategy[Case]:
@@ -186,7 +187,7 @@ def draw_to_local(limits: Limits) -> st.SearchStrategy[Case]:
         free = tuple(draw(either) if isinstance(p, (Replicate, RefPartial)) else p for p in layout.placements)
         return {"declared": draw(st.sampled_from([None, free, free]))}
 
-    return over_world(limits, extra=declared)
+    return tensor_cases(limits, extra=declared)
 
 
 @law(
@@ -198,7 +199,8 @@ def draw_to_local(limits: Limits) -> st.SearchStrategy[Case]:
     weight=0.7,
 )
 def to_local(x: DTensor, own: GradOfX, rank: Rank, declared: Placements | None = None):
-    """A local tensor's gradient returns as it is, or summed along the mesh dims that are declared partial."""
+    """The gradient of a local tensor is returned as it is, or summed along the mesh dims where it is declared
+    partial."""
     local, d = leaf(x)
     d.to_local(grad_placements=declared).backward(own * (rank + 1))
     return local.grad
@@ -206,24 +208,24 @@ def to_local(x: DTensor, own: GradOfX, rank: Rank, declared: Placements | None =
 
 @to_local.due
 def _(x: Global, own, rank, declared):
-    seat, fixed = x.mesh.coord(rank), [dim for dim, p in enumerate(declared or ()) if not is_reduction(p)]
-    others = [at for at in x.mesh.coords() if seat and all(at[dim] == seat[dim] for dim in fixed)]
-    added = sum(x.mesh.rank_at(at) + 1 for at in others) if declared else rank + 1
-    return returned(x, own.full * added, rank)
+    coord, fixed = x.mesh.coord(rank), [dim for dim, p in enumerate(declared or ()) if not is_reduction(p)]
+    members = [at for at in x.mesh.coords() if coord and all(at[dim] == coord[dim] for dim in fixed)]
+    factor = sum(x.mesh.rank_at(at) + 1 for at in members) if declared else rank + 1
+    return due_gradient(x, own.full * factor, rank)
 
 
 @law(
     "gradient.accumulate",
     source=f"{TABLE}; gradients accumulate",
     control="mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
-    draw=lambda limits: moved_and_placed(limits, "via", ("R", "S")),
+    draw=lambda limits: placement_cases(limits, "via", ("R", "S")),
     sweep=draws.out_of_order("R", via="R", to="S(0)"),
     sweeps=3,
     draws=28,
     weight=0.6,
 )
 def accumulated(x: DTensor, to: Placements, via: Placements, gradient: GradOfTo, gradient_via: GradOfVia):
-    """A tensor that several redistributions use gets the sum of their gradients."""
+    """A tensor that is redistributed several times gets the sum of the gradients."""
     local, d = leaf(x)
     for goal, arriving in ((to, gradient), (via, gradient_via), (to, gradient)):
         d.redistribute(placements=goal).to_local().backward(arriving.clone(), retain_graph=True)
@@ -232,14 +234,14 @@ def accumulated(x: DTensor, to: Placements, via: Placements, gradient: GradOfTo,
 
 @accumulated.due
 def _(x: Global, gradient, gradient_via, rank: Rank):
-    return returned(x, gradient.full * 2 + gradient_via.full, rank)
+    return due_gradient(x, gradient.full * 2 + gradient_via.full, rank)
 
 
 @law(
     "gradient.second",
     source=f"{DOC}, DTensor.redistribute, note",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
-    draw=lambda limits: moved(limits, ("R", "S")),
+    draw=lambda limits: moved_cases(limits, ("R", "S")),
     sweep=draws.out_of_order("S(0)", to="R"),
     sweeps=3,
     draws=28,
@@ -247,7 +249,8 @@ def _(x: Global, gradient, gradient_via, rank: Rank):
     tier="extended",
 )
 def second(x: DTensor, to: Placements, weight: GradOfTo, along: GradOfX):
-    """A redistribution is twice differentiable: sum(g*x*x) has the gradient 2*g*x, and that has 2*g*h along h."""
+    """Redistribution is twice differentiable: the gradient of sum(g*x*x) is 2*g*x, and its gradient along h is
+    2*g*h."""
     local, d = leaf(x)
     y = d.redistribute(placements=to).to_local()
     (first,) = torch.autograd.grad((y * y * weight).sum(), local, create_graph=True)
@@ -257,4 +260,5 @@ def second(x: DTensor, to: Placements, weight: GradOfTo, along: GradOfX):
 
 @second.due
 def _(x: Global, weight, along, rank: Rank):
-    return {name: returned(x, 2 * weight.full * one, rank) for name, one in (("first", x.full), ("second", along.full))}
+    first, second = (due_gradient(x, 2 * weight.full * factor, rank) for factor in (x.full, along.full))
+    return {"first": first, "second": second}

@@ -1,4 +1,5 @@
-"""Laws of gradients on other ways: inside graphs, of parameters, declared or arriving differently, through writes."""
+"""Laws of autograd with DTensors: inside graphs, of parameters, second derivatives, in-place writes, declared and
+incoming placements, dtypes."""
 
 from __future__ import annotations
 
@@ -20,8 +21,16 @@ from shardlaw.conformance.law.due import Claimed, Either, Global, Meaningless, O
 from shardlaw.conformance.law.features.layout_features import placement_features
 from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.gradient import values
-from shardlaw.conformance.laws.gradient.values import GradOfTo, GradOfVia, GradOfX, WholeGrad, leaf, placed, returned
+from shardlaw.conformance.laws.gradient import conversions
+from shardlaw.conformance.laws.gradient.conversions import (
+    FullGrad,
+    GradOfTo,
+    GradOfVia,
+    GradOfX,
+    as_dtensor,
+    due_gradient,
+    leaf,
+)
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField, Derived, OwnPlacements, operand
 from shardlaw.reference import placement as ref
@@ -33,18 +42,18 @@ from shardlaw.strategies.placements import placements
 
 @law(
     "gradient.graph",
-    source=f"{values.TABLE}; from_local is differentiable",
+    source=f"{conversions.TABLE}; from_local is differentiable",
     control="mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
-    draw=lambda limits: values.moved(limits, via=True),
+    draw=lambda limits: conversions.moved_cases(limits, via=True),
     draws=30,
     weight=0.6,
 )
 def graph(x: DTensor, to: Placements, via: Placements, g: GradOfTo, h: GradOfVia, own: GradOfX):
-    """A tensor inside a graph that is used three times gets the sum of what its uses send back."""
+    """A tensor inside a graph that is used three times gets the sum of the gradients of its uses."""
     local = x.to_local().detach().requires_grad_()
     inner = local * 2
     inner.retain_grad()
-    d = placed(inner, x)
+    d = as_dtensor(inner, x)
     uses = [d.to_local(), d.redistribute(placements=to).to_local(), d.redistribute(placements=via).to_local() * 2]
     torch.autograd.backward(uses, [own, g, h])
     return {"inner": inner.grad, "gradient": local.grad}
@@ -53,14 +62,16 @@ def graph(x: DTensor, to: Placements, via: Placements, g: GradOfTo, h: GradOfVia
 @graph.due
 def _(x: Global, g, h, own, rank: Rank):
     total = own.full + g.full + h.full * 2
-    return {"inner": returned(x, total, rank), "gradient": returned(x, total * 2, rank)}
+    return {"inner": due_gradient(x, total, rank), "gradient": due_gradient(x, total * 2, rank)}
 
 
 @law(
     "gradient.parameter",
-    source=f"{values.DOC}, distribute_tensor (nn.Parameter)",
+    source=f"{conversions.DOC}, distribute_tensor (nn.Parameter)",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
-    draw=lambda limits: values.moved(limits, ("R", "S"), extra={"frozen": st.sampled_from([None, None, None, 1])}),
+    draw=lambda limits: conversions.moved_cases(
+        limits, ("R", "S"), extra={"frozen": st.sampled_from([None, None, None, 1])}
+    ),
     draws=30,
     weight=0.6,
 )
@@ -73,7 +84,8 @@ def parameter(
     own: GradOfX,
     frozen: bool = False,
 ):
-    """The gradient of a distributed parameter is the dense one and adds up over passes; frozen, it gets none."""
+    """The gradient of a distributed parameter is the dense one and adds up over passes; a frozen parameter gets
+    none."""
     plain = nn.Parameter(x, requires_grad=not frozen)
     p: Any = nn.Parameter(distribute_tensor(plain, mesh, at, src_data_rank=None), requires_grad=not frozen)
     with torch.no_grad():
@@ -81,8 +93,8 @@ def parameter(
     locals_.append(p.to_local())
     results = [p.redistribute(placements=to).to_local() for _ in range(2)]
     got = {
-        "requires_grad": [one.requires_grad for one in (p, *results)],
-        "parameters": [isinstance(one, nn.Parameter) for one in locals_],
+        "requires_grad": [x.requires_grad for x in (p, *results)],
+        "parameters": [isinstance(x, nn.Parameter) for x in locals_],
     }
     if frozen:
         return got
@@ -105,29 +117,31 @@ def _(g, own, frozen):
 
 @law(
     "gradient.second-ways",
-    source=f"{values.DOC}, DTensor.full_tensor (differentiable) and DTensor.redistribute, note",
+    source=f"{conversions.DOC}, DTensor.full_tensor (differentiable) and DTensor.redistribute, note",
     control="mesh=2x2 x=3x2:S(0),R by=full_tensor",
-    draw=lambda limits: values.over_world(limits, ("R", "S"), {"by": st.sampled_from(["full_tensor", "to_local"])}),
+    draw=lambda limits: conversions.tensor_cases(
+        limits, ("R", "S"), {"by": st.sampled_from(["full_tensor", "to_local"])}
+    ),
     draws=24,
     weight=0.5,
     tier="extended",
 )
-def second_ways(x: DTensor, by: Literal["full_tensor", "to_local"], whole: WholeGrad, own: GradOfX):
+def second_derivative(x: DTensor, by: Literal["full_tensor", "to_local"], full: FullGrad, own: GradOfX):
     """full_tensor and to_local are twice differentiable."""
     local, d = leaf(x)
-    y, weight = (d.full_tensor(), whole) if by == "full_tensor" else (d.to_local(), own)
+    y, weight = (d.full_tensor(), full) if by == "full_tensor" else (d.to_local(), own)
     (first,) = torch.autograd.grad((y * y * weight).sum(), local, create_graph=True)
     first.backward(own)
     return {"first": first, "second": local.grad}
 
 
-@second_ways.due
-def _(x: Global, by, whole, own, rank: Rank):
-    weight = 2 * (whole if by == "full_tensor" else own.full)
-    return {"first": returned(x, weight * x.full, rank), "second": returned(x, weight * own.full, rank)}
+@second_derivative.due
+def _(x: Global, by, full, own, rank: Rank):
+    weight = 2 * (full if by == "full_tensor" else own.full)
+    return {"first": due_gradient(x, weight * x.full, rank), "second": due_gradient(x, weight * own.full, rank)}
 
 
-# a write into y, which is no leaf, with w, of the same shape and without a 0
+# in-place writes into y, which is no leaf, with w, which has the same shape and no zeros
 WRITES = {
     "add": "y.add_(w)",
     "sub": "y.sub_(w, alpha=2)",
@@ -154,8 +168,8 @@ def draw_writes(draw: st.DrawFn, limits: Limits) -> Case:
     mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
     call, shape = draw(st.sampled_from(sorted(WRITES))), draw(shapes(min_dims=2, max_dims=2))
     at = draw(placements(mesh, 2, kinds=("R", "S", "S")))
-    beside = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
-    x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(shape, beside, "float64", "positive")
+    w_placements = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
+    x, w = TensorSpec(shape, at, "float64", "small"), TensorSpec(shape, w_placements, "float64", "positive")
     return fields(mesh=mesh, x=x, w=w, call=call, seed=draw(draws.seeds()))
 
 
@@ -166,7 +180,7 @@ def features_writes(case: Case) -> set[str]:
 
 @law(
     "gradient.writes",
-    source=f"{values.DOC}, DTensor: operators follow the semantics of torch.Tensor, in place and with autograd",
+    source=f"{conversions.DOC}, DTensor: operators follow the semantics of torch.Tensor, in place and with autograd",
     control="mesh=2 x=4x3:S(0):float64:small w=4x3:S(0):float64:positive call=mul",
     features=features_writes,
     draw=draw_writes,
@@ -176,34 +190,35 @@ def features_writes(case: Case) -> set[str]:
     weight=0.2,
 )
 def writes(x: DTensor, w: DTensor, call: Annotated[Callable[..., Any], CallField("y, w", WRITES)], own: GradOfX):
-    """The gradient of what was written in place is the dense gradient; the tensor stays where it lay."""
+    """The gradient of a tensor written in place is the dense gradient, and the tensor keeps its placements."""
     source, other = x.detach().requires_grad_(), w.detach().requires_grad_()
     y = source * 2
     call(y, other)
-    y.backward(placed(own, x))
+    y.backward(as_dtensor(own, x))
     return {"value": y.detach(), "x": source.grad, "w": other.grad}
 
 
 @writes.due
 def _(x: Global, w: Global, call, own):
-    whole, other = x.full.clone().requires_grad_(), w.full.clone().requires_grad_()
-    y = whole * 2
+    full, other = x.full.clone().requires_grad_(), w.full.clone().requires_grad_()
+    y = full * 2
     call(y, other)
     y.backward(own.full)
-    grads = (None if one.grad is None else Claimed(one.grad, x.mesh, exact=False) for one in (whole, other))
+    grads = (None if leaf.grad is None else Claimed(leaf.grad, x.mesh, exact=False) for leaf in (full, other))
     return {"value": x.holding(y.detach()).near(), **dict(zip("xw", grads, strict=True))}
 
 
 ARRIVING_SEED = 61
-# an odd factor that takes integers beyond what bfloat16 holds
-WIDE = 257
+# an odd factor that makes integers too large for bfloat16
+WIDE_FACTOR = 257
 
 
-def _arriving(case: Case) -> Global:
-    return replace(values.incoming(case).under(case.placements("arrives")), seed=case.seed + ARRIVING_SEED)
+def read_arriving(case: Case) -> Global:
+    gradient = conversions.incoming_gradient(case).under(case.placements("arrives"))
+    return replace(gradient, seed=case.seed + ARRIVING_SEED)
 
 
-Arriving = Annotated[DTensor, Derived(_arriving, named=("arrives",))]
+ArrivingGradient = Annotated[DTensor, Derived(read_arriving, named=("arrives",))]
 
 
 def draw_from_local(limits: Limits) -> st.SearchStrategy[Case]:
@@ -211,21 +226,22 @@ def draw_from_local(limits: Limits) -> st.SearchStrategy[Case]:
         free = st.sampled_from([ref.Replicate(), ref.Partial()])
         return {"declared": tuple(p if ref.shard_dim(p) is not None else draw(free) for p in layout.placements)}
 
-    return values.moved(limits, extra=declared)
+    return conversions.moved_cases(limits, extra=declared)
 
 
 @law(
     "gradient.from-local",
-    source=f"{values.DOC}, DTensor.from_local (grad_placements)",
+    source=f"{conversions.DOC}, DTensor.from_local (grad_placements)",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) declared=S(0),P(sum)",
     draw=draw_from_local,
     draws=42,
     weight=0.6,
 )
 def from_local(x: DTensor, to: Placements, declared: Placements, gradient: GradOfTo):
-    """Local gradients of what from_local took with grad_placements denote, so placed, the gradient of the whole."""
+    """The local gradients of a tensor passed to from_local, placed as grad_placements says, form the global
+    gradient."""
     local: Any = x.to_local().detach().requires_grad_()
-    d = placed(local, x, grad_placements=declared)
+    d = as_dtensor(local, x, grad_placements=declared)
     d.redistribute(placements=to).to_local().backward(gradient)
     return DTensor.from_local(local.grad, x.device_mesh, declared, shape=x.shape, stride=x.stride())
 
@@ -234,10 +250,10 @@ def from_local(x: DTensor, to: Placements, declared: Placements, gradient: GradO
 def _(x: Global, declared, gradient):
     if "grad_placements" not in inspect.signature(DTensor.from_local).parameters:
         raise Meaningless("this torch's from_local takes no grad_placements")
-    whole = gradient.under(declared)
-    # a gradient that is divided by a power of two stays what it is
-    thirds = any(size & (size - 1) for size, p in zip(x.mesh.shape, declared, strict=True) if ref.is_reduction(p))
-    return whole.near() if thirds else whole
+    full = gradient.under(declared)
+    # division by a power of two is exact
+    rounds = any(size & (size - 1) for size, p in zip(x.mesh.shape, declared, strict=True) if ref.is_reduction(p))
+    return full.near() if rounds else full
 
 
 def features_arriving(case: Case) -> set[str]:
@@ -246,15 +262,16 @@ def features_arriving(case: Case) -> set[str]:
 
 @law(
     "gradient.arriving",
-    source=f"{values.TABLE}; DTensor.redistribute",
+    source=f"{conversions.TABLE}; DTensor.redistribute",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) arrives=P(sum),S(0)",
     features=features_arriving,
-    draw=lambda limits: values.moved_and_placed(limits, "arrives", ("R", "S", "P")),
+    draw=lambda limits: conversions.placement_cases(limits, "arrives", ("R", "S", "P")),
     draws=48,
     weight=0.7,
 )
-def arriving(x: DTensor, to: Placements, arrives: Arriving):
-    """A gradient may arrive in any layout: it returns as the source was placed, whole to replicas and contributions."""
+def arriving(x: DTensor, to: Placements, arrives: ArrivingGradient):
+    """A gradient may arrive in any placements: it is returned in those of the source, with replicas for pending
+    sums."""
     local, d = leaf(x)
     d.redistribute(placements=to).backward(arrives)
     return local.grad
@@ -262,26 +279,27 @@ def arriving(x: DTensor, to: Placements, arrives: Arriving):
 
 @arriving.due
 def _(x: Global, arrives, rank: Rank):
-    return returned(x, arrives.full, rank)
+    return due_gradient(x, arrives.full, rank)
 
 
 @law(
     "gradient.adjoint",
-    source=f"{values.TABLE}: every redistribution is linear and keeps the tensor that is denoted",
+    source=f"{conversions.TABLE}: every redistribution is linear and keeps the tensor that is denoted",
     control="mesh=2x2 x=3x2:S(0),P(sum) via=S(1),S(1) to=R,S(1) arrives=S(1),S(0)",
     features=features_arriving,
-    draw=lambda limits: values.moved_and_placed(limits, "arrives", ("R", "S"), via=True, dtypes=("float32",)),
+    draw=lambda limits: conversions.placement_cases(limits, "arrives", ("R", "S"), via=True, dtypes=("float32",)),
     draws=36,
     weight=0.6,
 )
-def adjoint(x: DTensor, via: Placements, to: Placements, arrives: Arriving):
-    """A way through several placements is adjoint: <T x, y> over the whole is <x, T* y> over what the ranks hold."""
+def adjoint(x: DTensor, via: Placements, to: Placements, arrives: ArrivingGradient):
+    """Redistribution over several placements has its adjoint as gradient: <T x, y> of the global tensors equals <x, T*
+    y> of the local ones."""
     local, d = leaf(x)
     d.redistribute(placements=via).redistribute(placements=to).backward(arrives)
-    seat = x.device_mesh.get_coordinate() or ()
-    # replicas are one and the same element: the first of them speaks
-    copy = any(at for at, placement in zip(seat, x.placements, strict=True) if isinstance(placement, Replicate))
-    product = (local.detach() * local.grad).sum() * (not copy)
+    coord = x.device_mesh.get_coordinate() or ()
+    # of several replicas only the first counts
+    is_copy = any(at for at, placement in zip(coord, x.placements, strict=True) if isinstance(placement, Replicate))
+    product = (local.detach() * local.grad).sum() * (not is_copy)
     summed = DTensor.from_local(product, x.device_mesh, [Partial()] * x.device_mesh.ndim)
     return {"shape": local.grad.shape, "products": summed}
 
@@ -295,7 +313,7 @@ def _(x: Global, arrives, rank: Rank):
 
 @st.composite
 def draw_dtype(draw: st.DrawFn, limits: Limits) -> Case:
-    case = draw(values.moved(limits))
+    case = draw(conversions.moved_cases(limits))
     x, names = case.tensor("x"), [name for name in ("bfloat16", "float32", "float64") if name in limits.dtypes]
     plain = f"{'x'.join(map(str, x.shape)) or '()'}:{','.join(map(str, x.placements or ()))}:{x.dtype}"
     summed = any(map(ref.is_reduction, x.placements or ()))
@@ -303,19 +321,19 @@ def draw_dtype(draw: st.DrawFn, limits: Limits) -> Case:
     return case.with_fields(x=f"{plain}:small" if summed else plain, forward=forward, backward=backward)
 
 
-def wide(case: Case) -> Global:
-    """A gradient in the dtype of the result, most of whose elements bfloat16 does not hold."""
+def read_wide_gradient(case: Case) -> Global:
+    """A gradient in the dtype of the result, most of whose elements bfloat16 cannot represent."""
     x = operand(case)
-    full = dense(x.layout.shape, torch.float64, "distinct", x.seed + ARRIVING_SEED) * WIDE
+    full = dense(x.layout.shape, torch.float64, "distinct", x.seed + ARRIVING_SEED) * WIDE_FACTOR
     return x.holding(full.to(DTYPES[case.get("forward", case.tensor("x").dtype)])).under(case.placements("to"))
 
 
-WideGrad = Annotated[torch.Tensor, Derived(wide, local=True)]
+WideGrad = Annotated[torch.Tensor, Derived(read_wide_gradient, local=True)]
 
 
 @law(
     "gradient.dtype",
-    source=f"{values.DOC}, DTensor.redistribute (forward_dtype, backward_dtype)",
+    source=f"{conversions.DOC}, DTensor.redistribute (forward_dtype, backward_dtype)",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) forward=float64 backward=float64",
     features=lambda case: {"dtype-between"} if {"forward", "backward"} & {*dict(case.fields)} else set(),
     draw=draw_dtype,
@@ -323,24 +341,24 @@ WideGrad = Annotated[torch.Tensor, Derived(wide, local=True)]
     weight=0.6,
     tier="extended",
 )
-def between(
+def dtypes(
     x: DTensor, to: Placements, g: WideGrad, forward: torch.dtype | None = None, backward: torch.dtype | None = None
 ):
-    """A result is of forward_dtype; its gradient travels in backward_dtype, and ends in the dtype of its tensor."""
+    """The result has forward_dtype; its gradient is communicated in backward_dtype and has the dtype of the source."""
     local, d = leaf(x)
     y = d.redistribute(placements=to, forward_dtype=forward, backward_dtype=backward)
     y.to_local().backward(g)
     return {"forward": y, "backward": local.grad}
 
 
-@between.due
+@dtypes.due
 def _(x: Global, to, g, rank: Rank, forward, backward):
     if "backward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
         raise Meaningless("this torch's redistribute takes no backward_dtype")
     own, goal = x.full.dtype, x.under(to)
-    cast, whole = (returned(x, g.full.to(dtype).to(own), rank) for dtype in (backward or own, own))
+    cast, uncast = (due_gradient(x, g.full.to(dtype).to(own), rank) for dtype in (backward or own, own))
     ends = zip(x.mesh.shape, x.placements, goal.placements, strict=True)
-    travels = any(size > 1 and isinstance(after, ref.Shard) and before != after for size, before, after in ends)
-    # where the gradient need not travel, nobody says whether it is cast on its way
-    due = cast if travels else Either((cast, whole))
+    communicated = any(size > 1 and isinstance(after, ref.Shard) and before != after for size, before, after in ends)
+    # where the gradient is not communicated, it is not documented whether it is cast
+    due = cast if communicated else Either((cast, uncast))
     return {"forward": goal.holding(x.full.to(forward or own)), "backward": due}

@@ -1,4 +1,4 @@
-"""Laws on ``LocalTensorMode``: one process that acts for all ranks gives each what the ranks give."""
+"""Laws of ``LocalTensorMode``, in which one process computes the local tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from shardlaw.reference.placement import format_placements
 from shardlaw.strategies.redistributions import placement_pairs
 
 SOURCE = "torch.distributed._local_tensor, docstring of LocalTensorMode"
-# meshes, and one in how many pairs of placements
+# meshes; of each, one in so many pairs of placements
 MESHES = (("2", 1), ("3", 1), ("2x2", 6), ("2x2@0,2,1,3", 24), ("4", 2), ("2x3", 12), ("2x2x2", 90))
 
 
 class PartsField(TensorField):
-    """What every rank holds of the tensor ``x``, by rank."""
+    """The local tensors of ``x`` by rank."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return "x", "mesh"
@@ -43,9 +43,10 @@ class PartsField(TensorField):
 
 
 def sweep_simulated(limits: Limits) -> list[Case]:
-    """Pairs of placements, the ranks first and the process first in turn; the first extents are uneven and even."""
+    """Pairs of placements; ranks and the single process take turns in which redistributes first; extents are even and
+    uneven."""
 
-    def of_mesh(text: str, one_in: int) -> Iterator[Case]:
+    def mesh_cases(text: str, one_in: int) -> Iterator[Case]:
         mesh, turn = Mesh.parse(text), count()
         for source, to in [*placement_pairs(mesh.ndim, 2, kinds=("R", "S", "P"), reduce_ops=("sum", "max"))][::one_in]:
             if "P" not in format_placements(to):
@@ -53,12 +54,9 @@ def sweep_simulated(limits: Limits) -> list[Case]:
                 first = ("ranks", "process")[next(turn) // 2 % 2]
                 yield fields(mesh=mesh, x=f"{shape}:{format_placements(source)}", to=to, first=first)
 
-    cases = [case for text, one_in in MESHES for case in of_mesh(text, one_in)]
-    return [
-        case
-        for _, case in sorted(enumerate(cases), key=lambda one: one[0] * 0.618034 % 1)
-        if case.world <= limits.world_size
-    ]
+    cases = [case for text, one_in in MESHES for case in mesh_cases(text, one_in)]
+    mixed = sorted(enumerate(cases), key=lambda pair: pair[0] * 0.618034 % 1)
+    return [case for _, case in mixed if case.world <= limits.world_size]
 
 
 @law(
@@ -72,29 +70,30 @@ def sweep_simulated(limits: Limits) -> list[Case]:
     tier="extended",
 )
 def simulated(x: DTensor, parts: Annotated[Any, PartsField()], to: Placements, first: Literal["ranks", "process"]):
-    """One process that acts for all ranks redistributes as these do, whichever of them does it first."""
+    """One process that computes all ranks' local tensors redistributes as the ranks do, whichever of the two runs
+    first."""
     compat.clear_redistribution_plans()
-    how: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": x.stride()}
-    found: dict[int, Any] = {}
+    options: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": x.stride()}
+    moved_parts: dict[int, Any] = {}
 
-    def in_one_process():
+    def redistribute_in_one_process():
         with compat.LocalTensorMode(frozenset(parts)):
-            whole = DTensor.from_local(compat.LocalTensor(parts), x.device_mesh, x.placements, **how)
-            moved = whole.redistribute(placements=to).to_local()
-            compat.tensor_map(moved, lambda rank, part: found.setdefault(int(rank), part.clone()))
+            simulated_x = DTensor.from_local(compat.LocalTensor(parts), x.device_mesh, x.placements, **options)
+            moved = simulated_x.redistribute(placements=to).to_local()
+            compat.tensor_map(moved, lambda rank, part: moved_parts.setdefault(int(rank), part.clone()))
 
     try:
         if first == "process":
-            in_one_process()
+            redistribute_in_one_process()
         on_ranks = x.redistribute(placements=to).to_local()
         if first == "ranks":
-            in_one_process()
-        return {"on ranks": torch.as_tensor(on_ranks), "in one process": found[dist.get_rank()]}
+            redistribute_in_one_process()
+        return {"on ranks": torch.as_tensor(on_ranks), "in one process": moved_parts[dist.get_rank()]}
     finally:
         compat.clear_redistribution_plans()
 
 
 @simulated.due
 def _(x: Global, to, rank: Rank):
-    there = x.under(to).due_local(rank)
-    return {"on ranks": there, "in one process": there}
+    due = x.under(to).due_local(rank)
+    return {"on ranks": due, "in one process": due}

@@ -1,4 +1,4 @@
-"""The law on exported programs that are transformed into parallel ones."""
+"""The law of exported programs that a pass transforms into tensor-parallel ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import Device, Rank, WorldSize
 
-# a style, or the class of one
+# an instance of a style, or its class
 Style = Literal["column", "row", "column-class", "row-class"]
 STYLES: dict[str, Callable[[], Any]] = {
     "column": ColwiseParallel,
@@ -22,7 +22,7 @@ STYLES: dict[str, Callable[[], Any]] = {
     "column-class": lambda: ColwiseParallel,
     "row-class": lambda: RowwiseParallel,
 }
-TRANSFORMED = (
+CASES = (
     "world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=column-class second=row-class",
     "world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=row second=row",
     "world=3 x=1x3:-:float64:small a=6x3:-:float64:small b=3x6:-:float64:small first=row-class second=column-class",
@@ -31,7 +31,7 @@ TRANSFORMED = (
 
 
 class Linears(nn.Module):
-    """Two layers of these weights, and of biases that are their first columns."""
+    """Two linear layers with these weights; their biases are the first columns of the weights."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Linears(nn.Module):
     source="torch.distributed.tensor.experimental, docstring of tensor_parallel_transformation; ColwiseParallel and "
     "RowwiseParallel: how they shard nn.Linear",
     control="world=2 x=2x4:-:float64:small a=6x4:-:float64:small b=2x6:-:float64:small first=row second=row",
-    sweep=texts(*TRANSFORMED),
+    sweep=texts(*CASES),
     sweeps=1,
     needs=("all_reduce", "all_gather", "object_collectives"),
 )
@@ -64,19 +64,19 @@ def transformed(
     world: WorldSize,
     device: Device,
 ):
-    """An exported program that is transformed for the ranks of a world gives on each what it gave, and has of each
-    weight the part that the layer's style says."""
+    """An exported program that is transformed for a rank gives the same output, and has the shard of each weight that
+    the layer's style documents."""
     with torch.no_grad():
         program = torch.export.export(Linears(a, b), (x,)).run_decompositions()
         styles = {"first": STYLES[first](), "second": STYLES[second]()}
         parallel = compat.transformation.tensor_parallel_transformation(program, rank, world, device.type, styles)
-        given = parallel.module()(x)
-    return {"given": given, "weights": [parallel.state_dict[f"{name}.weight"].detach() for name in styles]}
+        out = parallel.module()(x)
+    return {"given": out, "weights": [parallel.state_dict[f"{name}.weight"].detach() for name in styles]}
 
 
 @transformed.due
 def _(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, first: str, second: str, rank: Rank, world: WorldSize):
-    whole = (x @ a.T + a[:, 0]).relu() @ b.T + b[:, 0]
+    out = (x @ a.T + a[:, 0]).relu() @ b.T + b[:, 0]
     dims = [0 if style.startswith("column") else 1 for style in (first, second)]
-    parts = [weight.chunk(world, dim)[rank].contiguous() for weight, dim in zip((a, b), dims, strict=True)]
-    return {"given": Near(whole), "weights": parts}
+    shards = [weight.chunk(world, dim)[rank].contiguous() for weight, dim in zip((a, b), dims, strict=True)]
+    return {"given": Near(out), "weights": shards}

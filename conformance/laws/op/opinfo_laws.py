@@ -1,9 +1,8 @@
-"""Ops of torch's OpInfo database, forward, in place and backward: those that no table of ours has.
+"""Laws of the ops in torch's OpInfo database that are in no table of ours: forward, in place and backward.
 
-``controls.txt`` beside this file holds one case of each, which holds. It names the laws, so that the catalogue needs
-no OpInfo, and a
-smoke run tries a variation of it. The other profiles read the samples of the installed torch (see
-:mod:`shardlaw.conformance.laws.op.opinfo`). ``python -m benchmarks.controls`` writes the file anew.
+``controls.txt`` has one case of each op that holds. It lists the laws, so that the catalogue does not import OpInfo; a
+smoke run tries a variation of it. Other profiles read the samples of the installed torch
+(:mod:`shardlaw.conformance.laws.op.opinfo`). ``python -m benchmarks.controls`` writes the file.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from shardlaw.conformance.compat import TorchMovedError
-from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.op import backward, opinfo
-from shardlaw.conformance.laws.op.forward import DTENSOR, VALUE, case_of, narrowed, text_of
-from shardlaw.conformance.laws.op.results import result, result_due, specs
+from shardlaw.conformance.laws.op.forward import CLAUSE, DTENSOR, fields_text, narrow, to_case
+from shardlaw.conformance.laws.op.results import result_law, specs
 from shardlaw.conformance.laws.shared.draws import Listed
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.op_gradients import Backward, GradientSweep
@@ -35,9 +33,8 @@ if TYPE_CHECKING:
 CONTROLS = Path(__file__).with_name("controls.txt")
 
 
-class Sampled(Sequence[Case]):
-    """Cases of one op: the ``first`` ones, and those made of its samples, which are read when one of them is asked
-    for."""
+class LazyCases(Sequence[Case]):
+    """The ``first`` cases, then those made of an op's samples, which are read when one of them is indexed."""
 
     def __init__(self, first: Sequence[Case], read: Callable[[], Listed]) -> None:  # type: ignore[type-arg]
         self._first = first
@@ -63,78 +60,76 @@ class Sampled(Sequence[Case]):
 
     @property
     def combinations(self) -> int:
-        """How many cases there were if everything were combined with everything; 0 as long as no sample was read."""
+        """The size of the full product of the samples' options; 0 before samples are read."""
         return len(self._first) + self._rest.combinations if "_rest" in vars(self) else 0
 
 
-def fixed(name: str, spec: TensorSpec) -> Arg:
-    """The argument that is one tensor of a case."""
+def fixed_arg(name: str, spec: TensorSpec) -> Arg:
+    """An argument of exactly the shape of a tensor in a case."""
     return Arg(name, tuple(map(str, spec.shape)), "" if spec.dtype == "float32" else spec.dtype, spec.fill)
 
 
-def _on_two_dims(control: Case, limits: Limits) -> list[Case]:
-    """The call of a control on a mesh of two dims, where there are ranks enough."""
-    args = tuple(fixed(name, spec) for name, spec in specs(control).items())
+def _on_2d_mesh(control: Case, limits: Limits) -> list[Case]:
+    """The call of a control on a 2-D mesh, if there are enough ranks."""
+    args = tuple(fixed_arg(name, spec) for name, spec in specs(control).items())
     variant = Variant(args, control.get("steps"), ("float32",))
-    return [case_of(row_sample(variant, SQUARE, 0, 0))] if limits.world_size > max(SQUARE.mesh.ranks) else [control]
+    return [to_case(row_sample(variant, SQUARE, 0, 0))] if limits.world_size > max(SQUARE.mesh.ranks) else [control]
 
 
-def smaller(case: Case) -> SearchStrategy[Case]:
-    """The same call on tensors of no larger extents, those alike kept alike, on a plainer mesh in plainer
-    placements."""
+def narrow_cases(case: Case) -> SearchStrategy[Case]:
+    """The same call on tensors with no larger extents, equal ones kept equal, on plainer meshes and placements."""
     extents = sorted({extent for spec in specs(case).values() for extent in spec.shape})
     symbol = dict(zip(extents, "bcdefghijklmnopqrstuvwxyz", strict=False))
     args = [
-        replace(fixed(name, spec), dims=tuple(symbol.get(extent, str(extent)) for extent in spec.shape))
+        replace(fixed_arg(name, spec), dims=tuple(symbol.get(extent, str(extent)) for extent in spec.shape))
         for name, spec in specs(case).items()
     ]
-    return narrowed(opinfo.op_of(case.law, [Variant(tuple(args), case.get("steps"), ("float32",))]), case)
+    return narrow(opinfo.make_op(case.law, [Variant(tuple(args), case.get("steps"), ("float32",))]), case)
 
 
-def forward(control: Case, name: str) -> Law:
+def forward_law(control: Case, name: str) -> Law:
     def read(limits: Limits) -> Listed[Sample]:
         found = opinfo.read(name)
         if not found.variants:
             raise TorchMovedError(f"no samples: {found.reason}")
-        return Listed(Sweep(opinfo.op_of(name, found.variants), limits.world_size), case_of)
+        return Listed(Sweep(opinfo.make_op(name, found.variants), limits.world_size), to_case)
 
-    made = law(
+    return result_law(
         control.law,
-        clause=f"{name} {VALUE}",
+        exact=False,
+        clause=f"{name} {CLAUSE}",
         source=DTENSOR,
-        control=text_of(control),
-        sweep=lambda limits: Sampled(_on_two_dims(control, limits), lambda: read(limits)),
+        control=fields_text(control),
+        sweep=lambda limits: LazyCases(_on_2d_mesh(control, limits), lambda: read(limits)),
         sweeps=1,
         profile="ci" if name.endswith(".in-place") else "smoke",
-        narrow=smaller,
+        narrow=narrow_cases,
         refusal="allowed",
-    )(result)
-    made.due(result_due(exact=False))
-    return made
+    )
 
 
-def op_backward(control: Case, name: str) -> Law:
+def backward_law(control: Case, name: str) -> Law:
     def read(limits: Limits) -> Listed[Backward]:
         found = opinfo.read(name)
         if not found.gradients:
             raise TorchMovedError(f"no samples that have gradients: {found.reason or 'not in the installed torch'}")
-        sweep = GradientSweep(opinfo.op_of(name, found.variants), limits.world_size, dict(found.gradients))
-        return Listed(sweep, backward.case_of)
+        sweep = GradientSweep(opinfo.make_op(name, found.variants), limits.world_size, dict(found.gradients))
+        return Listed(sweep, backward.to_case)
 
     return backward.gradient_law(
         control.law,
         name,
         source=backward.SOURCE,
-        control=text_of(control),
-        sweep=lambda limits: Sampled([control], lambda: read(limits)),
+        control=fields_text(control),
+        sweep=lambda limits: LazyCases([control], lambda: read(limits)),
         sweeps=1,
         profile="ci",
     )
 
 
-def of_control(control: Case) -> Law:
-    make = op_backward if control.law.startswith("op.backward") else forward
+def make_law(control: Case) -> Law:
+    make = backward_law if control.law.startswith("op.backward") else forward_law
     return make(control, control.law.partition("[")[2][:-1])
 
 
-LAWS = [of_control(Case.parse(line)) for line in CONTROLS.read_text().splitlines()]
+LAWS = [make_law(Case.parse(line)) for line in CONTROLS.read_text().splitlines()]

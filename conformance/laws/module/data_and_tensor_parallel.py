@@ -1,4 +1,4 @@
-"""The law of data parallelism of each kind beside tensor parallelism."""
+"""The law of tensor parallelism combined with each kind of data parallelism."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Claimed, Near
+from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
-from shardlaw.conformance.laws.module.arguments import FromCase, on
-from shardlaw.conformance.laws.module.fsdp import sgd
-from shardlaw.conformance.laws.module.sharded import inputs_of
-from shardlaw.conformance.laws.module.told import Whole, offered, told_law
-from shardlaw.conformance.laws.module.zoo import Pairs, gradients, parameters
+from shardlaw.conformance.laws.module.arguments import FromCase, dtensor
+from shardlaw.conformance.laws.module.fsdp_methods import MLPModel, fsdp_law, require_attribute
+from shardlaw.conformance.laws.module.fully_shard import read_rank_batches
+from shardlaw.conformance.laws.module.fully_shard_options import sgd
+from shardlaw.conformance.laws.module.model_fields import (
+    Pairs,
+    claimed,
+    copied_parameters,
+    mean_backward,
+    reduced_gradients,
+)
+from shardlaw.conformance.laws.module.plans import MLP
 from shardlaw.reference.mesh import Mesh
-from shardlaw.reference.placement import Placement
-from shardlaw.reference.placement import Replicate as R
-from shardlaw.reference.placement import Shard as S
 
-SHOWN = (
+CASES = (
     "mesh=2x2 model=mlp dims=5x4x3 way=fully",
     "mesh=1x2x2 model=mlp dims=5x4x3 way=fully",
     "mesh=2x2x1 model=mlp dims=5x4x3 way=fully",
@@ -46,32 +50,32 @@ SHOWN = (
     "mesh=2x2 model=mlp dims=5x4x3 way=ddp-named",
     "mesh=2x1x2 model=mlp dims=5x4x3 way=replicated",
 )
-PLACES: dict[str, Placement] = {"net1.weight": S(0), "net1.bias": S(0), "net2.weight": S(1), "net2.bias": R()}
 
 
 def features(case: Case) -> set[str]:
-    return {"module", "backward", f"way:{case.get('way')}"} | (set() if "ddp" in case.get("way") else {"fully-sharded"})
+    way = case.get("way")
+    return {"module", "backward", f"way:{way}"} | ({"fully-sharded"} if "ddp" not in way else set())
 
 
 # Plain torch, for the act
 
 
-def spread(model: Any, mesh: Any) -> None:
+def shard_layers(model: Any, mesh: Any) -> None:
     """Shard the layers of a model along the last dim of a mesh, and replicate them along the others."""
-    places = {"net1.weight": Shard(0), "net1.bias": Shard(0), "net2.weight": Shard(1)}
+    placements = {"net1.weight": Shard(0), "net1.bias": Shard(0), "net2.weight": Shard(1)}
 
     def partition(name: str, module: nn.Module, mesh: Any) -> None:
         for key, parameter in list(module.named_parameters(recurse=False)):
-            at = [Replicate()] * (mesh.ndim - 1) + [places.get(f"{name}.{key}", Replicate())]
-            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, at)))
+            along = [Replicate()] * (mesh.ndim - 1) + [placements.get(f"{name}.{key}", Replicate())]
+            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, along)))
 
     distribute_module(model, mesh, partition)
 
 
 def data_dims(way: str, names: Any) -> Any:
-    """Which of the dims of a mesh share out the data, as fully_shard takes it: parameters are sharded along the last
-    of them, along all, or along none."""
-    dims = offered(fsdp, "DataParallelMeshDims")
+    """The data-parallel dims of a mesh, in the form that fully_shard takes: parameters are sharded along the last of
+    them, along all, or along none."""
+    dims = require_attribute(fsdp, "DataParallelMeshDims")
     if way == "replicated":
         return dims(replicate=tuple(names) if len(names) > 1 else names[0])
     if way == "flat":
@@ -79,26 +83,26 @@ def data_dims(way: str, names: Any) -> Any:
     return dims(shard=names[-1], replicate=names[0] if len(names) > 1 else None)
 
 
-@told_law(
+@fsdp_law(
     "both-parallel",
     ", dp_mesh_dims; torch.distributed.tensor.parallel; FullyShardedDataParallel, device_mesh",
-    SHOWN,
+    CASES,
     features,
 )
 def both_parallel(
-    model: Whole,
+    model: MLPModel,
     mesh: NamedMesh,
-    inputs: Annotated[Pairs, FromCase(lambda case: inputs_of(case, shared=True))],
+    inputs: Annotated[Pairs, FromCase(lambda case: read_rank_batches(case, shared=True))],
     way: Literal["fully", "told", "flat", "replicated", "remade", "wrapped", "ddp", "ddp-named"],
 ):
-    """A tensor-parallel model whose data is shared out along the other dims of its mesh computes the dense output, and
-    its parameters become the dense model's, with the mean of all gradients."""
+    """A tensor-parallel model with data parallelism along the other dims of its mesh has the dense output, and its
+    parameters take the dense steps, with the mean of all gradients."""
     names, spmd = mesh.mesh_dim_names, way in ("told", "flat", "replicated", "remade")
-    compat.op_plans()  # which mesh of equal ones a rule has seen first is no question but of one way
+    compat.op_plans()  # drop cached plans: they may hold an equal mesh of another case
     if way == "remade":
-        spread(copy.deepcopy(model), DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names))
+        shard_layers(copy.deepcopy(model), DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names))
     if spmd:
-        spread(model, mesh)
+        shard_layers(model, mesh)
         fully_shard(model, mesh=mesh, dp_mesh_dims=data_dims(way, names[:-1]))
     else:
         parallelize_module(model, mesh[names[-1]], {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
@@ -113,51 +117,50 @@ def both_parallel(
         if way.startswith("ddp"):
             compat.pre_dp_module_transform(model)
             model = DistributedDataParallel(model, process_group=data.get_group())
-    kept = dict(model.module.named_parameters()) if way == "ddp" else {}
+    ddp_parameters = dict(model.module.named_parameters()) if way == "ddp" else {}
 
     def state() -> dict[str, Any]:
         if way in ("wrapped", "ddp"):
-            return {name: one.detach().clone() for name, one in (kept or model.state_dict()).items()}
-        return parameters(model.module if way == "ddp-named" else model)
+            return {name: value.detach().clone() for name, value in (ddp_parameters or model.state_dict()).items()}
+        return copied_parameters(model.module if way == "ddp-named" else model)
 
-    def result(x: torch.Tensor) -> Any:
+    def run(x: torch.Tensor) -> Any:
         if not spmd:
             return model(x)
-        split = [Shard(0)] * (mesh.ndim - 1) + [Replicate()]
-        out = model(DTensor.from_local(x, mesh, split, run_check=False))
-        return out.redistribute(placements=split).to_local()
+        batch = [Shard(0)] * (mesh.ndim - 1) + [Replicate()]
+        out = model(DTensor.from_local(x, mesh, batch, run_check=False))
+        return out.redistribute(placements=batch).to_local()
 
-    stepping, steps, first = torch.optim.SGD(model.parameters(), lr=0.5), [], state()
+    optim, steps, first = torch.optim.SGD(model.parameters(), lr=0.5), [], state()
     for x, grad in inputs:
-        out = result(x)
+        out = run(x)
         out.backward(grad)
-        stepping.step()
-        stepping.zero_grad()
+        optim.step()
+        optim.zero_grad()
         steps.append({"forward": out, "parameters": state()})
     again = None
     if way == "wrapped":
         model.load_state_dict(first)
-        again = result(inputs[0][0])
+        again = run(inputs[0][0])
     return {"first": first, "steps": steps, "again": again}
 
 
 @both_parallel.due
 def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
     row = mesh.ranks.index(rank) // mesh.shape[-1]
-    pair = mesh.slice((mesh.ndim - 1,), mesh.coord(rank) or (0,) * mesh.ndim)
-    over = Mesh.parse(f"{mesh.size // mesh.shape[-1]}x{mesh.shape[-1]}") if way == "flat" else mesh
+    tp_mesh = mesh.slice((mesh.ndim - 1,), mesh.coord(rank) or (0,) * mesh.ndim)
+    dp_mesh = Mesh.parse(f"{mesh.size // mesh.shape[-1]}x{mesh.shape[-1]}") if way == "flat" else mesh
 
-    def lie(named: dict[str, Any]) -> dict[str, Any]:
+    def due_state() -> dict[str, Any]:
+        named = copied_parameters(model)
         if way.startswith("ddp"):
-            return {name: Near(on(pair, whole, PLACES[name]).local(rank)) for name, whole in named.items()}
-        return {name: Claimed(whole, over, exact=False) for name, whole in named.items()}
+            return {name: Near(dtensor(tp_mesh, full, MLP[name]).local(rank)) for name, full in named.items()}
+        return claimed(named, dp_mesh)
 
-    steps, first = [], lie(parameters(model))
+    steps, first = [], due_state()
     for pairs in inputs:
         model.zero_grad()
-        outs = [model(x) for x, _ in pairs]
-        for out, (_, grad) in zip(outs, pairs, strict=True):
-            out.backward(grad / len(pairs))
-        sgd(model, gradients(model))
-        steps.append({"forward": Near(outs[row].detach()), "parameters": lie(parameters(model))})
+        outs = mean_backward(model, pairs)
+        sgd(model, reduced_gradients(model))
+        steps.append({"forward": Near(outs[row].detach()), "parameters": due_state()})
     return {"first": first, "steps": steps, "again": steps[0]["forward"] if way == "wrapped" else None}

@@ -1,4 +1,4 @@
-"""Laws of random ops: what a draw must be whatever the generator gives, seeds, replicas and shards."""
+"""Laws of random ops that hold for any generator: results that are certain, seeds, replicas and shards."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.reference.tensors import TensorSpec, dense
 from shardlaw.strategies import shapes
-from shardlaw.strategies.placements import placements as drawn_placements
+from shardlaw.strategies.placements import placements as placements_strategy
 
 DOC = "torch.distributed.tensor._random"
 
-# calls whose outcome is certain, each with what it gives of the whole x
+# calls whose result is certain, each with its result for the dense x
 CERTAIN: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
     "bernoulli": (torch.bernoulli, lambda x: x),
     "multinomial": (lambda x: torch.multinomial(x, 1), lambda x: x.argmax(-1, keepdim=True)),
@@ -46,8 +46,8 @@ CERTAIN: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Te
     "normal_": (lambda x: x.normal_(3.0, 0.0), lambda x: torch.full_like(x, 3.0)),
     "randint_like": (lambda x: torch.randint_like(x, 3, 4), lambda x: torch.full_like(x, 3.0)),
 }
-# calls by chance, each with the least and the largest value
-CHANCE: dict[str, tuple[Callable[[Any], Any], float, float]] = {
+# random calls, each with the smallest and the largest value
+RANDOM: dict[str, tuple[Callable[[Any], Any], float, float]] = {
     "rand_like": (torch.rand_like, 0.0, 1.0),
     "randn_like": (torch.randn_like, float("-inf"), float("inf")),
     "exponential_": (lambda x: x.exponential_(), 0.0, float("inf")),
@@ -55,8 +55,9 @@ CHANCE: dict[str, tuple[Callable[[Any], Any], float, float]] = {
 }
 
 
-class ChancesField(TensorField):
-    """A tensor of which some calls want chances, 0 and 1 in any order; for draws of indices one 1 in each row."""
+class ProbabilitiesField(TensorField):
+    """The operand ``x``. For calls that take probabilities these are 0 or 1; for multinomial each row has a single
+    1."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return name, self.mesh, "call"
@@ -72,7 +73,8 @@ class ChancesField(TensorField):
         return x.holding(ones.to(x.full.dtype))
 
 
-def inside(limits: Limits) -> list[Mesh]:
+def meshes(limits: Limits) -> list[Mesh]:
+    """Meshes over the whole world."""
     return draws.meshes(limits, outside=False, tables=False, least=2)
 
 
@@ -80,19 +82,14 @@ def features_random(case: Case) -> set[str]:
     return {"random"} | ({"certain"} if "call" in case and case.get("call") in CERTAIN else set())
 
 
-def draw_certain(limits: Limits) -> SearchStrategy[Case]:
-    on = inside(limits)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        call = draw(st.sampled_from([*CERTAIN, "bernoulli", "multinomial", "multinomial"]))
-        mesh = draw(st.sampled_from(on))
-        kinds = ("R", "S", "S", "P")  # a pending sum is written into only where that is refused
-        shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
-        at = draw(drawn_placements(mesh, len(shape), kinds=kinds))
-        return fields(mesh=mesh, x=TensorSpec(shape, at), call=call, seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_certain(draw: st.DrawFn, limits: Limits) -> Case:
+    call = draw(st.sampled_from([*CERTAIN, "bernoulli", "multinomial", "multinomial"]))
+    mesh = draw(st.sampled_from(meshes(limits)))
+    kinds = ("R", "S", "S", "P")  # in-place calls refuse pending sums
+    shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    at = draw(placements_strategy(mesh, len(shape), kinds=kinds))
+    return fields(mesh=mesh, x=TensorSpec(shape, at), call=call, seed=draw(draws.seeds()))
 
 
 @law(
@@ -102,7 +99,7 @@ def draw_certain(limits: Limits) -> SearchStrategy[Case]:
     features=features_random,
     draw=draw_certain,
     draws=40,
-    # chances that are pending sums, which no rank has alone: seldom drawn together
+    # probabilities that are pending sums, which no rank has alone, are seldom drawn
     sweep=texts(
         *(f"mesh=2 x=4x3:P(sum) call={call}" for call in ("bernoulli", "multinomial", "uniform_")),
         "mesh=2 x=4x3:S(0) call=multinomial-more",
@@ -112,38 +109,32 @@ def draw_certain(limits: Limits) -> SearchStrategy[Case]:
     refusal="allowed",
     weight=0.3,
 )
-def certain(x: Annotated[DTensor, ChancesField()], call: Annotated[str, WordField(CERTAIN)]):
-    """A random call whose outcome is certain gives it: chances of 0 and 1, empty ranges, nothing or everything
-    dropped."""
+def certain(x: Annotated[DTensor, ProbabilitiesField()], call: Annotated[str, WordField(CERTAIN)]):
+    """A random call whose result is certain returns it: probabilities of 0 and 1, empty ranges, dropout of nothing or
+    everything."""
     with torch.random.fork_rng(devices=[]):
         return CERTAIN[call][0](x)
 
 
 @certain.due
 def _(x: Global, call):
-    whole = CERTAIN[call][1](x.full)
-    return x.holding(whole) if call.endswith("_") else Claimed(whole, x.mesh)
+    full = CERTAIN[call][1](x.full)
+    return x.holding(full) if call.endswith("_") else Claimed(full, x.mesh)
 
 
-def draw_replicas(limits: Limits) -> SearchStrategy[Case]:
-    on = inside(limits)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(st.sampled_from(on)), draw(shapes(min_dims=1, max_dims=2, min_size=1))
-        history = draw(st.sampled_from(["none", "even", "even", "none", "even", "uneven"]))
-        some = drawn_placements(mesh, len(shape), kinds=("R", "S")).filter(lambda at: Replicate() in at)
-        x = TensorSpec(shape, draw(st.one_of(st.just((Replicate(),) * mesh.ndim), some)))
-        more: dict[str, Any] = {}
-        if history != "none":
-            size = (
-                draw(st.sampled_from([3, 5, 7])) if history == "uneven" else mesh.size * draw(st.sampled_from([1, 2]))
-            )
-            a = TensorSpec((size,), draw(drawn_placements(mesh, 1, kinds=("S", "S", "R"))))
-            more = {"a": a, "before": "draw"}
-        return fields(mesh=mesh, x=x, **more, call=draw(st.sampled_from(sorted(CHANCE))), seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_replicas(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(meshes(limits))), draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    history = draw(st.sampled_from(["none", "even", "even", "none", "even", "uneven"]))
+    partly_replicated = placements_strategy(mesh, len(shape), kinds=("R", "S")).filter(lambda at: Replicate() in at)
+    x = TensorSpec(shape, draw(st.one_of(st.just((Replicate(),) * mesh.ndim), partly_replicated)))
+    more: dict[str, Any] = {}
+    if history != "none":
+        uneven = history == "uneven"
+        size = draw(st.sampled_from([3, 5, 7])) if uneven else mesh.size * draw(st.sampled_from([1, 2]))
+        a = TensorSpec((size,), draw(placements_strategy(mesh, 1, kinds=("S", "S", "R"))))
+        more = {"a": a, "before": "draw"}
+    return fields(mesh=mesh, x=x, **more, call=draw(st.sampled_from(sorted(RANDOM))), seed=draw(draws.seeds()))
 
 
 @law(
@@ -158,32 +149,32 @@ def draw_replicas(limits: Limits) -> SearchStrategy[Case]:
 )
 def replicas(
     x: DTensor,
-    call: Annotated[str, WordField(CHANCE)],
+    call: Annotated[str, WordField(RANDOM)],
     seed: Seed,
     a: DTensor | None = None,
     before: Annotated[str, WordField(["draw"])] = "",
 ):
-    """After one seed on all ranks, replicas agree bit by bit; the seed gives the same again, another seed another, all
-    in range."""
-    draw, least, most = CHANCE[call]
+    """After one seed on all ranks, replicas agree bit by bit, the same seed repeats the result, another seed changes
+    it, and values are in range."""
+    function, least, most = RANDOM[call]
 
-    def drawn(seed):
+    def call_with_seed(seed):
         torch.manual_seed(seed)
         if before:
             torch.rand_like(a)  # type: ignore[arg-type]
-        return draw(x.clone())
+        return function(x.clone())
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one, again, other = drawn(seed + 1), drawn(seed + 1), drawn(seed + 2)
-    local = one.to_local()
+        first, again, other = call_with_seed(seed + 1), call_with_seed(seed + 1), call_with_seed(seed + 2)
+    local = first.to_local()
     return {
         "seed": torch.equal(again.to_local(), local),
         "other seed": call != "coin_" and local.numel() > 0 and torch.equal(other.to_local(), local),
         "out of range": local[(local < least) | (local > most) | local.isnan()].tolist(),
         "coins": call != "coin_" or set(local.flatten().tolist()) <= {0.0, 1.0},
-        "shape": (tuple(one.shape), one.dtype),
-        "replicas": one.full_tensor(),
+        "shape": (tuple(first.shape), first.dtype),
+        "replicas": first.full_tensor(),
     }
 
 
@@ -198,7 +189,7 @@ def draw_dropout(limits: Limits) -> SearchStrategy[Case]:
         spec = case.tensor("x")
         return case.with_fields(x=TensorSpec(spec.shape, spec.placements, "float32", "positive"))
 
-    return draws.placed(limits, on=inside(limits), kinds=("R", "S", "_S"), min_dims=1).map(positive)
+    return draws.placed(limits, on=meshes(limits), kinds=("R", "S", "_S"), min_dims=1).map(positive)
 
 
 @law(
@@ -212,19 +203,19 @@ def draw_dropout(limits: Limits) -> SearchStrategy[Case]:
     weight=0.2,
 )
 def dropout(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, seed: Seed):
-    """Dropout drops or scales each element, keeps the layout, and lets the gradient through where one was kept."""
+    """Dropout drops or scales each element, keeps the layout, and passes the gradient of kept elements."""
     local.requires_grad_()
     x = DTensor.from_local(local, mesh, placements, shape=shape, stride=stride)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         out = functional.dropout(x, 0.5)
-    kept = out.to_local()  # type: ignore[attr-defined]
-    torch.autograd.backward([kept], [torch.ones_like(kept)])
+    out_local = out.to_local()  # type: ignore[attr-defined]
+    torch.autograd.backward([out_local], [torch.ones_like(out_local)])
     return {
         "same placements": [*out.placements] == placements,  # type: ignore[attr-defined]
-        "scaled": torch.equal(kept, 2 * local * (kept != 0)),
-        "gradient": local.grad is not None and torch.equal(local.grad, 2.0 * (kept != 0)),
+        "scaled": torch.equal(out_local, 2 * local * (out_local != 0)),
+        "gradient": local.grad is not None and torch.equal(local.grad, 2.0 * (out_local != 0)),
     }
 
 
@@ -233,15 +224,15 @@ def _():
     return {"same placements": Of(True), "scaled": True, "gradient": True}
 
 
-def repeated(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> list[Any]:
-    """The offsets of two shards that begin alike."""
+def repeated_shards(full: torch.Tensor, mesh: DeviceMesh, placements: Any) -> list[Any]:
+    """The offsets of pairs of shards that begin with the same values."""
     parts = {}
     for at in itertools.product(*map(range, mesh.shape)):
-        size, offset = compat.local_shape_and_offset_at(whole.shape, mesh.shape, [*at], placements)
+        size, offset = compat.local_shape_and_offset_at(full.shape, mesh.shape, [*at], placements)
         slices = tuple(slice(start, start + count) for start, count in zip(offset, size, strict=True))
-        parts[tuple(offset)] = whole[slices].flatten().tolist()
-    both = [(one, other, min(len(parts[one]), len(parts[other]))) for one, other in itertools.combinations(parts, 2)]
-    return [(one, other) for one, other, size in both if size > 1 and parts[one][:size] == parts[other][:size]]
+        parts[tuple(offset)] = full[slices].flatten().tolist()
+    sizes = {pair: min(len(parts[at]) for at in pair) for pair in itertools.combinations(parts, 2)}
+    return [(a, b) for (a, b), size in sizes.items() if size > 1 and parts[a][:size] == parts[b][:size]]
 
 
 @law(
@@ -249,21 +240,21 @@ def repeated(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> list[Any
     source=f"{DOC}, docstrings of is_rng_supported_mesh and OffsetBasedRNGTracker",
     control="mesh=2 x=8x3:S(0)",
     features=features_random,
-    draw=lambda limits: draws.placed(limits, on=inside(limits), kinds=("R", "S"), min_dims=1),
+    draw=lambda limits: draws.placed(limits, on=meshes(limits), kinds=("R", "S"), min_dims=1),
     draws=12,
     needs=("all_gather",),
     weight=0.1,
 )
 def shards(x: DTensor, seed: Seed):
-    """Shards of a random tensor do not repeat one another where the device has random DTensors; elsewhere the user is
-    warned."""
+    """Shards of a random tensor do not repeat one another where the device supports random DTensors; elsewhere a
+    warning is given."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         torch.manual_seed(seed)
-        whole = torch.rand_like(x).full_tensor()  # type: ignore[attr-defined]
+        full = torch.rand_like(x).full_tensor()  # type: ignore[attr-defined]
     if compat.is_rng_supported_mesh(x.device_mesh):
-        return {"warned": True, "repeated": repeated(whole, x.device_mesh, x.placements)}
-    return {"warned": any("random" in str(one.message) for one in warned), "repeated": []}
+        return {"warned": True, "repeated": repeated_shards(full, x.device_mesh, x.placements)}
+    return {"warned": any("random" in str(warning.message) for warning in warned), "repeated": []}
 
 
 @shards.due

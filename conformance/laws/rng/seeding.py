@@ -1,5 +1,4 @@
-"""Laws of where random numbers start: seeds on a mesh, functions that initialise parameters, and the numbers of each
-shard."""
+"""Laws of seeds on a mesh, of functions that initialise parameters, and of the generator offsets of shards."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Alike, Global, Of, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, Seed, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.rng.numbers import DOC, inside
+from shardlaw.conformance.laws.rng.random_ops import DOC, meshes
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, StrideOf
 from shardlaw.reference.layout import Layout
@@ -34,8 +33,8 @@ from shardlaw.strategies.placements import placements
 
 
 def draw_seed(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return st.builds(lambda mesh, to: fields(mesh=mesh, to=to), st.sampled_from(on), st.integers(2, 60))
+    mesh_list = draws.meshes(limits, tables=False)
+    return st.builds(lambda mesh, to: fields(mesh=mesh, to=to), st.sampled_from(mesh_list), st.integers(2, 60))
 
 
 @law(
@@ -48,7 +47,7 @@ def draw_seed(limits: Limits) -> SearchStrategy[Case]:
     weight=0.1,
 )
 def seeded(mesh: DeviceMesh, to: int):
-    """manual_seed on a mesh seeds its ranks where the device has random DTensors, and is refused by a rank outside;
+    """manual_seed on a mesh seeds its ranks and raises on ranks outside, where the device supports random DTensors;
     elsewhere it warns and changes nothing."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -69,7 +68,7 @@ def _():
     return {"refused": Of(True, "wrong-error"), "seeded": True, "warned": Of(True, "wrong-error")}
 
 
-# functions that initialise: to what is certain, or by chance up to a magnitude that the sizes of the tensor allow
+# init functions with a certain result; random ones, with a bound that depends on fan out, fan in and receptive field
 FIXED: dict[str, Callable[[Any], Any]] = {
     "zeros": nn.init.zeros_,
     "ones": nn.init.ones_,
@@ -95,22 +94,17 @@ BOUNDED: dict[str, tuple[Callable[[Any], Any], Callable[[int, int, int], float]]
 }
 
 
-def draw_init(limits: Limits) -> SearchStrategy[Case]:
-    on = inside(limits)
-    often = (*FIXED, *BOUNDED, *BOUNDED)  # what is drawn by chance has more to go wrong
+@st.composite
+def draw_init(draw: st.DrawFn, limits: Limits) -> Case:
+    often = (*FIXED, *BOUNDED, *BOUNDED)  # random functions are drawn more often
     any_dims = ("zeros", "ones", "constant", "uniform", "normal")
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, call = draw(st.sampled_from(on)), draw(st.sampled_from(often))
-        least, most = (1, 3) if call in any_dims else (3, 3) if call == "dirac" else (2, 2)
-        shape = draw(shapes(min_dims=least, max_dims=most, min_size=1))
-        at = draw(placements(mesh, len(shape), kinds=("R", "S", "S")))
-        other = draw(shapes(min_dims=len(shape), max_dims=len(shape), min_size=1))
-        b = draw(st.sampled_from([None, None, None, TensorSpec(other, at)]))
-        return fields(mesh=mesh, x=TensorSpec(shape, at), b=b, call=call, seed=draw(draws.seeds()))
-
-    return case()
+    mesh, call = draw(st.sampled_from(meshes(limits))), draw(st.sampled_from(often))
+    least, most = (1, 3) if call in any_dims else (3, 3) if call == "dirac" else (2, 2)
+    shape = draw(shapes(min_dims=least, max_dims=most, min_size=1))
+    at = draw(placements(mesh, len(shape), kinds=("R", "S", "S")))
+    other = draw(shapes(min_dims=len(shape), max_dims=len(shape), min_size=1))
+    b = draw(st.sampled_from([None, None, None, TensorSpec(other, at)]))
+    return fields(mesh=mesh, x=TensorSpec(shape, at), b=b, call=call, seed=draw(draws.seeds()))
 
 
 def features_init(case: Case) -> set[str]:
@@ -130,8 +124,8 @@ def features_init(case: Case) -> set[str]:
     weight=0.2,
 )
 def init(x: DTensor, call: Annotated[str, WordField((*FIXED, *BOUNDED))], seed: Seed, b: DTensor | None = None):
-    """torch.nn.init gives a sharded parameter what it gives the whole, whichever it was called with before: its values,
-    bounds by its fans, and replicas that agree."""
+    """torch.nn.init gives a sharded parameter the dense values or bounds, and equal replicas, also after a call on
+    another parameter."""
     parameter, shape = nn.Parameter(x.detach()), x.shape
     function = FIXED[call] if call in FIXED else BOUNDED[call][0]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -160,11 +154,11 @@ def _(x: Global, call):
     return {"same": Of(True), "too large": [], "nothing drawn": False, "replicas": Alike(x.mesh)}
 
 
-BEFORE = 40  # how far the generator has come before
+START_OFFSET = 40  # of the generator before the op
 
 
 def same_shard(layout: Layout, one: Coord, other: Coord) -> bool:
-    """Whether two coordinates are replicas of one shard."""
+    """Whether two coordinates hold replicas of one shard."""
     return all(shard_dim(at) is None or a == b for at, a, b in zip(layout.placements, one, other, strict=True))
 
 
@@ -173,7 +167,7 @@ def same_shard(layout: Layout, one: Coord, other: Coord) -> bool:
     source=f"{DOC}, docstrings of OffsetBasedRNGTracker._set_pre_op_offset and _set_post_op_offset",
     control="mesh=2 x=5x6:S(0)",
     features=lambda case: {"random"},
-    # shards of one or two elements, and of a dim that two mesh dims shard, which few draws have
+    # seldom drawn: shards of one or two elements, and a dim that two mesh dims shard
     sweep=texts("mesh=3 x=5:S(0)", "mesh=4 x=2x4:S(1)", "mesh=2x2 x=8x3:S(0),S(0)", "mesh=2x2 x=3x8:S(1),S(1)"),
     sweeps=4,
     draw=lambda limits: draws.placed(limits, on=draws.meshes(limits, outside=False), kinds=("R", "S"), min_dims=1),
@@ -181,28 +175,28 @@ def same_shard(layout: Layout, one: Coord, other: Coord) -> bool:
     weight=0.2,
 )
 def offsets(mesh: MeshTable, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, dtype: DtypeOf, device: Device):
-    """Numbers of different shards start at different places of the generator, in the order in which they lie, of
-    replicas at one; all ranks go on alike."""
+    """Different shards start at different offsets of the generator, in the order of their offsets in the tensor;
+    replicas start at the same, and all ranks end at the same."""
     table, starts, states = torch.tensor(mesh), {}, {}
     for rank in table.flatten().tolist():
-        seat = compat.mesh_for_rank(device.type, table, rank)
-        spec = compat.DTensorSpec(seat, tuple(placements), tensor_meta=compat.TensorMeta(shape, stride, dtype))
+        rank_mesh = compat.mesh_for_rank(device.type, table, rank)
+        spec = compat.DTensorSpec(rank_mesh, tuple(placements), tensor_meta=compat.TensorMeta(shape, stride, dtype))
         tracker = object.__new__(compat.OffsetBasedRNGTracker)
         starts[rank] = compat.rng_offsets(tracker, spec)
         state = compat.PhiloxState(torch.zeros(16, dtype=torch.uint8))
-        state.offset = before = torch.tensor([BEFORE])
+        state.offset = before = torch.tensor([START_OFFSET])
         compat.set_offset_before_op(tracker, state, spec)
-        begun = int(state.offset)
+        start = int(state.offset)
         compat.set_offset_after_op(tracker, state, spec, before)
-        states[rank] = begun - BEFORE, int(state.offset) - BEFORE
+        states[rank] = start - START_OFFSET, int(state.offset) - START_OFFSET
     ends = {end for _, end in starts.values()}
-    pairs = [(one, starts[one][0] - starts[other][0], other) for one, other in itertools.combinations(starts, 2)]
+    pairs = [(a, starts[a][0] - starts[b][0], b) for a, b in itertools.combinations(starts, 2)]
     return {
         "states": states == starts,
         "in fours": all(at % 4 == 0 for pair in starts.values() for at in pair),
         "go on alike": len(ends) == 1,
         "advance": min(ends) >= min(shape.numel(), 1) and all(start >= 0 for start, _ in starts.values()),
-        "starts": {f"rank {one} to {other}": (apart > 0) - (apart < 0) for one, apart, other in pairs},
+        "starts": {f"rank {a} to {b}": (distance > 0) - (distance < 0) for a, distance, b in pairs},
     }
 
 

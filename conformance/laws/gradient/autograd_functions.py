@@ -1,4 +1,4 @@
-"""Laws of functions that say themselves how they go back (torch.autograd.Function)."""
+"""Laws of autograd functions with a backward of their own (torch.autograd.Function)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Rank, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.gradient.values import DOC
+from shardlaw.conformance.laws.gradient.conversions import DOC
 from shardlaw.conformance.laws.shared import draws
 
 
 class Square(torch.autograd.Function):
-    """The square, whose gradient wants what went in."""
+    """The square, whose backward needs the input."""
 
     @staticmethod
     def forward(ctx: Any, x):
@@ -31,8 +31,8 @@ class Square(torch.autograd.Function):
         return 2 * x * g
 
 
-class Pair(torch.autograd.Function):
-    """Twice and three times, of which a caller may use one."""
+class TwoResults(torch.autograd.Function):
+    """Twice and three times the input."""
 
     @staticmethod
     def forward(ctx: Any, x):
@@ -43,8 +43,8 @@ class Pair(torch.autograd.Function):
         return g * 2 + h * 3
 
 
-class Sums(torch.autograd.Function):
-    """The tensor and its sum, which has another shape."""
+class ResultAndSum(torch.autograd.Function):
+    """Twice the input, and its sum, which has another shape."""
 
     @staticmethod
     def forward(ctx: Any, x):
@@ -55,8 +55,8 @@ class Sums(torch.autograd.Function):
         return g * 2 + h
 
 
-class Told(torch.autograd.Function):
-    """As Pair, but told when nothing comes back of a result."""
+class UnmaterializedGrads(torch.autograd.Function):
+    """As :class:`TwoResults`, but backward gets ``None`` for a result that is not used."""
 
     @staticmethod
     def forward(ctx: Any, x):
@@ -68,8 +68,8 @@ class Told(torch.autograd.Function):
         return sum(part * by for part, by in ((g, 2), (h, 3)) if part is not None)
 
 
-class Written(torch.autograd.Function):
-    """Three times, in place."""
+class InPlace(torch.autograd.Function):
+    """Three times the input, in place."""
 
     @staticmethod
     def forward(ctx: Any, x):
@@ -81,8 +81,8 @@ class Written(torch.autograd.Function):
         return g * 3
 
 
-class Given(torch.autograd.Function):
-    """What went in, with twice the gradient."""
+class ReturnsInput(torch.autograd.Function):
+    """The input itself, with twice the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x):
@@ -96,26 +96,26 @@ class Given(torch.autograd.Function):
 USES = {
     "saved": lambda x: Square.apply(x),
     "again": lambda x: Square.apply(Square.apply(x)),
-    "both": lambda x: torch.add(*Pair.apply(x)),
-    "first": lambda x: Pair.apply(x)[0],
-    "second": lambda x: Pair.apply(x)[1],
-    "beside-sum": lambda x: Sums.apply(x)[0],
-    "told": lambda x: Told.apply(x)[1],
-    "in-place": lambda x: Written.apply(x * 1),
-    "given": lambda x: Given.apply(x),
+    "both": lambda x: torch.add(*TwoResults.apply(x)),
+    "first": lambda x: TwoResults.apply(x)[0],
+    "second": lambda x: TwoResults.apply(x)[1],
+    "beside-sum": lambda x: ResultAndSum.apply(x)[0],
+    "told": lambda x: UnmaterializedGrads.apply(x)[1],
+    "in-place": lambda x: InPlace.apply(x * 1),
+    "given": lambda x: ReturnsInput.apply(x),
 }
 
 
 def sweep_functions(limits: Limits) -> list[Case]:
-    places = (("2", "4x3:S(0)"), ("2", "3x2:R"), ("2x2", "4x4:S(0),S(1)"), ("3", "5:S(0)"))
-    cases = [fields(mesh=mesh, x=x, use=use) for use in USES for mesh, x in places]
+    layouts = (("2", "4x3:S(0)"), ("2", "3x2:R"), ("2x2", "4x4:S(0),S(1)"), ("3", "5:S(0)"))
+    cases = [fields(mesh=mesh, x=x, use=use) for use in USES for mesh, x in layouts]
     return [case for case in cases if case.world <= limits.world_size]
 
 
 @st.composite
 def draw_functions(draw: st.DrawFn, limits: Limits) -> Case:
-    drawn = draws.placed(limits, kinds=("R", "S"), fills=("small",), dtypes=draws.FLOATS)
-    return draw(drawn).with_fields(use=draw(st.sampled_from(list(USES))))
+    cases = draws.placed(limits, kinds=("R", "S"), fills=("small",), dtypes=draws.FLOATS)
+    return draw(cases).with_fields(use=draw(st.sampled_from(list(USES))))
 
 
 @law(
@@ -131,8 +131,8 @@ def draw_functions(draw: st.DrawFn, limits: Limits) -> Case:
     weight=0.4,
 )
 def function(x: DTensor, use: Annotated[str, WordField(USES)]):
-    """A function that says itself how it goes back gives a sharded tensor the dense gradient, whichever of its results
-    are used."""
+    """An autograd function with a backward of its own gives a DTensor the dense gradient, whichever of its results are
+    used."""
     leaf = x.detach().requires_grad_()
     y = USES[use](leaf)
     (y * y).sum().backward()
@@ -143,8 +143,8 @@ def function(x: DTensor, use: Annotated[str, WordField(USES)]):
 def _(x: Global, use, rank: Rank):
     if x.mesh.coord(rank) is None:
         return {"value": ..., "gradient": ...}
-    whole = x.full.clone().requires_grad_()
-    y = USES[use](whole)
+    full = x.full.clone().requires_grad_()
+    y = USES[use](full)
     (y * y).sum().backward()
-    assert whole.grad is not None
-    return {name: Claimed(one.detach(), x.mesh, exact=False) for name, one in (("value", y), ("gradient", whole.grad))}
+    gradient = Claimed(full.grad, x.mesh, exact=False)  # type: ignore[arg-type]
+    return {"value": Claimed(y.detach(), x.mesh, exact=False), "gradient": gradient}

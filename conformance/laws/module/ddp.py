@@ -1,10 +1,10 @@
-"""The law of models that are replicated on all ranks: ``DistributedDataParallel``.
+"""The law of ``DistributedDataParallel``.
 
-The model has two layers side by side, so that its results may be of any class and may go into the loss in part. The
-fields of a case: ``gives`` is what its forward pass returns, ``graph`` what is known of it (``unused``: parameters may
-be left out, ``static``: it is the same in every step), ``loss`` what the loss is made of (the ``first`` result alone,
-or each ``apart``, in backward passes of their own), ``held`` how many passes go before each whose gradients are shared,
-and ``buckets`` how gradients are put together on their way.
+The model has two layers in parallel, so that it has two results: it may return them in a container of any class, and
+the loss may use one of them. Fields of a case: ``gives`` is the class of the return value, ``graph`` what DDP is told
+about the graph (``unused``: parameters may be unused, ``static``: every step has the same graph), ``loss`` which
+results the loss uses (``first`` alone, or ``apart``: both, in separate backward passes), ``held`` how many passes under
+``no_sync`` come before each synchronised one, ``buckets`` how gradients are put into buckets.
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.module.arguments import ByRank, Call, FromCase
-from shardlaw.conformance.laws.module.zoo import gradients
+from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall
+from shardlaw.conformance.laws.module.model_fields import reduced_gradients
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import build_model, eighths
 
 SIZES, STEPS = (3, 2), 2
-Gives = Literal["tensor", "tuple", "dict", "named", "data", "ordered", "own"]
 Graph = Literal["free", "unused", "static"]
 
 
-class Named(NamedTuple):
+class NamedResults(NamedTuple):
     first: torch.Tensor
     second: torch.Tensor
 
 
 @dataclass
-class Data:
+class DataResults:
     first: torch.Tensor
     second: torch.Tensor
 
 
-class Ordered(OrderedDict[str, torch.Tensor]):
-    """A dict of a class of its own, as libraries of models return them."""
+class OrderedResults(OrderedDict[str, torch.Tensor]):
+    """A subclass of OrderedDict, such as libraries of models return."""
 
 
-class Own:
+class ObjectResults:
     def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
         self.first, self.second = first, second
 
 
-class Pair(nn.Module):
-    """Two linear layers side by side."""
+class TwoLayers(nn.Module):
+    """Two linear layers with the same input; ``gives`` is the class of the return value."""
 
     def __init__(self, sizes: tuple[int, ...], bias: bool = True, gives: str = "tensor") -> None:
         super().__init__()
@@ -70,14 +69,14 @@ class Pair(nn.Module):
             case "dict":
                 return {"first": first, "second": second}
             case "ordered":
-                return Ordered(first=first, second=second)
+                return OrderedResults(first=first, second=second)
             case "tuple":
                 return first, second
-        return {"named": Named, "data": Data, "own": Own}[self.gives](first, second)
+        return {"named": NamedResults, "data": DataResults, "own": ObjectResults}[self.gives](first, second)
 
 
-def both_of(results: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two results, whatever holds them."""
+def unpack_results(results: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two results in a return value of any class."""
     if isinstance(results, dict):
         return results["first"], results["second"]
     if isinstance(results, torch.Tensor | tuple):
@@ -85,9 +84,9 @@ def both_of(results: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return results.first, results.second
 
 
-def back(results: Any, loss: str) -> None:
-    """Go back from the squares of the results that the loss is made of."""
-    losses = [one.pow(2).sum() for one in both_of(results)]
+def backward(results: Any, loss: str) -> None:
+    """Run backward from the sum of squares of the results that the loss uses."""
+    losses = [result.pow(2).sum() for result in unpack_results(results)]
     match loss:
         case "apart":
             losses[0].backward(retain_graph=True)
@@ -98,20 +97,20 @@ def back(results: Any, loss: str) -> None:
             (losses[0] + losses[1]).backward()
 
 
-def model_of(case: Case) -> Call:
-    return Call(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")})
+def read_model(case: Case) -> ModuleCall:
+    return ModuleCall(build_model, (TwoLayers, SIZES, True, case.seed), {"gives": case.get("gives")})
 
 
-def inputs_of(case: Case) -> ByRank:
-    """For each step the inputs of its passes, each rank's own."""
-    count, mesh = case.integer("held", 0) + 1, case.mesh()
+def read_passes(case: Case) -> ByRank:
+    """For each step the inputs of its passes; each rank has its own."""
+    passes, ranks = case.integer("held", 0) + 1, case.mesh().ranks
 
-    def one(rank: int) -> list[list[torch.Tensor]]:
-        seeds = [case.seed + 5 * rank + at for at in range(STEPS * count)]
-        every = [eighths((2, SIZES[0]), seed) for seed in seeds]
-        return [every[at * count : (at + 1) * count] for at in range(STEPS)]
+    def steps_of(rank: int) -> list[list[torch.Tensor]]:
+        seeds = [case.seed + 5 * rank + number for number in range(STEPS * passes)]
+        inputs = [eighths((2, SIZES[0]), seed) for seed in seeds]
+        return [inputs[step * passes : (step + 1) * passes] for step in range(STEPS)]
 
-    return ByRank(one, [one(rank) for rank in mesh.ranks])
+    return ByRank(steps_of, [steps_of(rank) for rank in ranks])
 
 
 def features(case: Case) -> set[str]:
@@ -120,17 +119,17 @@ def features(case: Case) -> set[str]:
 
 
 @st.composite
-def draw_replicated(draw: st.DrawFn, limits: Limits) -> Case:
+def draw_ddp(draw: st.DrawFn, limits: Limits) -> Case:
     mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size)))
     gives = draw(st.sampled_from(("tensor", "tuple", "dict", "named", "data", "ordered", "own")))
-    said: dict[str, Any] = {"gives": gives, "graph": draw(st.sampled_from((None, "unused", "static")))}
-    said["loss"] = draw(st.sampled_from((None, None, "apart", "first") if said["graph"] else (None, "apart")))
-    said["held"] = draw(st.sampled_from((None, None, 1, 2)))
-    said["buckets"] = draw(st.sampled_from((None, "view", "small")))
-    return fields(mesh=mesh, **said, seed=draw(draws.seeds()))
+    values: dict[str, Any] = {"gives": gives, "graph": draw(st.sampled_from((None, "unused", "static")))}
+    values["loss"] = draw(st.sampled_from((None, None, "apart", "first") if values["graph"] else (None, "apart")))
+    values["held"] = draw(st.sampled_from((None, None, 1, 2)))
+    values["buckets"] = draw(st.sampled_from((None, "view", "small")))
+    return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
 
 
-SHOWN = (
+CASES = (
     "mesh=2 gives=tensor",
     "mesh=3 gives=own held=1 buckets=view",
     "mesh=2 gives=tuple loss=apart buckets=small",
@@ -152,28 +151,25 @@ SHOWN = (
         "torch.nn.parallel docs, DistributedDataParallel: gradients are averaged; find_unused_parameters, all tensors "
         "contained in the return value; static_graph; no_sync"
     ),
-    control=SHOWN[0],
-    draw=draw_replicated,
+    control=CASES[0],
+    draw=draw_ddp,
     draws=10,
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
+    sweep=texts(*CASES),
+    sweeps=len(CASES),
     features=features,
     needs=("all_reduce", "broadcast", "all_gather"),
     weight=0.3,
 )
-def replicated(
-    model: Annotated[
-        nn.Module,
-        FromCase(lambda case: Call(build_model, (Pair, SIZES, True, case.seed), {"gives": case.get("gives")}), "gives"),
-    ],
+def ddp(
+    model: Annotated[nn.Module, FromCase(read_model, "gives")],
     mesh: NamedMesh,
-    inputs: Annotated[Any, FromCase(inputs_of, "held")],
+    inputs: Annotated[Any, FromCase(read_passes, "held")],
     graph: Graph = "free",
     loss: Literal["both", "first", "apart"] = "both",
     buckets: Literal["view", "small"] | None = None,
 ):
-    """A replicated model has on every rank the mean of all gradients after each step, whatever it returns, whatever of
-    it goes into the loss, and however many passes come before."""
+    """After each step every rank has the mean of all gradients, whatever the model returns, whatever of it the loss
+    uses, and however many passes under no_sync come before."""
     options: dict[str, Any] = {
         "find_unused_parameters": graph == "unused",
         "static_graph": graph == "static",
@@ -184,21 +180,21 @@ def replicated(
     parallel, steps = DistributedDataParallel(model, process_group=mesh.get_group(), **options), []
     for passes in inputs:
         model.zero_grad()
-        for at, x in enumerate(passes):
-            with nullcontext() if at == len(passes) - 1 else parallel.no_sync():
-                back(parallel(x), loss)
-        steps.append({name: None if grad is None else grad.clone() for name, grad in gradients(model).items()})
+        for number, x in enumerate(passes):
+            with nullcontext() if number == len(passes) - 1 else parallel.no_sync():
+                backward(parallel(x), loss)
+        steps.append({name: None if grad is None else grad.clone() for name, grad in reduced_gradients(model).items()})
     return {"steps": steps}
 
 
-@replicated.due
+@ddp.due
 def _(model, inputs: list[Any], loss: str):
     steps = []
-    for at in range(STEPS):
+    for step in range(STEPS):
         model.zero_grad()
-        for passes in inputs:
-            for x in passes[at]:
-                back(model(x), loss)
-        arrived = gradients(model)
-        steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in arrived.items()})
+        for rank_steps in inputs:
+            for x in rank_steps[step]:
+                backward(model(x), loss)
+        grads = reduced_gradients(model)
+        steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in grads.items()})
     return {"steps": steps}

@@ -1,0 +1,125 @@
+"""The law of what happens to a fully sharded model between its steps, and to its gradients and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.due import Near, Of
+from shardlaw.conformance.law.fields import NamedMesh, Rank
+from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel
+from shardlaw.conformance.laws.module.fully_shard import FSDP, Reshard
+from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs, claimed, reduced_gradients
+from shardlaw.reference.mesh import Mesh
+
+Action = Literal[
+    "loaded", "beside", "evaluated", "inferred", "frozen", "cast", "dropped", "dropped-held", "hooked", "slope", "own"
+]
+CASES = (
+    *(f"mesh=2 model=mlp dims=5x7x3 does={does}" for does in get_args(Action) if does != "dropped-held"),
+    "mesh=2x2 model=mlp dims=5x7x3 does=dropped-held",
+    "mesh=3 model=mlp dims=5x7x3 does=beside units=1 reshard=yes",
+    "mesh=2x2 model=mlp dims=5x7x3 does=evaluated units=1 reshard=no",
+    "mesh=3 model=mlp dims=5x7x3 does=evaluated reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=inferred units=1 reshard=yes",
+)
+
+
+# Plain torch, for acts
+
+
+class OwnResult:
+    """A result of a class of the user's own."""
+
+    def __init__(self, only: torch.Tensor) -> None:
+        self.only = only
+
+
+def run_pass(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> Any:
+    """Run a model forward and backward. Returns its output."""
+    out = model(x)
+    out = out.only if does == "own" else out
+    if does == "beside":
+        with torch.no_grad():
+            model(x * 2)
+    if does == "slope":  # backward through the gradient of the input
+        (slope,) = torch.autograd.grad(out, x, grad, create_graph=True)
+        slope.sum().backward()
+    else:
+        out.backward(grad)
+    return out.detach()
+
+
+def evaluate(model: Any, x: torch.Tensor, does: str) -> None:
+    """A forward pass without gradients."""
+    with torch.inference_mode() if does == "inferred" else torch.no_grad():
+        model(x)
+
+
+def train(model: Any, batches: Sequence[Pairs], does: str) -> dict[str, Any]:
+    """Two steps of a model, each with the mean of the gradients of one list of pairs."""
+    optim, steps = torch.optim.SGD(model.parameters(), lr=0.5), []
+    sync_method = {"dropped": "set_requires_gradient_sync", "dropped-held": "set_requires_all_reduce"}.get(does, "")
+    for parameter in model.parameters() if does == "hooked" else ():
+        parameter.register_hook(lambda grad: grad * 2)
+    if does == "inferred":
+        evaluate(model, batches[0][0][0], does)
+    for pairs in batches:
+        dtype, slope = next(model.parameters()).dtype, does == "slope"
+        cast_pairs = [(x.to(dtype).requires_grad_(slope), (grad / len(pairs)).to(dtype)) for x, grad in pairs]
+        if sync_method:  # gradients that are dropped before they are reduced over all ranks
+            getattr(model, sync_method, bool)(False)
+            run_pass(model, *cast_pairs[0], does)
+            model.zero_grad()
+            getattr(model, sync_method, bool)(True)
+        outs = [run_pass(model, x, grad, does) for x, grad in cast_pairs]
+        steps.append({"forward": outs, "gradients": reduced_gradients(model)})
+        if does == "evaluated":
+            evaluate(model, cast_pairs[0][0], does)
+        optim.step()
+        optim.zero_grad()
+        if does == "loaded":
+            model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+        if does == "frozen" and len(steps) == 1:
+            evaluate(model, cast_pairs[0][0], does)
+            model.net1.requires_grad_(False)
+        if does == "cast":
+            model.float()
+    return {"steps": steps, "trained": {name: parameter.requires_grad for name, parameter in model.named_parameters()}}
+
+
+@law(
+    "module.meanwhile",
+    source=f"{FSDP}: the model computes as it would unsharded, and its parameters are those to train",
+    control=CASES[0],
+    sweep=texts(*CASES),
+    sweeps=len(CASES),
+    features=lambda case: {"module", "fully-sharded", "backward", f"way:{case.get('does')}"},
+    needs=NEEDS,
+    weight=0.2,
+)
+def between_steps(
+    model: MLPModel, mesh: NamedMesh, inputs: Inputs, does: Action, reshard: Reshard | None = None, units: bool = False
+):
+    """A fully sharded model behaves as the dense one when it is evaluated, loaded, cast or frozen between steps, when
+    gradients are dropped, changed or differentiated, and when it returns an object."""
+    if does == "own":
+        model.register_forward_hook(lambda *hook_arguments: OwnResult(hook_arguments[-1]))
+    for unit in [model.net1, model.net2, model] if units else [model]:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+    return train(model, [[pair] for pair in inputs], does)
+
+
+@between_steps.due
+def _(model, mesh: Mesh, inputs: list[Pairs], does: str, rank: Rank):
+    if does == "own":
+        model.register_forward_hook(lambda *hook_arguments: OwnResult(hook_arguments[-1]))
+    trained = train(model, inputs, does)
+    for step in trained["steps"]:
+        step["forward"] = [Near(step["forward"][mesh.ranks.index(rank)])]
+        step["gradients"] = claimed(step["gradients"], mesh)
+    return {"steps": trained["steps"], "trained": Of(trained["trained"])}

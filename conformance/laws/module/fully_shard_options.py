@@ -1,0 +1,328 @@
+"""Laws of the options of fully_shard: hybrid meshes, several passes, mixed precision, shared weights, other dims."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Near
+from shardlaw.conformance.law.fields import NamedMesh, Rank
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import FromCase, dtensor, make_laws
+from shardlaw.conformance.laws.module.fully_shard import FSDP, Reshard, read_rank_batches
+from shardlaw.conformance.laws.module.model_fields import (
+    NEEDS,
+    Model,
+    Pairs,
+    copied_parameters,
+    mean_backward,
+    reduced_gradients,
+    take_step,
+    uneven,
+)
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import format_shape
+from shardlaw.reference.placement import Placements
+from shardlaw.reference.placement import Replicate as R
+from shardlaw.reference.placement import Shard as S
+from shardlaw.strategies.meshes import palette_meshes
+
+CLAUSES = {
+    "hybrid": (
+        "On a mesh of two dims parameters are replicated along the first and sharded along the second; gradients "
+        "are means over all ranks."
+    ),
+    "accumulated": (
+        "Gradients of several backward passes add up, whether each pass reduces them or the last one alone; a "
+        "parameter that is frozen between two steps gets none."
+    ),
+    "precision": (
+        "The model computes in param_dtype, gradients are reduced in reduce_dtype and stored in the parameter's dtype."
+    ),
+    "shared": "A weight that two modules share is sharded once, and its gradient is the sum of both uses.",
+    "partly": "Where parameters are resharded over fewer ranks after the forward pass, gradients are the same.",
+    "otherwise": (
+        "Parameters are sharded on the dim of shard_placement_fn, and gradients are divided by the factor that is set."
+    ),
+}
+CONTROLS = {
+    "hybrid": "mesh=2x2 model=mlp dims=5x7x3 reshard=yes",
+    "accumulated": "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last",
+    "precision": "mesh=2 model=mlp dims=5x7x3 reshard=yes compute=float32 reduce=float64",
+    "shared": "mesh=2 model=tied dims=5x3 reshard=yes",
+    "partly": "mesh=4 model=mlp dims=5x7x3 reshard=2 units=1",
+    "otherwise": "mesh=2 model=mlp dims=4x6x2 reshard=yes dim=1 factor=1.0",
+}
+
+
+def sgd(model: nn.Module, gradients: dict[str, Any]) -> None:
+    """A step of plain gradient descent with these gradients."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if gradients[name] is not None:  # frozen
+                parameter -= 0.5 * gradients[name]  # type: ignore[misc]
+
+
+def set_requires_grad(model: nn.Module, asks: str, last: bool) -> None:
+    """Choose which parameters require gradients in a pass. ``late``: the first one in the last pass alone. ``turns``:
+    the second half in the last pass, the first half in all others."""
+    parameters = list(model.parameters())
+    for index, parameter in enumerate(parameters[:1] if asks == "late" else parameters):
+        parameter.requires_grad_(last if asks == "late" else (index >= len(parameters) // 2) == last)
+
+
+def fully_sharded(
+    model: Model,
+    mesh: NamedMesh,
+    inputs: Annotated[Pairs, FromCase(read_rank_batches)],
+    reshard: Reshard,
+    units: bool = False,
+    passes: int = 1,
+    synced: Literal["last", "each", "held"] | None = None,
+    compute: torch.dtype | None = None,
+    reduce: torch.dtype | None = None,
+    output: torch.dtype | None = None,
+    dim: int | None = None,
+    factor: float | None = None,
+    looked: bool = False,
+    freezes: bool = False,
+    asks: Literal["late", "turns"] | None = None,
+):
+    options = {"mesh": mesh, "reshard_after_forward": reshard}
+    if compute is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, output_dtype=output)
+    if dim is not None:
+        options["shard_placement_fn"] = lambda parameter: Shard(dim if parameter.ndim > 1 else 0)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    for unit in [*layers, model] if units else [model]:
+        fully_shard(unit, **options)
+    if factor is not None:
+        for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+            unit.set_gradient_divide_factor(factor)
+    optim, looks = torch.optim.SGD(model.parameters(), lr=0.5), {}
+    steps: list[dict[str, Any]] = [{"parameters": copied_parameters(model)}]
+    for step in range(2):
+        if freezes and step:
+            next(model.parameters()).requires_grad_(False)
+        outs = []
+        for number, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
+            if asks is not None:
+                set_requires_grad(model, asks, number == passes - 1)
+            if synced == "held":  # each pass reduces over the ranks that shard, the last one over the replicas too
+                model.set_requires_all_reduce(number == passes - 1)  # type: ignore[operator]
+            elif synced is not None:
+                model.set_requires_gradient_sync(number == passes - 1 or synced == "each")  # type: ignore[operator]
+            outs.append(model(x))
+            outs[-1].backward(grad.to(outs[-1].dtype))
+        steps.append({"forward": outs, **take_step(model, optim)})
+    if looked:
+        model.unshard()  # type: ignore[operator]
+        looks["unshard"] = {
+            name: parameter.detach().clone() for name, parameter in model.named_parameters(recurse=not units)
+        }
+        model.reshard()  # type: ignore[operator]
+        looks["reshard"] = copied_parameters(model)
+    return {"steps": steps, "looked": looks}
+
+
+def fully_sharded_due(
+    model,
+    mesh: Mesh,
+    inputs: list[Pairs],
+    units,
+    passes: int,
+    compute,
+    output,
+    dim: int | None,
+    factor,
+    looked,
+    freezes,
+    asks,
+    rank: Rank,
+):
+    dtype = compute or torch.float64
+
+    def due(named: dict[str, Any]) -> dict[str, Any]:
+        def place(full: torch.Tensor) -> Any:
+            placements: Placements = (*(R(),) * (mesh.ndim - 1), S((dim or 0) if full.ndim > 1 else 0))
+            return dtensor(mesh, full.double(), *placements).near(compute)
+
+        return {name: None if full is None else place(full) for name, full in named.items()}
+
+    steps: list[Any] = [{"parameters": due(copied_parameters(model))}]
+    looks: dict[str, Any] = {}
+    for step in range(2):
+        trained, outs = copy.deepcopy(model).to(dtype), []
+        if freezes and step:
+            next(trained.parameters()).requires_grad_(False)
+        for number, pairs in enumerate(inputs[step * passes : (step + 1) * passes]):
+            if asks is not None:
+                set_requires_grad(trained, asks, number == passes - 1)
+            out = mean_backward(trained, pairs, mesh.size if factor is None else factor)[mesh.ranks.index(rank)]
+            outs.append(Near(out.detach().to(output or dtype), compute))
+        grads = reduced_gradients(trained)
+        sgd(model, grads)
+        steps.append({"forward": outs, "gradients": due(grads), "parameters": due(copied_parameters(model))})
+    if looked:  # in the dtype that the model computes in
+        full = {name: parameter.detach().to(dtype) for name, parameter in model.named_parameters(recurse=not units)}
+        looks = {
+            "unshard": {name: Near(parameter, compute) for name, parameter in full.items()},
+            "reshard": due(copied_parameters(model)),
+        }
+    return {"steps": steps, "looked": looks}
+
+
+@st.composite
+def draw_options(draw: st.DrawFn, limits: Limits, kind: str) -> Case:
+    mesh_texts = {"hybrid": ("2x2", "2x2", "1x2", "2x1"), "accumulated": ("2", "3", "2x2"), "partly": ("4",)}
+    meshes = [
+        mesh
+        for mesh in palette_meshes(mesh_texts.get(kind, ("2", "2", "3")), limits.world_size)
+        if kind != "partly" or mesh.size == 4
+    ]
+    mesh, sizes = draw(st.sampled_from(meshes)), st.sampled_from([3, 5, 7, 4, 2])
+    model = "tied" if kind == "shared" else draw(st.sampled_from(["mlp", "mlp", "norm"]))
+    dims: tuple[int, ...] = draw(st.tuples(sizes, sizes, sizes)) if model == "mlp" else draw(st.tuples(sizes, sizes))
+    values: dict[str, Any] = {"reshard": draw(st.sampled_from(["yes", "no"]))}
+    if kind == "partly":
+        values["reshard"] = "2"
+    values["units"] = draw(st.sampled_from([None, 1])) if model != "tied" else None
+    values["looked"] = draw(st.sampled_from([None, 1]))
+    if kind == "accumulated":
+        values |= {"passes": draw(st.sampled_from([2, 3])), "synced": draw(st.sampled_from(["last", "last", "each"]))}
+    if kind == "precision":
+        values |= {"compute": "float32", "reduce": draw(st.sampled_from([None, "float32", "float64"]))}
+        values["output"] = draw(st.sampled_from([None, "float64"]))
+    if kind == "otherwise":
+        dims = tuple(mesh.size * draw(st.sampled_from([1, 2])) for _ in dims)
+        values |= {"dim": draw(st.sampled_from([1, 1, 0])), "factor": draw(st.sampled_from([None, "1.0", "8.0"]))}
+    return fields(mesh=mesh, model=model, dims=format_shape(dims), **values, seed=draw(draws.seeds()))
+
+
+def features_options(case: Case) -> set[str]:
+    found = {"module", "fully-sharded", "backward", f"way:{case.law.partition('[')[2].removesuffix(']')}"}
+    return found | uneven(case.shape("dims"), case.mesh().shape[-1])
+
+
+@law(
+    "module.reduced-in",
+    source=FSDP + ", reduce_dtype of MixedPrecisionPolicy",
+    control="mesh=2 rows=3 reduce=float32",
+    sweep=texts(
+        "mesh=2 rows=3 reduce=float32",
+        "mesh=4 rows=5 reduce=float32 passes=2",
+        "mesh=2 rows=4 reduce=bfloat16",
+        "mesh=2@1,0 rows=2 reduce=bfloat16 passes=2",
+        "mesh=2x2 rows=3 reduce=float32",
+        "mesh=2x2 rows=4 reduce=bfloat16 passes=2",
+        "mesh=1x2 rows=3 reduce=float32 split=1",
+        "mesh=2x2 rows=4 reduce=float32 split=1 passes=2",
+        "mesh=1x2 rows=4 reduce=bfloat16 split=1",
+    ),
+    sweeps=9,
+    features=lambda case: {"module", "fully-sharded", "backward"},
+    needs=NEEDS,
+    weight=0.3,
+)
+def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1, split: bool = False):
+    """Gradients that are computed in param_dtype are summed over ranks and passes in reduce_dtype, also over the ranks
+    among which another mesh dim splits the batch."""
+    model: Any = nn.Linear(1, rows, bias=False)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+    fsdp_mesh, batch_mesh = (mesh["a"], mesh["b"]) if split else (mesh, None)
+    if batch_mesh is not None:  # each of its ranks has a row of the batch
+        model.weight = nn.Parameter(distribute_tensor(model.weight.data, batch_mesh, [Replicate()]))
+    fully_shard(model, mesh=fsdp_mesh, mp_policy=policy)
+    index = mesh.mesh.flatten().tolist().index(dist.get_rank())
+    for number in range(passes):
+        model.set_requires_gradient_sync(number == passes - 1)
+        x = torch.full((1, 1), {0: 256.0, 1 if split else mesh.size() - 1: 1.0}.get(index, 0.0))
+        model(x if batch_mesh is None else DTensor.from_local(x, batch_mesh, [Shard(0)])).sum().backward()
+    return reduced_gradients(model)
+
+
+@reduced_in.due
+def _(mesh: Mesh, rows, reduce, passes: int, split: bool):
+    # 257 needs nine bits of precision, bfloat16 has eight
+    ranks = mesh.shape[0] if split else mesh.size
+    full = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / ranks)
+    placements: Placements = (S(0), R()) if split else (*(R(),) * (mesh.ndim - 1), S(0))
+    return {"weight": dtensor(mesh, full, *placements)}
+
+
+@law(
+    "module.grad-dtype",
+    source=f"{FSDP}; torch.Tensor.grad_dtype: the dtype that the gradient of a leaf has",
+    control="mesh=2 rows=3 asked=float32",
+    sweep=texts(
+        "mesh=2 rows=3 asked=float32",
+        "mesh=2 rows=3 asked=float64",
+        "mesh=2 rows=4 asked=bfloat16",
+        "mesh=2x2 rows=3 asked=float64",
+        "mesh=2 rows=4 asked=float64 compute=bfloat16",
+    ),
+    sweeps=5,
+    features=lambda case: {"module", "fully-sharded", "backward"},
+    needs=NEEDS,
+    weight=0.2,
+)
+def grad_dtype(mesh: NamedMesh, rows: int, asked: torch.dtype, compute: torch.dtype | None = None):
+    """A fully sharded parameter with a grad_dtype gets its gradient in that dtype."""
+    model: Any = nn.Linear(1, rows, bias=False)
+    model.weight.grad_dtype = asked
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute))
+    model(torch.ones(1, 1)).sum().backward()
+    return reduced_gradients(model)
+
+
+@grad_dtype.due
+def _(mesh: Mesh, rows, asked: torch.dtype):
+    return {"weight": dtensor(mesh, torch.ones(rows, 1, dtype=asked), *(R(),) * (mesh.ndim - 1), S(0))}
+
+
+# cases that are seldom drawn
+SWEEPS = {
+    "hybrid": ("mesh=2x2 model=norm dims=5x7 reshard=yes",),
+    "accumulated": (
+        "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=3 synced=held",
+        "mesh=2 model=mlp dims=5x7x3 reshard=no freezes=1",
+        "mesh=2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=last asks=turns",
+        "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
+        "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
+    ),
+    "partly": ("mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",),
+    "precision": (
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 asks=late",
+    ),
+}
+LAWS = make_laws(
+    fully_sharded,
+    fully_sharded_due,
+    {
+        f"module.fsdp[{kind}]": {
+            "clause": clause,
+            "control": CONTROLS[kind],
+            "draw": partial(draw_options, kind=kind),
+            "draws": 3 if kind == "partly" else 5,
+            **({"sweep": texts(*SWEEPS[kind]), "sweeps": len(SWEEPS[kind])} if kind in SWEEPS else {}),
+        }
+        for kind, clause in CLAUSES.items()
+    },
+    source=FSDP,
+    features=features_options,
+    needs=NEEDS,
+    weight=0.1,
+)

@@ -1,0 +1,125 @@
+"""The law of scaled losses: every rank skips the step if the gradient of one rank's shard overflows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, cast
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.due import Global, Near
+from shardlaw.conformance.law.fields import WordField
+from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase
+from shardlaw.conformance.laws.module.training import (
+    NAMES,
+    NEEDS,
+    Parameters,
+    copied,
+    dense_copies,
+    due_gradients,
+    due_parameters,
+    meshes,
+    read_gradients,
+    set_gradients,
+)
+from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.tensors import TensorSpec
+from shardlaw.strategies import shapes
+from shardlaw.strategies.placements import placements
+
+ODD = ("inf", "-inf", "nan")
+
+
+def read_overflowing_gradients(case: Case) -> list[list[DTensorValue | None]]:
+    """The gradients of three steps. In the second step, the element at the position ``at`` of the gradient of parameter
+    ``in`` is ``odd``."""
+    rows, index = read_gradients(case, 3), [name for name in NAMES if name in case].index(case.get("in"))
+    gradient = cast("DTensorValue", rows[1][index])
+    full = gradient.full.clone()
+    full.view(-1)[case.integer("at")] = float(WordField(ODD).parse(case.get("odd")))
+    rows[1][index] = replace(gradient, full=full)
+    return rows
+
+
+def run_scaled_steps(parameters: Sequence[nn.Parameter], gradients: Any, device: str) -> list[dict[str, Any]]:
+    """Steps under a GradScaler: for each the unscaled gradients, the next scale, and the parameters."""
+    scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=1)
+    scaler.scale(torch.ones((), device=device))
+    optim, steps = torch.optim.SGD(parameters, lr=0.5, foreach=False), []
+    for row in gradients:
+        set_gradients(parameters, row)
+        scaler.unscale_(optim)
+        scaler.step(optim)
+        scaler.update()
+        unscaled = [parameter.grad for parameter in parameters]
+        steps.append({"unscaled": unscaled, "scale": scaler.get_scale(), "parameters": copied(parameters)})
+    return steps
+
+
+@st.composite
+def draw_scaled(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, first = draw(st.sampled_from(meshes(limits))), draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    first_placements = draw(placements(mesh, len(first), kinds=("R", "S", "S")))
+    second = draw(shapes(min_dims=1, max_dims=2, min_size=1))
+    second_placements = draw(placements(mesh, len(second), kinds=("R", "S", "S")))
+    specs: dict[str, Any] = {
+        "a": TensorSpec(first, first_placements, "float64"),
+        "b": TensorSpec(second, second_placements, "float64"),
+    }
+    name = draw(st.sampled_from(sorted(specs)))
+    position = draw(st.integers(0, math.prod(specs[name].shape) - 1))
+    return fields(mesh=mesh, **specs, odd=draw(st.sampled_from(ODD)), in_=name, at=position, seed=draw(draws.seeds()))
+
+
+def features_scaled(case: Case) -> set[str]:
+    layouts = {str(case.tensor(name).placements) for name in NAMES if name in case}
+    return {"module", "scaled-loss", "repeated", "edge"} | ({"unlike-placements"} if len(layouts) > 1 else set())
+
+
+@law(
+    "module.scaled",
+    source=(
+        "torch.amp docs, GradScaler: unscale_, step and update; torch.optim: a DTensor takes part as its dense "
+        "tensor would"
+    ),
+    control="mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
+    draw=draw_scaled,
+    draws=9,
+    # only the first or only the last rank overflows; and in one of two parameters with different placements
+    sweep=texts(
+        "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
+        "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=11",
+        "mesh=2 a=4x3:S(0):float64 b=5:R:float64 odd=inf in=a at=4",
+        "mesh=2 a=4x3:R:float64 b=5:S(0):float64 odd=inf in=b at=4",
+        "mesh=2x2 a=4x3:S(0),S(1):float64 b=5:R,S(0):float64 odd=-inf in=b at=2",
+    ),
+    sweeps=5,
+    features=features_scaled,
+    needs=NEEDS,
+    weight=0.1,
+)
+def scaled(
+    parameters: Parameters, gradients: Annotated[list[Any], FromCase(read_overflowing_gradients, "in", "at", "odd")]
+):
+    """If a gradient overflows in the shard of one rank, every rank skips the step and lowers the scale."""
+    return {"steps": run_scaled_steps(parameters, gradients, parameters[0].device.type)}
+
+
+@scaled.due
+def _(parameters: list[Global], gradients):
+    def due(step: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "unscaled": due_gradients(step["unscaled"], parameters),
+            "scale": Near(step["scale"]),
+            "parameters": due_parameters(step["parameters"], parameters),
+        }
+
+    steps = run_scaled_steps(*dense_copies(parameters, gradients), parameters[0].full.device.type)
+    return {"steps": [due(step) for step in steps]}
