@@ -201,7 +201,7 @@ def load(state: dict[str, Any], reader: Any) -> dict[str, Any]:
     return state
 
 
-def finish(pending: Any) -> None:
+def wait_for_save(pending: Any) -> None:
     """Wait for a save in the background."""
     (pending if isinstance(pending, Future) else pending.upload_completion).result()
 

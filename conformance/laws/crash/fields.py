@@ -296,7 +296,7 @@ def crash_law(
     return of
 
 
-Whole = Annotated[dict[str, Any], StateField("load", blank="poison", plain=True)]
+Whole = Annotated[dict[str, Any], StateField("load", fill="poison", plain=True)]
 NewWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=1)]
 Newest = Annotated[dict[str, Any], StateField("save", newer=2)]
 NewestWhole = Annotated[dict[str, Any], StateField("load", plain=True, newer=2)]

@@ -10,8 +10,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.laws.checkpoint.fields import Newer, Reader, Saved
-from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
+from shardlaw.conformance.laws.checkpoint.fields import NewerState, Reader, SavedState
+from shardlaw.conformance.laws.crash.crashes import load, save, seen, wait_for_save
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     Newest,
@@ -86,7 +86,13 @@ def last_or_before(whole: Whole, saved_last: NewWhole, rank: Rank):
 
 @crash_law("pointer", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def pointer(
-    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
+    state: SavedState,
+    newer: NewerState,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    rank: Rank,
+    crash: Crashing,
 ):
     """Each save goes into a folder of its own, then a file names it: what the file names always loads."""
 
@@ -104,7 +110,13 @@ pointer.due(last_or_before)
 
 @crash_law("settled", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
 def settled(
-    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
+    state: SavedState,
+    newer: NewerState,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    rank: Rank,
+    crash: Crashing,
 ):
     """Each save goes into a folder of its own, all of which is then synced, then a file names it: what the file names
     always loads."""
@@ -123,7 +135,7 @@ settled.due(last_or_before)
 
 
 @crash_law("newest", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
-def newest(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+def newest(state: SavedState, newer: NewerState, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
     """Each save goes into a folder of its own: the newest folder that loads holds the last save or the one before."""
     found = crash.left(lambda: save(state, writer(f"{crash.run}/0")), lambda: save(newer, writer(f"{crash.run}/1")))
     return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
@@ -134,8 +146,8 @@ newest.due(last_or_before)
 
 @crash_law("kept", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=2)
 def kept(
-    state: Saved,
-    newer: Newer,
+    state: SavedState,
+    newer: NewerState,
     newest: Newest,
     whole: Whole,
     writer: SyncingWriter,
@@ -166,7 +178,13 @@ def _(newer_one: NewWhole, newest_one: NewestWhole, rank: Rank):
 
 @crash_law("renamed", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def renamed(
-    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
+    state: SavedState,
+    newer: NewerState,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    rank: Rank,
+    crash: Crashing,
 ):
     """Each save goes into a folder that is renamed when it is done: the newest folder that bears its name loads."""
 
@@ -190,14 +208,20 @@ renamed.due(last_or_before)
     smoke=2,
 )
 def waiting(
-    state: Saved, newer: Newer, newest: Newest, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
+    state: SavedState,
+    newer: NewerState,
+    newest: Newest,
+    whole: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    crash: Crashing,
 ):
     """Each save in the background waits for the one before it, into folders of their own: the newest folder that loads
     holds one of the last two that were begun, or the last that was done."""
 
     def go():
-        finish(dcp.async_save(newer, storage_writer=writer(f"{crash.run}/1")))
-        finish(dcp.async_save(newest, storage_writer=writer(f"{crash.run}/2")))
+        wait_for_save(dcp.async_save(newer, storage_writer=writer(f"{crash.run}/1")))
+        wait_for_save(dcp.async_save(newest, storage_writer=writer(f"{crash.run}/2")))
 
     found = crash.left(lambda: save(state, writer(f"{crash.run}/0")), go)
     return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}

@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.fields import Newer, Reader, Saved
-from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
+from shardlaw.conformance.laws.checkpoint.fields import NewerState, Reader, SavedState
+from shardlaw.conformance.laws.crash.crashes import load, save, seen, wait_for_save
 from shardlaw.conformance.laws.crash.fields import (
     Crashing,
     CrashingLater,
@@ -71,13 +71,13 @@ def new(newest: NewWhole, rank: Rank):
     return {"left": Untorn({"new": newest}, rank, refusable=False)}
 
 
-def over(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+def over(state: SavedState, newer: NewerState, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
     """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
     found = crash.left(lambda: save(state, writer(crash.run)), lambda: save(newer, writer(crash.run)))
     return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
 
 
-def into_new(newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+def into_new(newer: NewerState, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
     """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all."""
     found = crash.left(lambda: None, lambda: save(newer, writer(f"{crash.run}/new")))
     return {"left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new")))}
@@ -85,7 +85,13 @@ def into_new(newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, 
 
 @crash_law("fresh", **OF_SAVES, smoke=12)
 def fresh(
-    state: Saved, newer: Newer, whole: Whole, beside: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
+    state: SavedState,
+    newer: NewerState,
+    whole: Whole,
+    beside: Whole,
+    writer: SyncingWriter,
+    reader: Reader,
+    crash: Crashing,
 ):
     """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all; the checkpoint beside
     it is whole."""
@@ -140,12 +146,14 @@ returned.due(new)
 
 
 @crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
-def in_background(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
+def in_background(
+    state: SavedState, newer: NewerState, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
+):
     """Whatever a crash leaves of a save in the background, over a checkpoint, loads as the old checkpoint, as the new
     one, or not at all."""
     found = crash.left(
         lambda: save(state, writer(crash.run)),
-        lambda: finish(dcp.async_save(newer, storage_writer=writer(crash.run))),
+        lambda: wait_for_save(dcp.async_save(newer, storage_writer=writer(crash.run))),
     )
     return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
 
@@ -161,8 +169,8 @@ in_background.due(old_new_or_nothing)
     smoke=16,
 )
 def overlap(
-    state: Saved,
-    newer: Newer,
+    state: SavedState,
+    newer: NewerState,
     newest: Newest,
     whole: Whole,
     writer: SyncingWriter,
@@ -202,8 +210,8 @@ FULL = tuple(
     features=lambda case: {"disk:full"},
 )
 def full(
-    state: Saved,
-    newer: Newer,
+    state: SavedState,
+    newer: NewerState,
     whole: Whole,
     writer: SyncingWriter,
     reader: Reader,

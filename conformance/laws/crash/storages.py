@@ -59,26 +59,26 @@ def from_fsspec(path: str) -> Any:
     return compat.fsspec_reader(path if "://" in path else f"file://{path}")
 
 
-class MadeWriterField(WriterField):
-    """What makes writers of one kind for a path, with the options of the case, where a package is installed."""
+class OtherWriterField(WriterField):
+    """A function from a path to a writer, ``writer`` with the options of the case; it needs a ``package``."""
 
-    def __init__(self, made: Callable[..., Any], package: str) -> None:
+    def __init__(self, writer: Callable[..., Any], package: str) -> None:
         super().__init__()
-        self.made, self.package = made, package
+        self.writer, self.package = writer, package
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
         if importlib.util.find_spec(self.package) is None:
             here.reject(f"{self.package} is not installed")
-        return functools.partial(self.made, **value)
+        return functools.partial(self.writer, **value)
 
     def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
         if not value:
-            return ScriptArgument(self.made.__name__, uses=(self.made,))
-        text = f"functools.partial({self.made.__name__}, {options_text(value)})"
-        return ScriptArgument(text, imports=("import functools",), uses=(self.made,))
+            return ScriptArgument(self.writer.__name__, uses=(self.writer,))
+        text = f"functools.partial({self.writer.__name__}, {options_text(value)})"
+        return ScriptArgument(text, imports=("import functools",), uses=(self.writer,))
 
 
-class HfWriterField(MadeWriterField):
+class HfWriterField(OtherWriterField):
     """Writers of safetensors."""
 
     def fields(self, name: str) -> tuple[str, ...]:
@@ -93,24 +93,18 @@ class HfWriterField(MadeWriterField):
         return options
 
 
-class MadeReaderField(RankField):
-    """What makes readers of one kind for a path."""
-
-    def __init__(self, made: Callable[..., Any]) -> None:
-        super().__init__(lambda here: made, made.__name__)
-        self.made = made
-
-    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(self.expression, uses=(self.made,))
+def reader_field(reader: Callable[..., Any]) -> RankField:
+    """The field of a function from a path to a reader."""
+    return RankField(lambda here: reader, reader.__name__, uses=(reader,))
 
 
 HF = {
     "writer": Annotated[Any, HfWriterField(hf_writer, "safetensors")],
-    "reader": Annotated[Any, MadeReaderField(hf_reader)],
+    "reader": Annotated[Any, reader_field(hf_reader)],
 }
 FSSPEC = {
-    "writer": Annotated[Any, MadeWriterField(through_fsspec, "fsspec")],
-    "reader": Annotated[Any, MadeReaderField(from_fsspec)],
+    "writer": Annotated[Any, OtherWriterField(through_fsspec, "fsspec")],
+    "reader": Annotated[Any, reader_field(from_fsspec)],
 }
 OF_HF: dict[str, Any] = {
     "source": f"{DOCS}, HuggingFaceStorageWriter",

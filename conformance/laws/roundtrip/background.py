@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, Sta
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save, wait_for_save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, Writer
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 from shardlaw.conformance.laws.roundtrip.options import need, numbered, writes_as
 
@@ -55,8 +55,8 @@ THREADS = (
     features=lambda case: {"async-save"},
 )
 def async_options(
-    state: Saved,
-    blank: Blank,
+    state: SavedState,
+    destination: Destination,
     writer: Writer,
     reader: Reader,
     rank: Rank,
@@ -78,17 +78,17 @@ def async_options(
         "alone": {"no_dist": True},
     }
     place = f"{folder}/{rank}" if way == "alone" else folder
-    finish(dcp.async_save(state, storage_writer=writer(place), **options[way]))
+    wait_for_save(dcp.async_save(state, storage_writer=writer(place), **options[way]))
     return {
         "planned": len(planned),
         "metadata of this rank": os.path.exists(f"{place}/__{rank}.metadata"),
-        "loaded": load(blank, reader(place), no_dist=way == "alone"),
+        "loaded": load(destination, reader(place), no_dist=way == "alone"),
     }
 
 
 @async_options.due
-def _(blank, way):
-    return {"planned": int(way == "planner"), "metadata of this rank": way == "apart", "loaded": blank}
+def _(destination, way):
+    return {"planned": int(way == "planner"), "metadata of this rank": way == "apart", "loaded": destination}
 
 
 class Slow:
@@ -106,7 +106,7 @@ class Slow:
     texts=STAGING,
     features=lambda case: {"async-save"},
 )
-def staging_ends(state: Saved):
+def staging_ends(state: SavedState):
     """A stager that stages in the background is done once it was waited for, and has staged what it was given."""
     stager = DefaultStager(StagingOptions(False, False, True, False))
     pending: Any = stager.stage({"slow": Slow(), **state})
@@ -129,7 +129,7 @@ def _(state):
     texts=FAILING,
     features=lambda case: {"async-save", "must-refuse"},
 )
-def staging_fails(state: Saved, writer: Writer, folder: Folder):
+def staging_fails(state: SavedState, writer: Writer, folder: Folder):
     """A staging that fails is complete by its error, and nothing is saved of it."""
     later: Future[Any] = Future()
 
@@ -166,8 +166,8 @@ def _():
     features=lambda case: {"must-refuse", "storage:safetensors-shards"},
 )
 def threads_fail(
-    state: Saved,
-    blank: Blank,
+    state: SavedState,
+    destination: Destination,
     rank: Rank,
     folder: Folder,
     at: Literal["resolve_tensor", "commit_tensor"],
@@ -183,7 +183,7 @@ def threads_fail(
     if rank == ranks:
         setattr(planner, at, fail)
     reader = compat.HuggingFaceStorageReader(folder, thread_count=2)
-    return {"load": caught(lambda: load(blank, reader, planner))}
+    return {"load": caught(lambda: load(destination, reader, planner))}
 
 
 @threads_fail.due

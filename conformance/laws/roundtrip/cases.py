@@ -17,15 +17,15 @@ from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    Destination,
     LoadPlanner,
-    NewerBlank,
+    NewerDestination,
     Reader,
-    Saved,
+    SavedState,
     SavePlanner,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
+from shardlaw.conformance.laws.checkpoint.trip import tensor_names, world_sizes
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state, slot_names
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
@@ -47,13 +47,13 @@ def trip_law(name: str, *, holds: str, texts: Sequence[str], **record: Any) -> C
     return law(f"roundtrip.{name}", control=holds, **{**usual, **record})
 
 
-def save_act(state: Saved, writer: Writer, planner: SavePlanner, folder: Folder):
+def save_act(state: SavedState, writer: Writer, planner: SavePlanner, folder: Folder):
     """A state is saved, and stays as it is."""
     save(state, writer(folder), planner)
     return {"source": state}
 
 
-def load_act(state: Blank, reader: Reader, planner: LoadPlanner, folder: Folder):
+def load_act(state: Destination, reader: Reader, planner: LoadPlanner, folder: Folder):
     """A state is loaded into, in the next world."""
     load(state, reader(folder), planner)
     return {"loaded": state}
@@ -76,7 +76,7 @@ def then_loaded(law: Law) -> None:
     law.then(load_act).due(due_loaded)
 
 
-def load_both_act(state: Blank, newer: NewerBlank, reader: Reader, folder: Folder):
+def load_both_act(state: Destination, newer: NewerDestination, reader: Reader, folder: Folder):
     """A state and a newer one are loaded into, in the next world."""
     return {"first": load(state, reader(f"{folder}/first")), "second": load(newer, reader(f"{folder}/second"))}
 
@@ -91,7 +91,7 @@ def after_save(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
     saved."""
 
     def of(function: Callable[..., Any]) -> Law:
-        made = trip_law(name, **{"stages": worlds, "clause": first_paragraph(function), **record})(save_act)
+        made = trip_law(name, **{"stages": world_sizes, "clause": first_paragraph(function), **record})(save_act)
         made.due(lambda state: {"source": state})
         return made.then(function)
 
@@ -109,7 +109,9 @@ def written(*lines: str) -> Callable[[Limits], Sequence[Case]]:
 
     def sweep(limits: Limits) -> Sequence[Case]:
         found = [Case.parse(f"- {line}") for line in lines]
-        return [case for case in found if max(worlds(case)) <= limits.world_size and _dtypes(case) <= {*limits.dtypes}]
+        return [
+            case for case in found if max(world_sizes(case)) <= limits.world_size and _dtypes(case) <= {*limits.dtypes}
+        ]
 
     return sweep
 

@@ -11,8 +11,8 @@ from shardlaw.conformance.law.due import Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
@@ -64,12 +64,12 @@ def inject(folder: str, metadata: Any, file: str, damage: str) -> None:
     source=f"{DOCS}, load; CheckpointException; StorageReader.read_metadata",
     holds="mesh=2 x=5:S(0) a=4:R file=data damage=gone",
     texts=DAMAGED,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
     features=lambda case: {"must-refuse", f"damaged-file:{case.get('file', 'data')}-{case.get('damage')}"},
 )
 def damaged(
-    state: Saved, writer: Writer, reader: Reader, rank: Rank, folder: Folder, damage: Word, file: Word = "data"
+    state: SavedState, writer: Writer, reader: Reader, rank: Rank, folder: Folder, damage: Word, file: Word = "data"
 ):
     """A checkpoint whose metadata or data are missing, cut or something else is refused on all ranks, and the next load
     works."""
@@ -89,11 +89,11 @@ def _(state: Contents):
 
 
 @damaged.then
-def _(state: Blank, again: Blank, reader: Reader, folder: Folder, damage: Word):
+def _(state: Destination, second: Destination, reader: Reader, folder: Folder, damage: Word):
     if damage == "stray":
         return {"loaded": load(state, reader(folder))}
     refused = caught(lambda: load(state, reader(folder)))
-    return {"damaged": refused, "kept": state, "afterwards": load(again, reader(f"{folder}/whole"))}
+    return {"damaged": refused, "kept": state, "afterwards": load(second, reader(f"{folder}/whole"))}
 
 
 @damaged.due
@@ -102,6 +102,6 @@ def _(state: Contents, damage, file: Word = "data"):
         return {"loaded": state}
     return {
         "damaged": Refused((CheckpointFailed,)),
-        "kept": state.untouched() if file == "metadata" else ...,
+        "kept": state.before_load() if file == "metadata" else ...,
         "afterwards": state,
     }

@@ -9,9 +9,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from shardlaw.conformance.law.fields import Folder
-from shardlaw.conformance.laws.checkpoint.calls import load, save, told_plainly
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 
 # by names that are deprecated, with arguments in an order that is, by a planner that is not told of the storage
@@ -42,7 +42,7 @@ def warned_of(call: Any) -> list[str]:
     """What ``call`` warns of, of those things that are about how it is called."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with told_plainly():
+        with convert_failures():
             call()
     return sorted({part for part in WARNINGS.values() for one in caught if part in str(one.message)})
 
@@ -53,9 +53,9 @@ def warned_of(call: Any) -> list[str]:
     "SavePlanner.set_up_planner",
     holds="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
     texts=DEPRECATED,
-    stages=worlds,
+    stages=world_sizes,
 )
-def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: int = 0):
+def deprecated(state: SavedState, writer: Writer, folder: Folder, call: Call, lead: int = 0):
     """Saved and loaded by calls that are deprecated, whichever rank coordinates, a state is what it was, and each call
     warns."""
     to = writer(folder)
@@ -73,7 +73,7 @@ def _(call):
 
 
 @deprecated.then
-def _(state: Blank, reader: Reader, folder: Folder, call: Call, lead: int = 0):
+def _(state: Destination, reader: Reader, folder: Folder, call: Call, lead: int = 0):
     of = reader(folder)
     calls = {
         "names": lambda: dcp.load_state_dict(state, of, coordinator_rank=lead),

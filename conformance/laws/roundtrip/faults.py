@@ -14,18 +14,18 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
 from shardlaw.conformance.law.fields import Field, Folder, ScriptArgument, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, failure, finish, load, save
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, caught_failure, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
-    Blanks,
-    Newer,
-    Place,
+    CheckpointId,
+    Destination,
+    Destinations,
+    NewerState,
     PlannerField,
     Reader,
-    Saved,
+    SavedState,
+    SavedStates,
     StateField,
-    States,
     Writer,
 )
 from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
@@ -47,8 +47,8 @@ LATE = (
     "resolve_tensor",
     "commit_tensor",
 )
-Planner = Annotated[Any, PlannerField(saves=True, made=DefaultSavePlanner)]
-OfSave = Annotated[dict[str, Any], StateField("save", blank="poison")]
+Planner = Annotated[Any, PlannerField(saves=True, planner_class=DefaultSavePlanner)]
+OfSave = Annotated[dict[str, Any], StateField("save", fill="poison")]
 
 
 def of_fault(case: Case) -> set[str]:
@@ -215,16 +215,16 @@ def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     "as successful",
     holds=f"{TWO} at=write_data ranks=1",
     texts=FAILED_SAVES,
-    stages=t.worlds,
+    stages=t.world_sizes,
     features=of_fault,
 )
 def failed_save(
-    state: Saved,
+    state: SavedState,
     leftover: OfSave,
     planner: Planner,
     writer: Writer,
     reader: Reader,
-    place: Place,
+    checkpoint_id: CheckpointId,
     folder: Folder,
     spy: Failing,
     at: Word,
@@ -233,12 +233,14 @@ def failed_save(
     """All ranks learn that a save failed; nothing that can be loaded is left of it; the next save does its work."""
     watched, watched_planner = spy.watch(writer(folder), WRITER), spy.watch(planner, SAVE_PLANNER)
     if how == "async":
-        failed = failure(lambda: finish(dcp.async_save(state, storage_writer=watched, planner=watched_planner)))
+        failed = caught_failure(
+            lambda: wait_for_save(dcp.async_save(state, storage_writer=watched, planner=watched_planner))
+        )
     else:
         options = {"use_collectives": False} if how == "alone" else {}
-        options |= {"checkpoint_id": place(folder)} if at == "reset" else {}
-        failed = failure(lambda: save(state, watched, watched_planner, **options))
-    left = failure(lambda: load(leftover, reader(folder))) if failed else None
+        options |= {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
+        failed = caught_failure(lambda: save(state, watched, watched_planner, **options))
+    left = caught_failure(lambda: load(leftover, reader(folder))) if failed else None
     save(state, writer(folder))
     return {**told_by(failed, at), "leftover": left}
 
@@ -257,12 +259,12 @@ then_loaded(failed_save)
     source=f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful",
     holds="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
     texts=FAILED_OVER,
-    stages=t.worlds,
+    stages=t.world_sizes,
     features=of_fault,
 )
 def failed_over(
-    state: Saved,
-    newer: Newer,
+    state: SavedState,
+    newer: NewerState,
     planner: Planner,
     writer: Writer,
     folder: Folder,
@@ -273,7 +275,7 @@ def failed_over(
     one."""
     save(state, writer(folder))
     watched = spy.watch(writer(folder), WRITER)
-    return told_by(failure(lambda: save(newer, watched, spy.watch(planner, SAVE_PLANNER))), at)
+    return told_by(caught_failure(lambda: save(newer, watched, spy.watch(planner, SAVE_PLANNER))), at)
 
 
 @failed_over.due
@@ -282,8 +284,8 @@ def _(spy, world: WorldSize):
 
 
 @failed_over.then
-def _(state: Blank, reader: Reader, folder: Folder):
-    failed = failure(lambda: load(state, reader(folder)))
+def _(state: Destination, reader: Reader, folder: Folder):
+    failed = caught_failure(lambda: load(state, reader(folder)))
     return {"older": failed or state}
 
 
@@ -301,13 +303,15 @@ def _(state, at: Word):
     texts=FAILED_LOADS,
     features=of_fault,
 )
-def failed_load(state: Blank, again: Blank, reader: Reader, place: Place, folder: Folder, spy: Failing, at: Word):
+def failed_load(
+    state: Destination, second: Destination, reader: Reader, checkpoint_id: CheckpointId, folder: Folder, spy: Failing, at: Word
+):
     """All ranks learn that a load failed; one that failed in planning has changed nothing; the next load does its
     work."""
     watched, planner = spy.watch(reader(folder), READER), spy.watch(DefaultLoadPlanner(), LOAD_PLANNER)
-    options = {"checkpoint_id": place(folder)} if at == "reset" else {}
-    failed = failure(lambda: load(state, watched, planner, **options))
-    return {**told_by(failed, at), "kept": state, "afterwards": load(again, reader(folder))}
+    options = {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
+    failed = caught_failure(lambda: load(state, watched, planner, **options))
+    return {**told_by(failed, at), "kept": state, "afterwards": load(second, reader(folder))}
 
 
 @failed_load.due
@@ -315,7 +319,7 @@ def _(state: Contents, spy, world: WorldSize, at):
     want_calls(state.end, spy, world)
     return {
         **due_of_failure("load", spy, world),
-        "kept": ... if at in LATE else state.untouched(),
+        "kept": ... if at in LATE else state.before_load(),
         "afterwards": state,
     }
 
@@ -328,8 +332,8 @@ def _(state: Contents, spy, world: WorldSize, at):
     features=of_fault,
 )
 def retried(
-    states: States,
-    blanks: Blanks,
+    states: SavedStates,
+    destinations: Destinations,
     writer: Writer,
     reader: Reader,
     folder: Folder,
@@ -341,24 +345,24 @@ def retried(
     # plans are kept by the name of the planner's class: one of this case alone
     made = type(f"Retrying{uuid.uuid4().hex}", (DefaultSavePlanner,), {})
     told, loaded = {}, []
-    for number, (state, blank) in enumerate(zip(states, blanks, strict=True)):
+    for number, (state, destination) in enumerate(zip(states, destinations, strict=True)):
         watching = spy if number == fails else Spy()
         planner = watching.watch(made(enable_plan_caching=True), SAVE_PLANNER)
         watched = watching.watch(writer(f"{folder}/{number}"), WRITER)
         if number == fails:
             told = told_by(
-                failure(lambda state=state, watched=watched, planner=planner: save(state, watched, planner)),  # type: ignore[misc]
+                caught_failure(lambda state=state, watched=watched, planner=planner: save(state, watched, planner)),  # type: ignore[misc]
                 at,
             )
         else:
             save(state, watched, planner)
-            loaded.append(load(blank, reader(f"{folder}/{number}")))
+            loaded.append(load(destination, reader(f"{folder}/{number}")))
     return {**told, "loaded": loaded}
 
 
 @retried.due
-def _(blanks, spy, world: WorldSize, fails):
+def _(destinations, spy, world: WorldSize, fails):
     return {
         **due_of_failure("save", spy, world),
-        "loaded": [blank for number, blank in enumerate(blanks) if number != fails],
+        "loaded": [destination for number, destination in enumerate(destinations) if number != fails],
     }

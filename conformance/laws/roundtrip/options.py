@@ -22,8 +22,8 @@ from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, StateField, WriterOptions
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState, StateField, WriterOptions
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, save_act, then_loaded, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -106,7 +106,7 @@ options = trip_law(
     "flatten_state_dict",
     holds="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
     texts=OPTIONS,
-    stages=worlds,
+    stages=world_sizes,
     features=of_options,
 )(save_act)
 
@@ -123,7 +123,7 @@ then_loaded(options)
 
 def fsspec_worlds(case: Case) -> tuple[int, ...]:
     """Files in memory last as long as the process that holds them."""
-    return (1,) if case.get("through") == "memory" else worlds(case)
+    return (1,) if case.get("through") == "memory" else world_sizes(case)
 
 
 class InMemoryField(StateField):
@@ -131,7 +131,7 @@ class InMemoryField(StateField):
 
     def read(self, case: Case, name: str) -> Contents:
         into = super().read(case, name)
-        return into if case.get("through") == "memory" else into.holding({})
+        return into if case.get("through") == "memory" else into.with_tree({})
 
 
 @trip_law(
@@ -144,8 +144,8 @@ class InMemoryField(StateField):
     features=lambda case: {f"storage:fsspec-{case.get('through')}"} | ({"checkpoint-id"} if "id" in case else set()),
 )
 def fsspec(
-    state: Saved,
-    loaded: Annotated[dict[str, Any], InMemoryField("load", blank="poison")],
+    state: SavedState,
+    loaded: Annotated[dict[str, Any], InMemoryField("load", fill="poison")],
     options: WriterOptions,
     folder: Folder,
     through: Word,
@@ -175,7 +175,7 @@ def _(loaded):
 
 
 @fsspec.then
-def _(state: Blank, folder: Folder, through: Word, id: Word = ""):
+def _(state: Destination, folder: Folder, through: Word, id: Word = ""):
     place = f"{'file://' if through == 'files' else ''}{folder}/through"
     return {
         "loaded": load(state, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
@@ -220,12 +220,12 @@ def writes_as(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
     texts=SAFETENSORS,
     draw=draw_safetensors,
     draws=4,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
     features=of_hugging_face,
 )
 def hugging_face(
-    state: Saved,
+    state: SavedState,
     mesh: DeviceMesh,
     rank: Rank,
     folder: Folder,
@@ -279,10 +279,10 @@ def _(state: Contents, rank: Rank, hf, index, group):
 
 
 @hugging_face.then
-def _(state: Blank, again: Blank, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
+def _(state: Destination, second: Destination, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
     loaded = {}
     if hf in ("consolidated", "together") and not id:
-        loaded["shards"] = load(again, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
+        loaded["shards"] = load(second, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
     return {**loaded, hf: load(state, compat.HuggingFaceStorageReader(folder, thread_count=threads))}
 
 
@@ -302,11 +302,13 @@ def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
     source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
     holds="mesh=2 x=5x2:S(0) hf=consolidated",
     texts=ANEW,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
     features=of_hugging_face,
 )
-def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", blank="poison")], folder: Folder, hf: Word):
+def anew(
+    state: SavedState, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word
+):
     """Tensors that are saved as safetensors over older ones, in more files than these or in fewer, are what is loaded
     then."""
     in_files(older, f"{folder}/fewer", hf, True)
@@ -324,10 +326,10 @@ def _(state):
 
 
 @anew.then
-def _(state: Blank, again: Blank, folder: Folder):
+def _(state: Destination, second: Destination, folder: Folder):
     return {
         "in fewer files": load(state, compat.HuggingFaceStorageReader(f"{folder}/fewer")),
-        "in more files": load(again, compat.HuggingFaceStorageReader(f"{folder}/more")),
+        "in more files": load(second, compat.HuggingFaceStorageReader(f"{folder}/more")),
     }
 
 

@@ -14,7 +14,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved
+from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 from shardlaw.conformance.laws.roundtrip.staged import VALUES
 
@@ -39,15 +39,21 @@ OWN_FILES = (
     needs=IN_FILES,
     features=lambda case: {f"staged:{case.get('value')}"},
 )
-def own_file(state: Saved, blank: Blank, folder: Folder, value: Word, asked: Literal["nothing", "names", "state"]):
+def own_file(
+    state: SavedState,
+    destination: Destination,
+    folder: Folder,
+    value: Word,
+    asked: Literal["nothing", "names", "state"],
+):
     """What a rank saves in a file of its own comes back as it was: as a new state, by the names of its values, or in
     a state of its form."""
     made: Any = VALUES[value]()
     state["value"] = made
-    blank["value"] = torch.zeros(made.shape, dtype=made.dtype) if isinstance(made, torch.Tensor) else None
+    destination["value"] = torch.zeros(made.shape, dtype=made.dtype) if isinstance(made, torch.Tensor) else None
     checkpointer = compat.make_sync_checkpointer()
     checkpointer.save(folder, state)
-    into = {"nothing": None, "names": dict.fromkeys(state), "state": blank}[asked]
+    into = {"nothing": None, "names": dict.fromkeys(state), "state": destination}[asked]
     loaded = checkpointer.load(folder, into, strict=True)
     got = loaded.pop("value")
     checkpointer.close()

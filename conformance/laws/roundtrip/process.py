@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish
-from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_for_save
+from shardlaw.conformance.laws.checkpoint.fields import NewerState, SavedState, Writer, WriterField
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_both_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import scramble
 
@@ -45,15 +45,15 @@ def end_children() -> int:
     source="torch.distributed.checkpoint docs, async_save: async_checkpointer_type, a Future that holds the Metadata",
     holds="mesh=2 x=5:S(0) a=4:R",
     texts=PROCESS,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
     profile="ci",
     seconds=STARTING_SECONDS,
     features=lambda case: {"async-save"},
 )
 def process(
-    state: Saved,
-    newer: Newer,
+    state: SavedState,
+    newer: NewerState,
     writer: Writer,
     careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
     folder: Folder,
@@ -65,10 +65,10 @@ def process(
     try:
         pending = dcp.async_save(state, storage_writer=writer(f"{folder}/first"), **apart)
         scramble(state)
-        metadata = finish(pending)
+        metadata = wait_for_save(pending)
         over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **apart)
-        refused = caught(lambda: finish(over))
-        finish(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **apart))
+        refused = caught(lambda: wait_for_save(over))
+        wait_for_save(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **apart))
     finally:
         ended = end_children()
     return {"metadata given": isinstance(metadata, Metadata), "save over another": refused, "processes": ended}

@@ -15,17 +15,17 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Rank, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    CheckpointId,
+    Destination,
     LoadMesh,
-    Place,
     PlannerField,
     Reader,
-    Saved,
+    SavedState,
     SavePlanner,
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.mesh import Mesh
@@ -109,15 +109,15 @@ def seat(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int] | No
     source=f"{DOCS}, SavePlanner and StorageWriter: the expected sequence of calls",
     holds="mesh=2 x=5:S(0) state={x:x,n:1}",
     texts=SAVES,
-    stages=worlds,
+    stages=world_sizes,
     features=of_protocol,
 )
 def saves(
-    state: Saved,
+    state: SavedState,
     mesh: DeviceMesh,
-    planner: Annotated[Any, PlannerField(saves=True, made=DefaultSavePlanner)],
+    planner: Annotated[Any, PlannerField(saves=True, planner_class=DefaultSavePlanner)],
     writer: Writer,
-    place: Place,
+    checkpoint_id: CheckpointId,
     folder: Folder,
     among: Word = "all",
     id: Word = "",
@@ -127,7 +127,7 @@ def saves(
     if among != "all" and mesh.get_coordinate() is None:
         return {}
     how = {"process_group": mesh.get_group()} if among != "all" else {}
-    how |= {"checkpoint_id": place(folder)} if id else {}
+    how |= {"checkpoint_id": checkpoint_id(folder)} if id else {}
     of_planner, of_writer = Spy(), Spy()
     watched = of_writer.watch(writer(f"{folder}/elsewhere" if id else folder), WRITER)
     save(state, watched, of_planner.watch(planner, SAVE_PLANNER), **how)
@@ -141,7 +141,7 @@ def saves(
     return {
         "planner calls": steps(of_planner, id),
         "writer calls": steps(of_writer, id),
-        "place": [[*call.args, *call.options.values()] == [place(folder)] for call in of_writer.of("reset") if id],
+        "place": [[*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_writer.of("reset") if id],
         "plans handed on": handed_on(of_planner, of_writer, "write_data"),
         "items never asked for": [index for index in items if index not in resolved],
         "other items asked for": [index for index in resolved if index not in items],
@@ -185,13 +185,19 @@ then_loaded(saves)
     features=of_protocol,
 )
 def loads(
-    state: Blank, mesh: LoadMesh, reader: Reader, place: Place, folder: Folder, among: Word = "all", id: Word = ""
+    state: Destination,
+    mesh: LoadMesh,
+    reader: Reader,
+    checkpoint_id: CheckpointId,
+    folder: Folder,
+    among: Word = "all",
+    id: Word = "",
 ):
     """A load calls its planner and its reader in the documented order, and commits every tensor that it resolved."""
     if among != "all" and mesh.get_coordinate() is None:
         return {}
     how = {"process_group": mesh.get_group()} if among != "all" else {}
-    how |= {"checkpoint_id": place(folder)} if id else {}
+    how |= {"checkpoint_id": checkpoint_id(folder)} if id else {}
     of_planner, of_reader = Spy(), Spy()
     watched = of_reader.watch(reader(f"{folder}/elsewhere" if id else folder), READER)
     load(state, watched, of_planner.watch(DefaultLoadPlanner(), LOAD_PLANNER), **how)
@@ -202,7 +208,7 @@ def loads(
         "loaded": state,
         "planner calls": steps(of_planner, id),
         "reader calls": steps(of_reader, id),
-        "place": [[*call.args, *call.options.values()] == [place(folder)] for call in of_reader.of("reset") if id],
+        "place": [[*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_reader.of("reset") if id],
         "plans handed on": handed_on(of_planner, of_reader, "read_data"),
         "each value once": sorted(call.args[0].storage_index.fqn for call in of_planner.of("load_bytes")) == values,
         "each part resolved once": sorted(str(call.args[0]) for call in of_planner.of("resolve_tensor")) == tensors,
@@ -237,8 +243,8 @@ def _(state, mesh, rank: Rank, world: WorldSize, among, id):
     texts=COMPLETE,
 )
 def complete(
-    state: Saved,
-    blank: Annotated[dict[str, Any], StateField("save", plain=True, blank="poison")],
+    state: SavedState,
+    destination: Annotated[dict[str, Any], StateField("save", plain=True, fill="poison")],
     writer: Writer,
     reader: Reader,
     planner: SavePlanner,
@@ -246,9 +252,9 @@ def complete(
 ):
     """Once a save has returned on a rank, that rank finds the whole checkpoint, whatever the others do meanwhile."""
     save(state, writer(folder), planner)
-    return {"loaded": load(blank, reader(folder), no_dist=True)}
+    return {"loaded": load(destination, reader(folder), no_dist=True)}
 
 
 @complete.due
-def _(blank):
-    return {"loaded": blank}
+def _(destination):
+    return {"loaded": destination}

@@ -114,8 +114,8 @@ def quantized(
         second = {of_scales: s if form == "blocks" else s + BIAS}
         put(folder, [first, second] if files == "two" else [first | second])
     dist.barrier()
-    blank = full(size, POISON, dtype=dtype, device_mesh=mesh, placements=to)
-    state = {name: blank, "a.bias": torch.full([s.numel()], POISON).to(s)}
+    destination = full(size, POISON, dtype=dtype, device_mesh=mesh, placements=to)
+    state = {name: destination, "a.bias": torch.full([s.numel()], POISON).to(s)}
     reader = QuantizedHuggingFaceStorageReader(folder, thread_count=threads, target_dtype=dtype, block_size=block)
     loaded = load(state, reader)
     if form == "mxfp4-head":

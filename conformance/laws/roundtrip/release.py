@@ -25,8 +25,8 @@ from shardlaw.conformance.law.due import Of, caught
 from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law, written
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state
 from shardlaw.reference.notation import NotationError
@@ -145,7 +145,7 @@ def unread_fields(file: str) -> list[str]:
     return sorted({*noting.unread})
 
 
-def released(state: Blank, reader: Reader, gold: Annotated[bytes, GoldField()], rank: Rank, folder: Folder):
+def released(state: Destination, reader: Reader, gold: Annotated[bytes, GoldField()], rank: Rank, folder: Folder):
     place = unpacked(gold, os.path.join(folder, str(rank)))
     return {
         "unread": unread_fields(os.path.join(place, ".metadata")),
@@ -179,7 +179,7 @@ def law_of_release(release: str) -> Law:
         texts=TEXTS,
         sweeps=len(written(*TEXTS)(Limits())),
         narrow=narrow,
-        stages=lambda case: worlds(case)[1:],
+        stages=lambda case: world_sizes(case)[1:],
         needs=IN_FILES,
         weight=0.5,
     )(released)

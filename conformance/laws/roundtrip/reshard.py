@@ -24,9 +24,9 @@ from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.fields import Folder, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.calls import failure, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, Reader, Saved, StateField, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, SavedState, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import after_save, round_trip, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -124,11 +124,11 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     texts=STRIDED,
     draw=draw_strided,
     draws=4,
-    stages=worlds,
+    stages=world_sizes,
 )
-def strided(state: Saved, writer: Writer, folder: Folder):
+def strided(state: SavedState, writer: Writer, folder: Folder):
     """A strided shard either comes back with exactly the elements that it owns, or is refused on all ranks."""
-    if failure(lambda: save(state, writer(folder))):
+    if caught_failure(lambda: save(state, writer(folder))):
         open(os.path.join(folder, "refused"), "w").close()
     return {}
 
@@ -137,8 +137,8 @@ strided.due(lambda: {})
 
 
 @strided.then
-def _(state: Blank, reader: Reader, folder: Folder):
-    refused = os.path.exists(os.path.join(folder, "refused")) or failure(lambda: load(state, reader(folder)))
+def _(state: Destination, reader: Reader, folder: Folder):
+    refused = os.path.exists(os.path.join(folder, "refused")) or caught_failure(lambda: load(state, reader(folder)))
     return {"loaded": "refused" if refused else state}
 
 
@@ -183,7 +183,7 @@ def stored_in_more(metadata: Any) -> list[str]:
     draw=draw_views,
     draws=6,
 )
-def views(state: Blank, reader: Reader, in_files: InFiles, folder: Folder):
+def views(state: Destination, reader: Reader, in_files: InFiles, folder: Folder):
     """Tensors that are not contiguous are saved, without the memory between their elements, and loaded in place; what
     lies between stays as it is."""
     before = {name: (tensor, between(tensor)) for name, tensor in state.items()}
@@ -215,7 +215,7 @@ def _(state):
     holds="mesh=2 x=5x2:S(0)",
     texts=META,
 )
-def meta(state: Annotated[dict[str, Any], StateField("load", blank="meta")], reader: Reader, folder: Folder):
+def meta(state: Annotated[dict[str, Any], StateField("load", fill="meta")], reader: Reader, folder: Folder):
     """A destination on the meta device is given memory of its layout and filled; it claims the strides that it had."""
     before = claimed(state)
     loaded = load(state, reader(folder))
@@ -237,7 +237,7 @@ def _(state):
 
 def sweep_bits(limits: Limits) -> Sequence[Case]:
     """What travels through files needs no backend that carries its dtype."""
-    return [case for text in ALL_BITS if max(worlds(case := Case.parse(f"- {text}"))) <= limits.most]
+    return [case for text in ALL_BITS if max(world_sizes(case := Case.parse(f"- {text}"))) <= limits.most]
 
 
 def as_floats(state, dtype):
@@ -263,9 +263,9 @@ AsDtype = Annotated[Any, WordField(FLOATS)]
     texts=ALL_BITS,
     sweep=sweep_bits,
     features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
-    stages=worlds,
+    stages=world_sizes,
 )
-def bits(state: Saved, as_: AsDtype, writer: Writer, folder: Folder):
+def bits(state: SavedState, as_: AsDtype, writer: Writer, folder: Folder):
     """What is saved comes back bit by bit, whatever its dtype: any NaN, zeros of both signs, denormals."""
     save(as_floats(state, getattr(torch, as_)), writer(folder))
     return {"source": state}
@@ -275,7 +275,7 @@ bits.due(lambda state: {"source": state})
 
 
 @bits.then
-def _(state: Blank, as_: AsDtype, reader: Reader, folder: Folder):
+def _(state: Destination, as_: AsDtype, reader: Reader, folder: Folder):
     load(as_floats(state, getattr(torch, as_)), reader(folder))
     return {"loaded": state}
 

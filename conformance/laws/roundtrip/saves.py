@@ -19,18 +19,26 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultSta
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
-from shardlaw.conformance.laws.checkpoint.calls import App, CheckpointFailed, finish, load, poison, save, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import (
+    App,
+    CheckpointFailed,
+    convert_failures,
+    load,
+    poison,
+    save,
+    wait_for_save,
+)
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blanks,
-    Newer,
+    Destinations,
+    NewerState,
     Reader,
-    Saved,
+    SavedState,
+    SavedStates,
     StateField,
-    States,
     Writer,
     WriterField,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import save_act, then_loaded, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
@@ -103,7 +111,7 @@ AT_ONCE = (
 
 
 def overwrite_worlds(case: Case) -> tuple[int, ...]:
-    save, load = worlds(case)
+    save, load = world_sizes(case)
     return save, load, save
 
 
@@ -135,7 +143,7 @@ def _(state):
 
 @overwrite.then
 def _(
-    state: Annotated[dict[str, Any], StateField("save", tree="load", blank="poison", newer=1)],
+    state: Annotated[dict[str, Any], StateField("save", tree="load", fill="poison", newer=1)],
     reader: Reader,
     folder: Folder,
 ):
@@ -153,18 +161,20 @@ def _(state):
     holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
     texts=AGAIN,
 )
-def again(states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
+def again(
+    states: SavedStates, destinations: Destinations, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""
+):
     """In one world, each save over the last one is what the next load gets, whatever its layout."""
     loaded = []
-    for state, blank, way in zip(states, blanks, ways or "c" * len(states), strict=True):
+    for state, destination, way in zip(states, destinations, ways or "c" * len(states), strict=True):
         save(state, writer(folder), use_collectives=way != "a")
-        loaded.append(load(blank, reader(folder)))
+        loaded.append(load(destination, reader(folder)))
     return {"loaded": loaded}
 
 
 @again.due
-def _(blanks):
-    return {"loaded": blanks}
+def _(destinations):
+    return {"loaded": destinations}
 
 
 @trip_law(
@@ -172,12 +182,12 @@ def _(blanks):
     source=f"{DOCS}, FileSystemWriter: overwrite",
     holds="mesh=2 x=5:S(0) a=4:R",
     texts=KEPT,
-    stages=worlds,
+    stages=world_sizes,
     features=lambda case: {"must-refuse", "storage-option"},
 )
 def kept(
-    state: Saved,
-    newer: Newer,
+    state: SavedState,
+    newer: NewerState,
     writer: Writer,
     careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
     folder: Folder,
@@ -204,7 +214,9 @@ then_loaded(kept)
     holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
     texts=CACHING,
 )
-def caching(states: States, blanks: Blanks, order: Word, writer: Writer, reader: Reader, folder: Folder):
+def caching(
+    states: SavedStates, destinations: Destinations, order: Word, writer: Writer, reader: Reader, folder: Folder
+):
     """With enable_plan_caching every save holds what it was given, and what was just planned is not planned again."""
     fresh = []
 
@@ -227,7 +239,7 @@ def caching(states: States, blanks: Blanks, order: Word, writer: Writer, reader:
         "names": [sorted(one) for one in leaves],
         "paths": [dict(one.planner_data) for one in metadata],
         "dtypes": [{name: leaf.properties.dtype for name, leaf in one.items()} for one in tensors],
-        "loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)],
+        "loaded": [load(destination, reader(f"{folder}/{at}")) for at, destination in enumerate(destinations)],
     }
 
 
@@ -291,22 +303,22 @@ def of_cache(case: Case) -> dict[str, bool]:
     holds="mesh=2 x=5:S(0) a=4:R async=writer",
     texts=ASYNC,
     features=lambda case: {"staging-cache"} if case.get("async") == "cached" else set(),
-    stages=worlds,
+    stages=world_sizes,
 )
 def asynchronous(
-    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
+    state: SavedState, newer: NewerState, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
 ):
     """An asynchronous save holds the values of the moment at which it was called."""
     stages, stager = writer(folder), stager_of(async_)
     if async_ == "cached":  # the first of two saves through one cache: the second must not give its values
-        finish(dcp.async_save(newer, storage_writer=stages))
-    with told_plainly():
+        wait_for_save(dcp.async_save(newer, storage_writer=stages))
+    with convert_failures():
         pending: Any = dcp.async_save(state, storage_writer=stages, async_stager=stager)
     if async_ == "background":  # the values are those of the moment at which they are staged
         pending.staging_completion.result()
         stager.synchronize_staging()
     scramble(state)
-    metadata = finish(pending)
+    metadata = wait_for_save(pending)
     if stager is not None:
         stager.close()
     return {"metadata given": isinstance(metadata, Metadata)}
@@ -328,7 +340,12 @@ then_loaded(asynchronous)
     features=lambda case: {"async-save", "in-flight"},
 )
 def at_once(
-    states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, groups: Literal["one", "two"]
+    states: SavedStates,
+    destinations: Destinations,
+    writer: Writer,
+    reader: Reader,
+    folder: Folder,
+    groups: Literal["one", "two"],
 ):
     """Asynchronous saves that are under way at the same time each hold what they were given, in whatever order the
     ranks get on with them."""
@@ -354,10 +371,10 @@ def at_once(
         planner.begin.set()
         wait([one], ahead)
     for one in pending:
-        finish(one)
-    return {"loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)]}
+        wait_for_save(one)
+    return {"loaded": [load(destination, reader(f"{folder}/{at}")) for at, destination in enumerate(destinations)]}
 
 
 @at_once.due
-def _(blanks):
-    return {"loaded": blanks}
+def _(destinations):
+    return {"loaded": destinations}

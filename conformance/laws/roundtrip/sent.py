@@ -14,7 +14,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, Rank
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved
+from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot
 
@@ -45,21 +45,28 @@ REPLICAS = (
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
 )
-def sent(state: Saved, blank: Blank, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False):
+def sent(
+    state: SavedState,
+    destination: Destination,
+    mesh: DeviceMesh,
+    device: Device,
+    source: int = 0,
+    in_place: bool = False,
+):
     """A state that one rank of a group sends to the others is theirs bit by bit, in the tensors of a state that they
     name or in new ones, and stays as it is."""
     group = mesh.get_group(0)
     at = dist.get_rank(group)
-    transport = compat.PGTransport(group, WAITING, device, (lambda: blank) if in_place else None)
+    transport = compat.PGTransport(group, WAITING, device, (lambda: destination) if in_place else None)
     if at == source:
         others = [rank for rank in range(dist.get_world_size(group)) if rank != source]
         transport.send_checkpoint(others, state)
         return {"source": state}
     received = transport.recv_checkpoint(source)
-    tensors = [key for key, value in blank.items() if isinstance(value, torch.Tensor)]
+    tensors = [key for key, value in destination.items() if isinstance(value, torch.Tensor)]
     return {
         "received": received,
-        "in place": {key: blank[key] for key in tensors} if in_place else {},
+        "in place": {key: destination[key] for key in tensors} if in_place else {},
     }
 
 
@@ -69,7 +76,7 @@ def _(state: Contents, rank: Rank, source=0, in_place=False):
     if coord is None or coord[0] == source:
         return {"source": state}
     tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
-    return {"received": state, "in place": state.holding(tensors) if in_place else {}}
+    return {"received": state, "in place": state.with_tree(tensors) if in_place else {}}
 
 
 @trip_law(
@@ -80,7 +87,7 @@ def _(state: Contents, rank: Rank, source=0, in_place=False):
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
 )
-def replica(state: Saved, device: Device, rank: Rank, folder: Folder):
+def replica(state: SavedState, device: Device, rank: Rank, folder: Folder):
     """A stager that replicates gives each rank the state of the rank half a world away, and keeps it in a file; its
     own state stays as it is."""
     stager = compat.ReplicationStager(dist.group.WORLD, WAITING, device, f"{folder}/{rank}")

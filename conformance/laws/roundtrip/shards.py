@@ -15,7 +15,7 @@ from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import first_line, save
-from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
+from shardlaw.conformance.laws.checkpoint.fields import SavedState, Writer
 from shardlaw.conformance.laws.roundtrip.cases import refused_by_name, round_trip, trip_law
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.tensors import TensorSpec
@@ -68,8 +68,8 @@ def _draws(holder: str, limits: Limits) -> SearchStrategy[Case]:
 def without_shards(case: Case) -> set[str]:
     """Whether a rank loads into no shards at all."""
     trip = t.read_trip(case)
-    held = trip.load.held and all(layout is not None for layout in map(trip.load.layout, t.tensor_names(case)))
-    ranks = range(trip.worlds[1])
+    held = trip.load.holder and all(layout is not None for layout in map(trip.load.layout, t.tensor_names(case)))
+    ranks = range(trip.world_sizes[1])
     none = held and any(not trip.load.boxes(name, rank) for name in t.tensor_names(case) for rank in ranks)
     return {"shardless"} if none else set()
 
@@ -112,7 +112,7 @@ HOLES = (
     texts=HOLES,
     features=lambda case: {"must-refuse"},
 )
-def hole(state: Saved, writer: Writer, folder: Folder):
+def hole(state: SavedState, writer: Writer, folder: Folder):
     """Shards that together do not tile their tensor are refused on all ranks when they are saved."""
     refused = caught(lambda: save(state, writer(folder)))
     return {"save": refused, "save message": "x" in first_line(refused)}

@@ -22,10 +22,10 @@ from torch.distributed.checkpoint.format_utils import (
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.calls import load, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, PlannerField, Reader, StateField
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.fields import Destination, PlannerField, Reader, StateField
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, after_save, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, State, flatten, unflatten
 
@@ -68,7 +68,7 @@ KEYS = (
     holds="mesh=2 x=5x2:- a=4:- through=reader",
     texts=FILES,
     features=lambda case: {f"through:{case.get('through')}"},
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
 )
 def torch_file(state: Whole, rank: Rank, folder: Folder, through: Word):
@@ -86,9 +86,9 @@ torch_file.due(lambda: {})
 
 @torch_file.then
 def _(
-    state: Blank,
+    state: Destination,
     reader: Reader,
-    planner: Annotated[Any, PlannerField(saves=False, made=DynamicMetaLoadPlanner)],
+    planner: Annotated[Any, PlannerField(saves=False, planner_class=DynamicMetaLoadPlanner)],
     folder: Folder,
     through: Word,
     id: Word = "",
@@ -110,7 +110,7 @@ def _(state):
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner: only supports loading Tensors",
     holds="mesh=2 x=5x2:- a=4:- state={x:x,a:a,n:1}",
     texts=VALUES,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
 )
 def value_in_file(state: Whole, rank: Rank, folder: Folder):
@@ -124,11 +124,11 @@ value_in_file.due(lambda: {})
 
 
 @value_in_file.then
-def _(state: Blank, again: Blank, folder: Folder):
+def _(state: Destination, second: Destination, folder: Folder):
     file = f"{folder}/whole.pt"
     reader, planner = BroadcastingTorchSaveReader(file), DynamicMetaLoadPlanner()
     refused = caught(lambda: load(state, reader, planner, checkpoint_id=file))
-    tensors = {key: value for key, value in again.items() if isinstance(value, torch.Tensor)}
+    tensors = {key: value for key, value in second.items() if isinstance(value, torch.Tensor)}
     load(tensors, BroadcastingTorchSaveReader(file), DynamicMetaLoadPlanner(), checkpoint_id=file)
     return {"value": refused, "tensors": tensors}
 
@@ -136,7 +136,7 @@ def _(state: Blank, again: Blank, folder: Folder):
 @value_in_file.due
 def _(state: Contents):
     tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
-    return {"value": Refused(), "tensors": state.holding(tensors)}
+    return {"value": Refused(), "tensors": state.with_tree(tensors)}
 
 
 def chosen(state: State, keys: str) -> State:
@@ -164,10 +164,10 @@ def by_keys(reader: Reader, keys: Word, folder: Folder):
     """A load by keys gives what stands under them in the saved state, whole and in its place, and nothing else."""
     named = {*keys.split("+")}
     wanted = None if keys == "all" else keys if len(named) == 1 else named
-    with told_plainly():
+    with convert_failures():
         return {"keys": compat.load_state_dict_from_keys(wanted, storage_reader=reader(folder))}
 
 
 @by_keys.due
 def _(keys, whole: Whole):
-    return {"keys": whole.holding(chosen(whole.tree, keys))}  # type: ignore[attr-defined]
+    return {"keys": whole.with_tree(chosen(whole.tree, keys))}  # type: ignore[attr-defined]

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
-from shardlaw.conformance.laws.checkpoint.calls import finish, load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Newer, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, NewerState, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, then_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import stager_of
 
@@ -118,17 +118,17 @@ STAGED_AGAIN = (
     source=f"{DOCS}, async_save: first de-stages the state_dict; AsyncStager.stage: inoculated from later updates",
     holds="mesh=2 x=5:S(0) value=tuple async=writer",
     texts=STAGED,
-    stages=worlds,
+    stages=world_sizes,
     features=lambda case: {f"staged:{case.get('value')}", f"stager:{case.get('async')}"},
 )
-def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Word):
+def staged(state: SavedState, writer: Writer, folder: Folder, value: Word, async_: Word):
     """A value that is saved in the background comes back as a save would have kept it: equal, of its type, as of the
     call."""
     made, stager = MAKERS[value](), stager_of(async_)
     state["value"] = [made] if isinstance(made, tuple) else made
     pending = dcp.async_save(state, storage_writer=writer(folder), async_stager=stager)
     spoil(made)
-    finish(pending)
+    wait_for_save(pending)
     if stager is not None:
         stager.close()
     return {}
@@ -138,10 +138,10 @@ staged.due(lambda: {})
 
 
 @staged.then
-def _(state: Blank, reader: Reader, folder: Folder, value: Word):
+def _(state: Destination, reader: Reader, folder: Folder, value: Word):
     want = MAKERS[value]()
-    blank = torch.zeros(want.shape, dtype=want.dtype) if isinstance(want, torch.Tensor) else 0
-    state["value"] = [blank] if isinstance(want, tuple) else blank
+    destination = torch.zeros(want.shape, dtype=want.dtype) if isinstance(want, torch.Tensor) else 0
+    state["value"] = [destination] if isinstance(want, tuple) else destination
     load(state, reader(folder))
     got = state.pop("value")
     got = got[0] if isinstance(want, tuple) and isinstance(got, list) else got
@@ -177,15 +177,15 @@ def renew(value: Any, newer: Any) -> None:
     holds="mesh=2 x=5:S(0) a=4:R",
     texts=STAGED_AGAIN,
     features=lambda case: {"async-save"},
-    stages=worlds,
+    stages=world_sizes,
 )
-def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
+def staged_again(state: SavedState, newer: NewerState, writer: Writer, folder: Folder):
     """A stager that serves one save after another gives each the values of its moment, in tensors that stay the
     same."""
     stager = stager_of("stager")
-    finish(dcp.async_save(state, storage_writer=writer(f"{folder}/first"), async_stager=stager))
+    wait_for_save(dcp.async_save(state, storage_writer=writer(f"{folder}/first"), async_stager=stager))
     renew(state, newer)
-    finish(dcp.async_save(state, storage_writer=writer(f"{folder}/second"), async_stager=stager))
+    wait_for_save(dcp.async_save(state, storage_writer=writer(f"{folder}/second"), async_stager=stager))
     stager.close()
     return {}
 
@@ -206,9 +206,9 @@ then_both_loaded(staged_again)
         "mesh=3 mesh.load=2 x=7:S(0):float64 waits=no",
     ),
     features=lambda case: {"async-save"},
-    stages=worlds,
+    stages=world_sizes,
 )
-def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
+def stager(state: SavedState, newer: NewerState, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
     """What a user's stager gives is what an asynchronous save keeps, and it is waited for where it says so."""
     calls = []
 
@@ -225,7 +225,7 @@ def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Li
         def close(self):
             pass
 
-    finish(dcp.async_save(newer, storage_writer=writer(folder), async_stager=Giving()))
+    wait_for_save(dcp.async_save(newer, storage_writer=writer(folder), async_stager=Giving()))
     return {"calls": calls}
 
 

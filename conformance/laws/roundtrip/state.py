@@ -15,15 +15,15 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import App, first_line, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    Destination,
     PlannerField,
     Reader,
-    Saved,
+    SavedState,
     SavePlanner,
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import after_save, refused_by_name, round_trip, trip_law, trips
 from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
@@ -167,7 +167,7 @@ def _without_empty_dicts(state: State) -> bool:
     draw=lambda limits: states(limits, stateful=True),
     draws=2,
 )
-def stateful(state: Blank, reader: Reader, folder: Folder):
+def stateful(state: Destination, reader: Reader, folder: Folder):
     """An object with state_dict and load_state_dict is saved by the one and loaded by the other, once, with what was
     saved."""
     apps = {key: value for key, value in state.items() if isinstance(value, App)}
@@ -189,8 +189,8 @@ def _(state: Contents):
     texts=SUBSET,
 )
 def subset(
-    state: Blank,
-    whole: Annotated[dict[str, Any], StateField("load", tree="save", blank="poison")],
+    state: Destination,
+    whole: Annotated[dict[str, Any], StateField("load", tree="save", fill="poison")],
     reader: Reader,
     planner: Annotated[Any, PlannerField(saves=False, partial=True)],
     folder: Folder,
@@ -205,7 +205,7 @@ def _(state: Contents, whole):
     saved, into = flatten(state.trip.save.state), flatten(state.tree)
     unsaved = {path for name, (path, _) in into.items() if name not in saved}
     kept = [leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)]
-    return {"loaded": state.holding(spoiled_at(state.tree, unsaved), kept), "whole": whole}
+    return {"loaded": state.with_tree(spoiled_at(state.tree, unsaved), kept), "whole": whole}
 
 
 def spoiled_at(state: State, paths: set[Path]) -> State:
@@ -237,7 +237,7 @@ def must_refuse(case: Case) -> set[str]:
     return {"must-refuse", "value-for-tensor"} if crossed else {"must-refuse"}
 
 
-def refused_load(state: Blank, reader: Reader, culprit: Word, folder: Folder):
+def refused_load(state: Destination, reader: Reader, culprit: Word, folder: Folder):
     """A load that cannot be right is refused by all ranks alike, names the culprit, and changes nothing."""
     refused = caught(lambda: load(state, reader(folder)))
     return {"load": refused, "load message": culprit in first_line(refused), "kept": state}
@@ -252,7 +252,7 @@ def refused(variant: str, clause: str) -> Law:
         texts=REFUSED_LOADS[variant],
         features=must_refuse,
     )(refused_load)
-    made.due(lambda state, culprit: {**refused_by_name("load", culprit), "kept": state.untouched()})
+    made.due(lambda state, culprit: {**refused_by_name("load", culprit), "kept": state.before_load()})
     return made
 
 
@@ -261,11 +261,11 @@ def refused(variant: str, clause: str) -> Law:
     source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
     holds=REFUSED_SAVES[1],
     texts=REFUSED_SAVES,
-    stages=worlds,
+    stages=world_sizes,
     features=must_refuse,
 )
 def refused_save(
-    state: Saved,
+    state: SavedState,
     bad: Annotated[dict[str, Any], StateField("save", tree="load")],
     writer: Writer,
     culprit: Word,
@@ -284,7 +284,7 @@ def _(culprit):
 
 
 @refused_save.then
-def _(state: Annotated[dict[str, Any], StateField("save", blank="poison")], reader: Reader, folder: Folder):
+def _(state: Annotated[dict[str, Any], StateField("save", fill="poison")], reader: Reader, folder: Folder):
     return {"kept": load(state, reader(folder))}
 
 
@@ -312,9 +312,9 @@ BY_RANK = (
     source=f"{DOCS}, save: each rank saves what it has; DefaultSavePlanner: dedup_save_to_lowest_rank",
     holds=BY_RANK[0],
     texts=BY_RANK,
-    stages=worlds,
+    stages=world_sizes,
 )
-def by_rank(state: Saved, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
+def by_rank(state: SavedState, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
     """A key that one rank alone saves is loaded by all; of values that differ by rank one is found: the lowest rank's
     where duplicates go to it."""
     save({**state, "shared": [rank, "v"], f"own{rank}": (rank, rank + 1)}, writer(folder), planner)
@@ -325,7 +325,7 @@ by_rank.due(lambda state: {"source": state})
 
 
 @by_rank.then
-def _(state: Blank, reader: Reader, folder: Folder):
+def _(state: Destination, reader: Reader, folder: Folder):
     names = sorted(name for name in reader(folder).read_metadata().state_dict_metadata if name.startswith("own"))
     whole = load({**state, "shared": None, **dict.fromkeys(names)}, reader(folder))
     return {"loaded": state, "own": {name: whole[name] for name in names}, "shared": whole["shared"]}
@@ -333,7 +333,7 @@ def _(state: Blank, reader: Reader, folder: Folder):
 
 @by_rank.due
 def _(state: Contents, dedup: str = ""):
-    ranks = range(state.trip.worlds[0])
+    ranks = range(state.trip.world_sizes[0])
     kept = ranks[:1] if dedup == "lowest" else ranks
     return {
         "loaded": state,

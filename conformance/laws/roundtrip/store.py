@@ -15,7 +15,15 @@ from shardlaw.conformance.law.fields import Field, Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, PlannerField, Reader, Saved, SavePlanner, Writer
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Destination,
+    InFiles,
+    PlannerField,
+    Reader,
+    SavedState,
+    SavePlanner,
+    Writer,
+)
 from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law, trips
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.box import Box
@@ -64,10 +72,10 @@ DEDUP = (
     source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
     holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
     texts=FILES,
-    stages=t.worlds,
+    stages=t.world_sizes,
 )
 def files(
-    state: Saved,
+    state: SavedState,
     writer: Writer,
     reader: Reader,
     world: WorldSize,
@@ -118,7 +126,9 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
     draw=trips,
     draws=4,
 )
-def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder):
+def metadata(
+    state: SavedState, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder
+):
     """The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file,
     apart."""
     save(state, writer(folder), planner)
@@ -165,7 +175,7 @@ def _(state: Contents):
 
 def chunks_of(state: Contents, name: str) -> tuple[Box, ...]:
     """The different shards with elements of a saved tensor."""
-    return state.trip.save.shards(name, range(state.trip.worlds[0])).without_empty().boxes
+    return state.trip.save.shards(name, range(state.trip.world_sizes[0])).without_empty().boxes
 
 
 class Recorder(DefaultSavePlanner):
@@ -198,9 +208,9 @@ class HoldersField(Field):
     texts=DEDUP,
 )
 def deduplicated(
-    state: Saved,
+    state: SavedState,
     writer: Writer,
-    planner: Annotated[Any, PlannerField(saves=True, made=Recorder)],
+    planner: Annotated[Any, PlannerField(saves=True, planner_class=Recorder)],
     holders: Annotated[dict[Any, list[int]], HoldersField()],
     rank: Rank,
     folder: Folder,
@@ -272,7 +282,10 @@ class Reading(DefaultLoadPlanner):
     draws=4,
 )
 def reads(
-    state: Blank, reader: Reader, planner: Annotated[Any, PlannerField(saves=False, made=Reading)], folder: Folder
+    state: Destination,
+    reader: Reader,
+    planner: Annotated[Any, PlannerField(saves=False, planner_class=Reading)],
+    folder: Folder,
 ):
     """A rank reads of every saved chunk what it has in common with its shards, each element once, and nothing else."""
     return {"loaded": load(state, reader(folder), planner), "reads": planner.reads}

@@ -10,8 +10,8 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, WriterOptions
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState, WriterOptions
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 
 # what each makes of a byte: no two of them commute
@@ -105,10 +105,10 @@ def knowing(through: str) -> Any:
     source="torch.distributed.checkpoint._extension, docstrings of StreamTransformExtension and ExtensionRegistry",
     holds="mesh=2 x=5:S(0) a=4:R through=flip",
     texts=STREAMS,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
 )
-def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word):
+def streams(state: SavedState, options: WriterOptions, folder: Folder, through: Word):
     """What was saved through transforms of its bytes comes back through them the other way round; a reader that does
     not know one of them refuses."""
     transforms = [transform(name)() for name in through.split("+")]
@@ -120,7 +120,7 @@ streams.due(lambda: {})
 
 
 @streams.then
-def _(state: Blank, other: Blank, folder: Folder, through: Word):
+def _(state: Destination, other: Destination, folder: Folder, through: Word):
     unknown = caught(lambda: load(other, compat.reader_with_transforms(folder)))
     return {
         "unknown": unknown,

@@ -13,18 +13,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    CheckpointId,
+    Destination,
     LoadMesh,
-    Newer,
-    NewerBlank,
-    Place,
+    NewerDestination,
+    NewerState,
     Reader,
-    Saved,
+    SavedState,
     SavePlanner,
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_loaded, trip_law
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -69,28 +69,28 @@ OLDER = (
     texts=PLACES,
 )
 def places(
-    state: Saved,
-    newer: Newer,
-    blank: Blank,
-    again: NewerBlank,
+    state: SavedState,
+    newer: NewerState,
+    destination: Destination,
+    second: NewerDestination,
     writer: Writer,
     reader: Reader,
-    place: Place,
+    checkpoint_id: CheckpointId,
     folder: Folder,
 ):
     """One writer and one reader serve one checkpoint after another, each under the name that it is given."""
     to, of = writer(f"{folder}/other"), reader(f"{folder}/other")
-    save(state, to, checkpoint_id=place(f"{folder}/first"))
-    save(newer, to, checkpoint_id=place(f"{folder}/second"))
+    save(state, to, checkpoint_id=checkpoint_id(f"{folder}/first"))
+    save(newer, to, checkpoint_id=checkpoint_id(f"{folder}/second"))
     return {
-        "first": load(blank, of, checkpoint_id=place(f"{folder}/first")),
-        "second": load(again, of, checkpoint_id=place(f"{folder}/second")),
+        "first": load(destination, of, checkpoint_id=checkpoint_id(f"{folder}/first")),
+        "second": load(second, of, checkpoint_id=checkpoint_id(f"{folder}/second")),
     }
 
 
 @places.due
-def _(blank, again):
-    return {"first": blank, "second": again}
+def _(destination, second):
+    return {"first": destination, "second": second}
 
 
 class Older(DefaultSavePlanner):
@@ -115,9 +115,9 @@ class Older(DefaultSavePlanner):
     "DefaultLoadPlanner.create_local_plan: checkpoints that are saved before v2.4",
     holds="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
     texts=OLDER,
-    stages=worlds,
+    stages=world_sizes,
 )
-def older(state: Saved, writer: Writer, folder: Folder, one: Word):
+def older(state: SavedState, writer: Writer, folder: Folder, one: Word):
     """A checkpoint of which a dict without tensors is one entry, as before torch 2.4, is loaded like one of now."""
     planner = Older()
     planner.one = tuple(one.split("."))
@@ -136,9 +136,9 @@ then_loaded(older)
     source=f"{DOCS}, save and load: process_group, only its ranks call",
     holds="mesh=2@1,2 x=5x2:S(0) a=4:R",
     texts=GROUPS,
-    stages=worlds,
+    stages=world_sizes,
 )
-def group(state: Saved, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, folder: Folder):
+def group(state: SavedState, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, folder: Folder):
     """The ranks of a process group save a checkpoint and those of another load it, while the others take no part."""
     if mesh.get_coordinate() is not None:
         save(state, writer(folder), planner, process_group=mesh.get_group())
@@ -149,7 +149,7 @@ group.due(lambda: {})
 
 
 @group.then
-def _(state: Blank, mesh: LoadMesh, reader: Reader, folder: Folder):
+def _(state: Destination, mesh: LoadMesh, reader: Reader, folder: Folder):
     if mesh.get_coordinate() is None:
         return {}
     return {"loaded": load(state, reader(folder), process_group=mesh.get_group())}
@@ -165,9 +165,9 @@ def _(state, mesh, rank: Rank):
     source=f"{DOCS}, save: use_collectives=False saves without coordination of ranks",
     holds="mesh=2 x=5x2:S(0) a=4:R",
     texts=ALONE,
-    stages=worlds,
+    stages=world_sizes,
 )
-def alone(state: Saved, writer: Writer, folder: Folder):
+def alone(state: SavedState, writer: Writer, folder: Folder):
     """Without collectives every rank saves what it holds, and loads it again into the same layout."""
     save(state, writer(folder), use_collectives=False)
     return {}
@@ -184,10 +184,10 @@ then_loaded(alone)
     source=f"{DOCS}, format_utils: dcp_to_torch_save, torch_save_to_dcp",
     holds="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,l:[a,1]},n:2}",
     texts=WHOLE,
-    stages=worlds,
+    stages=world_sizes,
     needs=IN_FILES,
 )
-def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
+def file(state: SavedState, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
     """A checkpoint turned into one file holds every leaf in its place, whole; turned back, it is the same
     checkpoint."""
     save(state, writer(folder), planner)
@@ -206,7 +206,7 @@ def _(rank, whole: Annotated[dict[str, Any], StateField("save", plain=True, rebu
 
 @file.then
 def _(
-    state: Annotated[dict[str, Any], StateField("load", blank="poison", rebuilt=True)], reader: Reader, folder: Folder
+    state: Annotated[dict[str, Any], StateField("load", fill="poison", rebuilt=True)], reader: Reader, folder: Folder
 ):
     return {"loaded": load(state, reader(f"{folder}/other"))}
 
