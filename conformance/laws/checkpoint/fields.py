@@ -218,11 +218,11 @@ class EndMeshField(MeshField):
         return ScriptArgument("mesh", (), (mesh_line(value, "mesh"),))
 
 
-SavedState = Annotated[dict[str, Any], StateField("save")]
-NewerState = Annotated[dict[str, Any], StateField("save", newer=1)]
+Saved = Annotated[dict[str, Any], StateField("save")]
+Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
 Destination = Annotated[dict[str, Any], StateField("load", fill="poison")]
 NewerDestination = Annotated[dict[str, Any], StateField("load", fill="poison", newer=1)]
-SavedStates = Annotated[list[dict[str, Any]], StatesField()]
+States = Annotated[list[dict[str, Any]], StatesField()]
 Destinations = Annotated[list[dict[str, Any]], StatesField(poisoned=True)]
 Writer = Annotated[Callable[..., Any], WriterField()]
 WriterOptions = Annotated[dict[str, Any], WriterOptionsField()]

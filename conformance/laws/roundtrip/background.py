@@ -16,9 +16,9 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save, wait_for_save
-from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
-from shardlaw.conformance.laws.roundtrip.options import need, numbered, writes_as
+from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, need
 
 DOCS = "torch.distributed.checkpoint docs"
 SLOW_SECONDS = 0.2
@@ -55,7 +55,7 @@ THREADS = (
     features=lambda case: {"async-save"},
 )
 def async_options(
-    state: SavedState,
+    state: Saved,
     destination: Destination,
     writer: Writer,
     reader: Reader,
@@ -106,7 +106,7 @@ class Slow:
     texts=STAGING,
     features=lambda case: {"async-save"},
 )
-def staging_ends(state: SavedState):
+def staging_ends(state: Saved):
     """A stager that stages in the background is done once it was waited for, and has staged what it was given."""
     stager = DefaultStager(StagingOptions(False, False, True, False))
     pending: Any = stager.stage({"slow": Slow(), **state})
@@ -129,7 +129,7 @@ def _(state):
     texts=FAILING,
     features=lambda case: {"async-save", "must-refuse"},
 )
-def staging_fails(state: SavedState, writer: Writer, folder: Folder):
+def staging_fails(state: Saved, writer: Writer, folder: Folder):
     """A staging that fails is complete by its error, and nothing is saved of it."""
     later: Future[Any] = Future()
 
@@ -166,7 +166,7 @@ def _():
     features=lambda case: {"must-refuse", "storage:safetensors-shards"},
 )
 def threads_fail(
-    state: SavedState,
+    state: Saved,
     destination: Destination,
     rank: Rank,
     folder: Folder,
@@ -178,7 +178,7 @@ def threads_fail(
     def fail(*given: Any) -> Any:
         raise RuntimeError(f"planted in {at}")
 
-    save(state, compat.HuggingFaceStorageWriter(folder, **writes_as("shards", numbered(state))))
+    save(state, compat.HuggingFaceStorageWriter(folder, **hf_options("shards", file_numbers(state))))
     planner = DefaultLoadPlanner()
     if rank == ranks:
         setattr(planner, at, fail)

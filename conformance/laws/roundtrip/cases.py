@@ -21,7 +21,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     LoadPlanner,
     NewerDestination,
     Reader,
-    SavedState,
+    Saved,
     SavePlanner,
     Writer,
 )
@@ -47,7 +47,7 @@ def trip_law(name: str, *, holds: str, texts: Sequence[str], **record: Any) -> C
     return law(f"roundtrip.{name}", control=holds, **{**usual, **record})
 
 
-def save_act(state: SavedState, writer: Writer, planner: SavePlanner, folder: Folder):
+def save_act(state: Saved, writer: Writer, planner: SavePlanner, folder: Folder):
     """A state is saved, and stays as it is."""
     save(state, writer(folder), planner)
     return {"source": state}

@@ -11,7 +11,7 @@ from shardlaw.conformance.law.due import Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
@@ -69,7 +69,7 @@ def inject(folder: str, metadata: Any, file: str, damage: str) -> None:
     features=lambda case: {"must-refuse", f"damaged-file:{case.get('file', 'data')}-{case.get('damage')}"},
 )
 def damaged(
-    state: SavedState, writer: Writer, reader: Reader, rank: Rank, folder: Folder, damage: Word, file: Word = "data"
+    state: Saved, writer: Writer, reader: Reader, rank: Rank, folder: Folder, damage: Word, file: Word = "data"
 ):
     """A checkpoint whose metadata or data are missing, cut or something else is refused on all ranks, and the next load
     works."""

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 
@@ -55,7 +55,7 @@ def warned_of(call: Any) -> list[str]:
     texts=DEPRECATED,
     stages=world_sizes,
 )
-def deprecated(state: SavedState, writer: Writer, folder: Folder, call: Call, lead: int = 0):
+def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: int = 0):
     """Saved and loaded by calls that are deprecated, whichever rank coordinates, a state is what it was, and each call
     warns."""
     to = writer(folder)

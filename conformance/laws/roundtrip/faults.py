@@ -20,12 +20,12 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     CheckpointId,
     Destination,
     Destinations,
-    NewerState,
+    Newer,
     PlannerField,
     Reader,
-    SavedState,
-    SavedStates,
+    Saved,
     StateField,
+    States,
     Writer,
 )
 from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
@@ -219,7 +219,7 @@ def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     features=of_fault,
 )
 def failed_save(
-    state: SavedState,
+    state: Saved,
     leftover: OfSave,
     planner: Planner,
     writer: Writer,
@@ -262,15 +262,7 @@ then_loaded(failed_save)
     stages=t.world_sizes,
     features=of_fault,
 )
-def failed_over(
-    state: SavedState,
-    newer: NewerState,
-    planner: Planner,
-    writer: Writer,
-    folder: Folder,
-    spy: Failing,
-    at: Word,
-):
+def failed_over(state: Saved, newer: Newer, planner: Planner, writer: Writer, folder: Folder, spy: Failing, at: Word):
     """A save that fails over an older checkpoint leaves it as it was, or beyond loading, and never mixed with the new
     one."""
     save(state, writer(folder))
@@ -304,7 +296,13 @@ def _(state, at: Word):
     features=of_fault,
 )
 def failed_load(
-    state: Destination, second: Destination, reader: Reader, checkpoint_id: CheckpointId, folder: Folder, spy: Failing, at: Word
+    state: Destination,
+    second: Destination,
+    reader: Reader,
+    checkpoint_id: CheckpointId,
+    folder: Folder,
+    spy: Failing,
+    at: Word,
 ):
     """All ranks learn that a load failed; one that failed in planning has changed nothing; the next load does its
     work."""
@@ -332,7 +330,7 @@ def _(state: Contents, spy, world: WorldSize, at):
     features=of_fault,
 )
 def retried(
-    states: SavedStates,
+    states: States,
     destinations: Destinations,
     writer: Writer,
     reader: Reader,

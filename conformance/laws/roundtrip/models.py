@@ -21,7 +21,7 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, SavedState, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.models import (
     INNER,
     OTHER_RATES,
@@ -81,7 +81,7 @@ WHOLES = (
     texts=MODELS,
     stages=world_sizes,
 )
-def model(state: SavedState, writer: Writer, folder: Folder):
+def model(state: Saved, writer: Writer, folder: Folder):
     """The state of a model, saved and loaded, makes a model sharded otherwise the same model; an incomplete one is
     refused."""
     model_state = get_model_state_dict(Model(state))
@@ -116,7 +116,7 @@ def _(state: Contents):
     holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
     texts=WHOLES,
 )
-def model_whole(state: SavedState, other: Poisoned, whole: Whole, rank: Rank):
+def model_whole(state: Saved, other: Poisoned, whole: Whole, rank: Rank):
     """Asked for whole, the state of a model is whole on every rank; given whole on rank 0 alone, all get their part of
     it."""
     model, given = Model(state, frozen(state)), Model(other, frozen(state))
@@ -156,7 +156,7 @@ def _(state: Contents, whole: Contents, rank: Rank):
     holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
     texts=WHOLES,
 )
-def model_part(state: SavedState):
+def model_part(state: Saved):
     """Of a module inside, the state has its tensors alone, under their names in the model or under their own, as
     asked."""
     model, parts = Model(state), []
@@ -203,7 +203,7 @@ def after_a_step(state: Contents) -> dict[str, Any]:
     texts=OPTIMIZERS,
     stages=world_sizes,
 )
-def optimizer(state: SavedState, gradients: SavedState, writer: Writer, folder: Folder, flat: bool = False):
+def optimizer(state: Saved, gradients: Saved, writer: Writer, folder: Folder, flat: bool = False):
     """The state of an optimizer, saved and loaded, is that of an optimizer whose model is sharded otherwise, group by
     group."""
     model = Model(state)
@@ -253,7 +253,7 @@ def _(state: Contents, flat):
     holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
     texts=WHOLE_OPTIMIZERS,
 )
-def optimizer_whole(state: SavedState, gradients: SavedState, other: Poisoned, rank: Rank):
+def optimizer_whole(state: Saved, gradients: Saved, other: Poisoned, rank: Rank):
     """Asked for whole, the state of an optimizer is whole; given whole on rank 0 alone, every rank's optimizer gets its
     part."""
     model, given = Model(state), Model(other)

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState, StateField, WriterOptions
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, StateField, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, save_act, then_loaded, trip_law, trips
 
@@ -144,7 +144,7 @@ class InMemoryField(StateField):
     features=lambda case: {f"storage:fsspec-{case.get('through')}"} | ({"checkpoint-id"} if "id" in case else set()),
 )
 def fsspec(
-    state: SavedState,
+    state: Saved,
     loaded: Annotated[dict[str, Any], InMemoryField("load", fill="poison")],
     options: WriterOptions,
     folder: Folder,
@@ -201,13 +201,13 @@ def of_hugging_face(case: Case) -> set[str]:
     return {f"storage:safetensors-{kept}"} | ({"checkpoint-id"} if "id" in case else set())
 
 
-def numbered(state: Mapping[str, Any]) -> dict[str, int]:
+def file_numbers(names: Iterable[str]) -> dict[str, int]:
     """The number of the file of each tensor, where there are two."""
-    return {name: at % 2 + 1 for at, name in enumerate(state)}
+    return {name: at % 2 + 1 for at, name in enumerate(names)}
 
 
-def writes_as(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Options of a writer of safetensors: how it writes, and the numbers of the files, if it is told any."""
+def hf_options(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Options of a writer of safetensors: its mode ``hf``, and the numbers of files where ``numbers`` is not empty."""
     options: dict[str, Any] = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
     return options | ({"fqn_to_index_mapping": dict(numbers)} if numbers else {})
 
@@ -225,7 +225,7 @@ def writes_as(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
     features=of_hugging_face,
 )
 def hugging_face(
-    state: SavedState,
+    state: Saved,
     mesh: DeviceMesh,
     rank: Rank,
     folder: Folder,
@@ -237,9 +237,9 @@ def hugging_face(
 ):
     """Tensors saved as safetensors, as shards or consolidated by one rank, by all or by those of a group, load under
     any layout as they were saved."""
-    numbers = numbered(state) if index else dict.fromkeys(state, 1)
+    numbers = file_numbers(state) if index else dict.fromkeys(state, 1)
     # an index of whole models names what this state may not have, such as the second name of a tied tensor
-    options = writes_as(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
+    options = hf_options(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}
     made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
@@ -294,7 +294,7 @@ def _(state, hf, id):
 
 def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
     """Save these as safetensors, in two files or in one."""
-    save(state, compat.HuggingFaceStorageWriter(folder, **writes_as(hf, numbered(state) if parted else {})))
+    save(state, compat.HuggingFaceStorageWriter(folder, **hf_options(hf, file_numbers(state) if parted else {})))
 
 
 @trip_law(
@@ -306,9 +306,7 @@ def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
     needs=IN_FILES,
     features=of_hugging_face,
 )
-def anew(
-    state: SavedState, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word
-):
+def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word):
     """Tensors that are saved as safetensors over older ones, in more files than these or in fewer, are what is loaded
     then."""
     in_files(older, f"{folder}/fewer", hf, True)

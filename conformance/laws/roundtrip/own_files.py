@@ -14,7 +14,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 from shardlaw.conformance.laws.roundtrip.staged import VALUES
 
@@ -40,11 +40,7 @@ OWN_FILES = (
     features=lambda case: {f"staged:{case.get('value')}"},
 )
 def own_file(
-    state: SavedState,
-    destination: Destination,
-    folder: Folder,
-    value: Word,
-    asked: Literal["nothing", "names", "state"],
+    state: Saved, destination: Destination, folder: Folder, value: Word, asked: Literal["nothing", "names", "state"]
 ):
     """What a rank saves in a file of its own comes back as it was: as a new state, by the names of its values, or in
     a state of its form."""

@@ -15,7 +15,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_for_save
-from shardlaw.conformance.laws.checkpoint.fields import NewerState, SavedState, Writer, WriterField
+from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_both_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import scramble
@@ -52,8 +52,8 @@ def end_children() -> int:
     features=lambda case: {"async-save"},
 )
 def process(
-    state: SavedState,
-    newer: NewerState,
+    state: Saved,
+    newer: Newer,
     writer: Writer,
     careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
     folder: Folder,

@@ -20,7 +20,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     LoadMesh,
     PlannerField,
     Reader,
-    SavedState,
+    Saved,
     SavePlanner,
     StateField,
     Writer,
@@ -113,7 +113,7 @@ def seat(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int] | No
     features=of_protocol,
 )
 def saves(
-    state: SavedState,
+    state: Saved,
     mesh: DeviceMesh,
     planner: Annotated[Any, PlannerField(saves=True, planner_class=DefaultSavePlanner)],
     writer: Writer,
@@ -141,7 +141,9 @@ def saves(
     return {
         "planner calls": steps(of_planner, id),
         "writer calls": steps(of_writer, id),
-        "place": [[*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_writer.of("reset") if id],
+        "place": [
+            [*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_writer.of("reset") if id
+        ],
         "plans handed on": handed_on(of_planner, of_writer, "write_data"),
         "items never asked for": [index for index in items if index not in resolved],
         "other items asked for": [index for index in resolved if index not in items],
@@ -208,7 +210,9 @@ def loads(
         "loaded": state,
         "planner calls": steps(of_planner, id),
         "reader calls": steps(of_reader, id),
-        "place": [[*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_reader.of("reset") if id],
+        "place": [
+            [*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_reader.of("reset") if id
+        ],
         "plans handed on": handed_on(of_planner, of_reader, "read_data"),
         "each value once": sorted(call.args[0].storage_index.fqn for call in of_planner.of("load_bytes")) == values,
         "each part resolved once": sorted(str(call.args[0]) for call in of_planner.of("resolve_tensor")) == tensors,
@@ -243,7 +247,7 @@ def _(state, mesh, rank: Rank, world: WorldSize, among, id):
     texts=COMPLETE,
 )
 def complete(
-    state: SavedState,
+    state: Saved,
     destination: Annotated[dict[str, Any], StateField("save", plain=True, fill="poison")],
     writer: Writer,
     reader: Reader,

@@ -25,7 +25,7 @@ from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.fields import Folder, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, SavedState, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import after_save, round_trip, trip_law, trips
 
@@ -126,7 +126,7 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     draws=4,
     stages=world_sizes,
 )
-def strided(state: SavedState, writer: Writer, folder: Folder):
+def strided(state: Saved, writer: Writer, folder: Folder):
     """A strided shard either comes back with exactly the elements that it owns, or is refused on all ranks."""
     if caught_failure(lambda: save(state, writer(folder))):
         open(os.path.join(folder, "refused"), "w").close()
@@ -265,7 +265,7 @@ AsDtype = Annotated[Any, WordField(FLOATS)]
     features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
     stages=world_sizes,
 )
-def bits(state: SavedState, as_: AsDtype, writer: Writer, folder: Folder):
+def bits(state: Saved, as_: AsDtype, writer: Writer, folder: Folder):
     """What is saved comes back bit by bit, whatever its dtype: any NaN, zeros of both signs, denormals."""
     save(as_floats(state, getattr(torch, as_)), writer(folder))
     return {"source": state}

@@ -30,11 +30,11 @@ from shardlaw.conformance.laws.checkpoint.calls import (
 )
 from shardlaw.conformance.laws.checkpoint.fields import (
     Destinations,
-    NewerState,
+    Newer,
     Reader,
-    SavedState,
-    SavedStates,
+    Saved,
     StateField,
+    States,
     Writer,
     WriterField,
 )
@@ -161,9 +161,7 @@ def _(state):
     holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
     texts=AGAIN,
 )
-def again(
-    states: SavedStates, destinations: Destinations, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""
-):
+def again(states: States, destinations: Destinations, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
     """In one world, each save over the last one is what the next load gets, whatever its layout."""
     loaded = []
     for state, destination, way in zip(states, destinations, ways or "c" * len(states), strict=True):
@@ -186,8 +184,8 @@ def _(destinations):
     features=lambda case: {"must-refuse", "storage-option"},
 )
 def kept(
-    state: SavedState,
-    newer: NewerState,
+    state: Saved,
+    newer: Newer,
     writer: Writer,
     careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
     folder: Folder,
@@ -214,9 +212,7 @@ then_loaded(kept)
     holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
     texts=CACHING,
 )
-def caching(
-    states: SavedStates, destinations: Destinations, order: Word, writer: Writer, reader: Reader, folder: Folder
-):
+def caching(states: States, destinations: Destinations, order: Word, writer: Writer, reader: Reader, folder: Folder):
     """With enable_plan_caching every save holds what it was given, and what was just planned is not planned again."""
     fresh = []
 
@@ -306,7 +302,7 @@ def of_cache(case: Case) -> dict[str, bool]:
     stages=world_sizes,
 )
 def asynchronous(
-    state: SavedState, newer: NewerState, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
+    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
 ):
     """An asynchronous save holds the values of the moment at which it was called."""
     stages, stager = writer(folder), stager_of(async_)
@@ -340,7 +336,7 @@ then_loaded(asynchronous)
     features=lambda case: {"async-save", "in-flight"},
 )
 def at_once(
-    states: SavedStates,
+    states: States,
     destinations: Destinations,
     writer: Writer,
     reader: Reader,

@@ -14,7 +14,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, Rank
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot
 
@@ -46,12 +46,7 @@ REPLICAS = (
     smallest=2,
 )
 def sent(
-    state: SavedState,
-    destination: Destination,
-    mesh: DeviceMesh,
-    device: Device,
-    source: int = 0,
-    in_place: bool = False,
+    state: Saved, destination: Destination, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False
 ):
     """A state that one rank of a group sends to the others is theirs bit by bit, in the tensors of a state that they
     name or in new ones, and stays as it is."""
@@ -87,7 +82,7 @@ def _(state: Contents, rank: Rank, source=0, in_place=False):
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
 )
-def replica(state: SavedState, device: Device, rank: Rank, folder: Folder):
+def replica(state: Saved, device: Device, rank: Rank, folder: Folder):
     """A stager that replicates gives each rank the state of the rank half a world away, and keeps it in a file; its
     own state stays as it is."""
     stager = compat.ReplicationStager(dist.group.WORLD, WAITING, device, f"{folder}/{rank}")

@@ -15,7 +15,7 @@ from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import first_line, save
-from shardlaw.conformance.laws.checkpoint.fields import SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
 from shardlaw.conformance.laws.roundtrip.cases import refused_by_name, round_trip, trip_law
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.tensors import TensorSpec
@@ -112,7 +112,7 @@ HOLES = (
     texts=HOLES,
     features=lambda case: {"must-refuse"},
 )
-def hole(state: SavedState, writer: Writer, folder: Folder):
+def hole(state: Saved, writer: Writer, folder: Folder):
     """Shards that together do not tile their tensor are refused on all ranks when they are saved."""
     refused = caught(lambda: save(state, writer(folder)))
     return {"save": refused, "save message": "x" in first_line(refused)}

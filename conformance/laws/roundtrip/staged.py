@@ -16,7 +16,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
-from shardlaw.conformance.laws.checkpoint.fields import Destination, NewerState, Reader, SavedState, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, then_loaded, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import stager_of
@@ -121,7 +121,7 @@ STAGED_AGAIN = (
     stages=world_sizes,
     features=lambda case: {f"staged:{case.get('value')}", f"stager:{case.get('async')}"},
 )
-def staged(state: SavedState, writer: Writer, folder: Folder, value: Word, async_: Word):
+def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Word):
     """A value that is saved in the background comes back as a save would have kept it: equal, of its type, as of the
     call."""
     made, stager = MAKERS[value](), stager_of(async_)
@@ -179,7 +179,7 @@ def renew(value: Any, newer: Any) -> None:
     features=lambda case: {"async-save"},
     stages=world_sizes,
 )
-def staged_again(state: SavedState, newer: NewerState, writer: Writer, folder: Folder):
+def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
     """A stager that serves one save after another gives each the values of its moment, in tensors that stay the
     same."""
     stager = stager_of("stager")
@@ -208,7 +208,7 @@ then_both_loaded(staged_again)
     features=lambda case: {"async-save"},
     stages=world_sizes,
 )
-def stager(state: SavedState, newer: NewerState, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
+def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
     """What a user's stager gives is what an asynchronous save keeps, and it is waited for where it says so."""
     calls = []
 

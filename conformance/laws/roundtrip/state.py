@@ -18,7 +18,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Destination,
     PlannerField,
     Reader,
-    SavedState,
+    Saved,
     SavePlanner,
     StateField,
     Writer,
@@ -265,7 +265,7 @@ def refused(variant: str, clause: str) -> Law:
     features=must_refuse,
 )
 def refused_save(
-    state: SavedState,
+    state: Saved,
     bad: Annotated[dict[str, Any], StateField("save", tree="load")],
     writer: Writer,
     culprit: Word,
@@ -314,7 +314,7 @@ BY_RANK = (
     texts=BY_RANK,
     stages=world_sizes,
 )
-def by_rank(state: SavedState, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
+def by_rank(state: Saved, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
     """A key that one rank alone saves is loaded by all; of values that differ by rank one is found: the lowest rank's
     where duplicates go to it."""
     save({**state, "shared": [rank, "v"], f"own{rank}": (rank, rank + 1)}, writer(folder), planner)

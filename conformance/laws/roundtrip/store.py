@@ -20,7 +20,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     InFiles,
     PlannerField,
     Reader,
-    SavedState,
+    Saved,
     SavePlanner,
     Writer,
 )
@@ -75,7 +75,7 @@ DEDUP = (
     stages=t.world_sizes,
 )
 def files(
-    state: SavedState,
+    state: Saved,
     writer: Writer,
     reader: Reader,
     world: WorldSize,
@@ -126,9 +126,7 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
     draw=trips,
     draws=4,
 )
-def metadata(
-    state: SavedState, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder
-):
+def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder):
     """The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file,
     apart."""
     save(state, writer(folder), planner)
@@ -208,7 +206,7 @@ class HoldersField(Field):
     texts=DEDUP,
 )
 def deduplicated(
-    state: SavedState,
+    state: Saved,
     writer: Writer,
     planner: Annotated[Any, PlannerField(saves=True, planner_class=Recorder)],
     holders: Annotated[dict[Any, list[int]], HoldersField()],

@@ -10,7 +10,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Destination, SavedState, WriterOptions
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
 
@@ -108,7 +108,7 @@ def knowing(through: str) -> Any:
     stages=world_sizes,
     needs=IN_FILES,
 )
-def streams(state: SavedState, options: WriterOptions, folder: Folder, through: Word):
+def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word):
     """What was saved through transforms of its bytes comes back through them the other way round; a reader that does
     not know one of them refuses."""
     transforms = [transform(name)() for name in through.split("+")]

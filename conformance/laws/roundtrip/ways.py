@@ -16,10 +16,10 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     CheckpointId,
     Destination,
     LoadMesh,
+    Newer,
     NewerDestination,
-    NewerState,
     Reader,
-    SavedState,
+    Saved,
     SavePlanner,
     StateField,
     Writer,
@@ -69,8 +69,8 @@ OLDER = (
     texts=PLACES,
 )
 def places(
-    state: SavedState,
-    newer: NewerState,
+    state: Saved,
+    newer: Newer,
     destination: Destination,
     second: NewerDestination,
     writer: Writer,
@@ -117,7 +117,7 @@ class Older(DefaultSavePlanner):
     texts=OLDER,
     stages=world_sizes,
 )
-def older(state: SavedState, writer: Writer, folder: Folder, one: Word):
+def older(state: Saved, writer: Writer, folder: Folder, one: Word):
     """A checkpoint of which a dict without tensors is one entry, as before torch 2.4, is loaded like one of now."""
     planner = Older()
     planner.one = tuple(one.split("."))
@@ -138,7 +138,7 @@ then_loaded(older)
     texts=GROUPS,
     stages=world_sizes,
 )
-def group(state: SavedState, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, folder: Folder):
+def group(state: Saved, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, folder: Folder):
     """The ranks of a process group save a checkpoint and those of another load it, while the others take no part."""
     if mesh.get_coordinate() is not None:
         save(state, writer(folder), planner, process_group=mesh.get_group())
@@ -167,7 +167,7 @@ def _(state, mesh, rank: Rank):
     texts=ALONE,
     stages=world_sizes,
 )
-def alone(state: SavedState, writer: Writer, folder: Folder):
+def alone(state: Saved, writer: Writer, folder: Folder):
     """Without collectives every rank saves what it holds, and loads it again into the same layout."""
     save(state, writer(folder), use_collectives=False)
     return {}
@@ -187,7 +187,7 @@ then_loaded(alone)
     stages=world_sizes,
     needs=IN_FILES,
 )
-def file(state: SavedState, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
+def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
     """A checkpoint turned into one file holds every leaf in its place, whole; turned back, it is the same
     checkpoint."""
     save(state, writer(folder), planner)
