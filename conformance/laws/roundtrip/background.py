@@ -17,7 +17,7 @@ from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, need
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -49,9 +49,9 @@ THREADS = (
 @trip_law(
     "async-options",
     source=f"{DOCS}, async_save: planner, no_dist, use_collectives, as those of save",
-    holds="mesh=2 x=5:S(0) a=4:R way=planner",
+    control="mesh=2 x=5:S(0) a=4:R way=planner",
     texts=ASYNC_OPTIONS,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {"async-save"},
 )
 def async_options(
@@ -102,7 +102,7 @@ class Slow:
 @trip_law(
     "staging-ends",
     source=f"{DOCS}, DefaultStager.synchronize_staging: with use_async_staging, waits until staging is complete",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=STAGING,
     features=lambda case: {"async-save"},
 )
@@ -125,7 +125,7 @@ def _(state):
 @trip_law(
     "staging-fails",
     source=f"{DOCS}, AsyncSaveResponse: staging_completion indicates when the local copy is complete",
-    holds="mesh=2 x=5:S(0)",
+    control="mesh=2 x=5:S(0)",
     texts=FAILING,
     features=lambda case: {"async-save", "must-refuse"},
 )
@@ -159,9 +159,9 @@ def _():
 @trip_law(
     "threads-fail",
     source=f"{DOCS}, HuggingFaceStorageReader: thread_count; CheckpointException",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(0) at=commit_tensor",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(0) at=commit_tensor",
     texts=THREADS,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     smallest=2,
     features=lambda case: {"must-refuse", "storage:safetensors-shards"},
 )

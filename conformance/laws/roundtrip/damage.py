@@ -13,7 +13,7 @@ from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, s
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -62,10 +62,10 @@ def inject(folder: str, metadata: Any, file: str, damage: str) -> None:
 @trip_law(
     "refuses[damaged]",
     source=f"{DOCS}, load; CheckpointException; StorageReader.read_metadata",
-    holds="mesh=2 x=5:S(0) a=4:R file=data damage=gone",
+    control="mesh=2 x=5:S(0) a=4:R file=data damage=gone",
     texts=DAMAGED,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {"must-refuse", f"damaged-file:{case.get('file', 'data')}-{case.get('damage')}"},
 )
 def damaged(

@@ -51,7 +51,7 @@ def warned_of(call: Any) -> list[str]:
     "deprecated",
     source="torch.distributed.checkpoint docs, save_state_dict and load_state_dict: coordinator_rank; "
     "SavePlanner.set_up_planner",
-    holds="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
+    control="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
     texts=DEPRECATED,
     stages=world_sizes,
 )

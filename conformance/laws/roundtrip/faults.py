@@ -28,7 +28,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     States,
     Writer,
 )
-from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
 from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
@@ -200,9 +200,9 @@ def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     for rank in fault.on(world):
         parts = sum(bool(shards.boxes_of(rank)) for shards in tensors)
         # what no other one holds a rank must write
-        written = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
+        sweep_texts = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
         values = len(leaves) - len(tensors)
-        items = {"resolve_data": written, "load_bytes": values, "resolve_tensor": parts, "commit_tensor": parts}
+        items = {"resolve_data": sweep_texts, "load_bytes": values, "resolve_tensor": parts, "commit_tensor": parts}
         if items.get(fault.at, at_least) < at_least:
             raise Meaningless(f"rank {rank} has too few items for {fault.at} to fail")
 
@@ -213,7 +213,7 @@ def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
     "the cause, and can go on.",
     source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions; StorageWriter.finish: marks "
     "as successful",
-    holds=f"{TWO} at=write_data ranks=1",
+    control=f"{TWO} at=write_data ranks=1",
     texts=FAILED_SAVES,
     stages=t.world_sizes,
     features=of_fault,
@@ -251,13 +251,13 @@ def _(state: Contents, spy, world: WorldSize, threads: int = 1):
     return {**due_of_failure("save", spy, world), "leftover": Refused((CheckpointFailed,))}
 
 
-then_loaded(failed_save)
+add_load(failed_save)
 
 
 @trip_law(
     "fault[overwrite]",
     source=f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful",
-    holds="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
+    control="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
     texts=FAILED_OVER,
     stages=t.world_sizes,
     features=of_fault,
@@ -291,7 +291,7 @@ def _(state, at: Word):
     clause="When a planner or a reader fails anywhere, every rank gets an exception that names the ranks and "
     "the cause, and can go on.",
     source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions",
-    holds=f"{BACK} at=read_data ranks=1",
+    control=f"{BACK} at=read_data ranks=1",
     texts=FAILED_LOADS,
     features=of_fault,
 )
@@ -325,7 +325,7 @@ def _(state: Contents, spy, world: WorldSize, at):
 @trip_law(
     "fault[caching]",
     source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
-    holds=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",
+    control=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",
     texts=RETRIED,
     features=of_fault,
 )

@@ -77,7 +77,7 @@ WHOLES = (
 @trip_law(
     "model",
     source=f"{DOCS}, get_model_state_dict, set_model_state_dict",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",
     texts=MODELS,
     stages=world_sizes,
 )
@@ -113,7 +113,7 @@ def _(state: Contents):
 @trip_law(
     "model-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, ignore_frozen_params, strict",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(1)",
     texts=WHOLES,
 )
 def model_whole(state: Saved, other: Poisoned, whole: Whole, rank: Rank):
@@ -153,7 +153,7 @@ def _(state: Contents, whole: Contents, rank: Rank):
 @trip_law(
     "model-part",
     source=f"{DOCS}, get_model_state_dict: submodules; StateDictOptions: keep_submodule_prefixes",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(1)",
     texts=WHOLES,
 )
 def model_part(state: Saved):
@@ -199,7 +199,7 @@ def after_a_step(state: Contents) -> dict[str, Any]:
 @trip_law(
     "optimizer",
     source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict",
-    holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
+    control="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
     texts=OPTIMIZERS,
     stages=world_sizes,
 )
@@ -250,7 +250,7 @@ def _(state: Contents, flat):
 @trip_law(
     "optimizer-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
-    holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
+    control="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
     texts=WHOLE_OPTIMIZERS,
 )
 def optimizer_whole(state: Saved, gradients: Saved, other: Poisoned, rank: Rank):

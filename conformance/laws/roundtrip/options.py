@@ -24,7 +24,7 @@ from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, StateField, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, save_act, then_loaded, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, due_loaded, save_act, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
 HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
@@ -104,7 +104,7 @@ options = trip_law(
     clause="Whatever the options of writer and planner: what is loaded is what was saved.",
     source=f"{DOCS}, FileSystemWriter: sync_files, thread_count, per_thread_copy_ahead; DefaultSavePlanner: "
     "flatten_state_dict",
-    holds="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
+    control="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
     texts=OPTIONS,
     stages=world_sizes,
     features=of_options,
@@ -118,7 +118,7 @@ def _(state, format_: Word = ""):
     return {"source": state}
 
 
-then_loaded(options)
+add_load(options)
 
 
 def fsspec_worlds(case: Case) -> tuple[int, ...]:
@@ -137,10 +137,10 @@ class InMemoryField(StateField):
 @trip_law(
     "fsspec",
     source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter, FsspecReader",
-    holds="mesh=2 x=5:S(0) a=4:R through=files",
+    control="mesh=2 x=5:S(0) a=4:R through=files",
     texts=FSSPEC,
     stages=fsspec_worlds,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {f"storage:fsspec-{case.get('through')}"} | ({"checkpoint-id"} if "id" in case else set()),
 )
 def fsspec(
@@ -182,9 +182,7 @@ def _(state: Destination, folder: Folder, through: Word, id: Word = ""):
     }
 
 
-@fsspec.due
-def _(state):
-    return {"loaded": state}
+fsspec.due(due_loaded)
 
 
 def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
@@ -216,12 +214,12 @@ def hf_options(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
     "hugging-face",
     source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; "
     "consolidate_safetensors_files_on_every_rank; StorageWriter.write_data: views and strides",
-    holds="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
+    control="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
     texts=SAFETENSORS,
     draw=draw_safetensors,
     draws=4,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=of_hugging_face,
 )
 def hugging_face(
@@ -300,10 +298,10 @@ def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
 @trip_law(
     "hugging-face-anew",
     source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
-    holds="mesh=2 x=5x2:S(0) hf=consolidated",
+    control="mesh=2 x=5x2:S(0) hf=consolidated",
     texts=ANEW,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=of_hugging_face,
 )
 def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word):

@@ -17,7 +17,7 @@ from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_both_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_both_loads, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import scramble
 
 STARTING_SECONDS = 30  # on a machine that does little else, a few
@@ -43,10 +43,10 @@ def end_children() -> int:
 @trip_law(
     "process",
     source="torch.distributed.checkpoint docs, async_save: async_checkpointer_type, a Future that holds the Metadata",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=PROCESS,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     profile="ci",
     seconds=STARTING_SECONDS,
     features=lambda case: {"async-save"},
@@ -79,4 +79,4 @@ def _():
     return {"metadata given": Of(True), "save over another": Refused((CheckpointFailed,)), "processes": 1}
 
 
-then_both_loaded(process)
+add_both_loads(process)

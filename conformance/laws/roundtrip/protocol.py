@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
 from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.mesh import Mesh
 
@@ -107,7 +107,7 @@ def seat(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int] | No
 @trip_law(
     "protocol[save]",
     source=f"{DOCS}, SavePlanner and StorageWriter: the expected sequence of calls",
-    holds="mesh=2 x=5:S(0) state={x:x,n:1}",
+    control="mesh=2 x=5:S(0) state={x:x,n:1}",
     texts=SAVES,
     stages=world_sizes,
     features=of_protocol,
@@ -176,13 +176,13 @@ def _(mesh, rank: Rank, world: WorldSize, among, id):
     }
 
 
-then_loaded(saves)
+add_load(saves)
 
 
 @after_save(
     "protocol[load]",
     source=f"{DOCS}, LoadPlanner and StorageReader: the expected sequence of calls",
-    holds="mesh=2 x=5:S(0) state={x:x,n:1}",
+    control="mesh=2 x=5:S(0) state={x:x,n:1}",
     texts=LOADS,
     features=of_protocol,
 )
@@ -243,7 +243,7 @@ def _(state, mesh, rank: Rank, world: WorldSize, among, id):
 @trip_law(
     "complete",
     source=f"{DOCS}, StorageWriter.finish: marks the current checkpoint as successful; save returns its metadata",
-    holds="mesh=2 x=5x2:S(0) a=4:R",
+    control="mesh=2 x=5x2:S(0) a=4:R",
     texts=COMPLETE,
 )
 def complete(

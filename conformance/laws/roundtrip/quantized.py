@@ -21,7 +21,7 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Global
 from shardlaw.conformance.law.fields import Folder, Placements, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES
 from shardlaw.conformance.laws.roundtrip.options import need
 from shardlaw.reference.layout import Layout
 
@@ -88,7 +88,7 @@ def put(folder: str, files: list[dict[str, torch.Tensor]]) -> None:
     control="mesh=2 w=5x6:-:float32:small s=3x3:-:float32:small to=S(0) block=2",
     sweep=texts(*QUANTIZED),
     sweeps=len(QUANTIZED),
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     smallest=1,
 )
 def quantized(

@@ -27,7 +27,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import load
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law, written
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, sweep_texts, trip_law
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state
 from shardlaw.reference.notation import NotationError
 
@@ -175,12 +175,12 @@ def law_of_release(release: str) -> Law:
         f"release[{release}]",
         clause=f"A checkpoint that torch {release} has saved is loaded bit by bit, into any layout.",
         source=f"{DOCS}, load; torch.distributed.checkpoint.metadata.Metadata: backward compatibility of the metadata",
-        holds=f"{GOLD['values'][0]} gold=values",
+        control=f"{GOLD['values'][0]} gold=values",
         texts=TEXTS,
-        sweeps=len(written(*TEXTS)(Limits())),
+        sweeps=len(sweep_texts(*TEXTS)(Limits())),
         narrow=narrow,
         stages=lambda case: world_sizes(case)[1:],
-        needs=IN_FILES,
+        needs=NEEDS_FILES,
         weight=0.5,
     )(released)
     made.due(due_released)

@@ -27,7 +27,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import after_save, round_trip, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import after_save, due_loaded, due_source, round_trip, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -120,7 +120,7 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
 @trip_law(
     "strided",
     source="torch.distributed.tensor docs, _StridedShard; LoadPlan: read items cover the destination",
-    holds="mesh=2x2 mesh.load=2 x=8:_S(0,2),S(0) to.x=S(0)",
+    control="mesh=2x2 mesh.load=2 x=8:_S(0,2),S(0) to.x=S(0)",
     texts=STRIDED,
     draw=draw_strided,
     draws=4,
@@ -178,7 +178,7 @@ def stored_in_more(metadata: Any) -> list[str]:
 @after_save(
     "views",
     source=f"{DOCS}, StorageWriter.write_data: of a view only the projection is saved; tensors need not be contiguous",
-    holds="mesh=2 x=5x6:S(0):float32:distinct:sliced memory=sliced",
+    control="mesh=2 x=5x6:S(0):float32:distinct:sliced memory=sliced",
     texts=VIEWS,
     draw=draw_views,
     draws=6,
@@ -212,7 +212,7 @@ def _(state):
 @after_save(
     "meta",
     source=f"{DOCS}, load; DefaultLoadPlanner.set_up_planner initialises meta tensors",
-    holds="mesh=2 x=5x2:S(0)",
+    control="mesh=2 x=5x2:S(0)",
     texts=META,
 )
 def meta(state: Annotated[dict[str, Any], StateField("load", fill="meta")], reader: Reader, folder: Folder):
@@ -259,7 +259,7 @@ AsDtype = Annotated[Any, WordField(FLOATS)]
 @trip_law(
     "bits",
     source=f"{DOCS}: a checkpoint holds what was saved",
-    holds="mesh=2 x=13:S(0):int16:edges as=float16",
+    control="mesh=2 x=13:S(0):int16:edges as=float16",
     texts=ALL_BITS,
     sweep=sweep_bits,
     features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
@@ -271,7 +271,7 @@ def bits(state: Saved, as_: AsDtype, writer: Writer, folder: Folder):
     return {"source": state}
 
 
-bits.due(lambda state: {"source": state})
+bits.due(due_source)
 
 
 @bits.then
@@ -280,7 +280,7 @@ def _(state: Destination, as_: AsDtype, reader: Reader, folder: Folder):
     return {"loaded": state}
 
 
-bits.due(lambda state: {"loaded": state})
+bits.due(due_loaded)
 
 
 LAWS = (
@@ -289,7 +289,7 @@ LAWS = (
         clause="A DTensor saved with one layout in one world is the same, bit for bit, loaded with any other layout "
         "in any other world.",
         source=f"{DOCS}: load-time resharding, which enables saving in one cluster topology and loading into another",
-        holds="mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0)",
+        control="mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0)",
         texts=LAYOUTS,
         sweeps=8,
         draw=lambda limits: trips(limits, plain=False),
@@ -300,7 +300,7 @@ LAWS = (
         "plain",
         clause="What was saved as a plain tensor loads as a DTensor of any layout, and the other way round.",
         source=f"{DOCS}, load: regular tensors, DTensor, ShardedTensor",
-        holds="mesh=2 x=5x2:- to.x=S(0) a=4:S(0) to.a=-",
+        control="mesh=2 x=5x2:- to.x=S(0) a=4:S(0) to.a=-",
         texts=PLAIN,
         draw=trips,
         draws=6,
@@ -309,7 +309,7 @@ LAWS = (
         "dtype",
         clause="The dtype of the destination decides: what is loaded is the saved value converted to it.",
         source=f"{DOCS}, LoadPlanner.commit_tensor: the loaded tensor is copied into the destination",
-        holds="mesh=2 x=5:S(0) dtype=int64",
+        control="mesh=2 x=5:S(0) dtype=int64",
         texts=DTYPES,
         sweeps=4,
     ),

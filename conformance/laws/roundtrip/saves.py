@@ -39,7 +39,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     WriterField,
 )
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import save_act, then_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import add_load, due_loaded, due_source, save_act, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -119,15 +119,13 @@ overwrite = trip_law(
     "overwrite",
     clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
     source=f"{DOCS}, FileSystemWriter: overwrite",
-    holds="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
+    control="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
     texts=OVERWRITE,
     stages=overwrite_worlds,
 )(save_act)
 
 
-@overwrite.due
-def _(state):
-    return {"source": state}
+overwrite.due(due_source)
 
 
 @overwrite.then
@@ -136,9 +134,7 @@ def _(state: Annotated[dict[str, Any], StateField("load", newer=1)], writer: Wri
     return {"source": state}
 
 
-@overwrite.due
-def _(state):
-    return {"source": state}
+overwrite.due(due_source)
 
 
 @overwrite.then
@@ -150,15 +146,13 @@ def _(
     return {"loaded": load(state, reader(folder))}
 
 
-@overwrite.due
-def _(state):
-    return {"loaded": state}
+overwrite.due(due_loaded)
 
 
 @trip_law(
     "again",
     source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
-    holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
+    control="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
     texts=AGAIN,
 )
 def again(states: States, destinations: Destinations, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
@@ -178,7 +172,7 @@ def _(destinations):
 @trip_law(
     "refuses[overwrite]",
     source=f"{DOCS}, FileSystemWriter: overwrite",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=KEPT,
     stages=world_sizes,
     features=lambda case: {"must-refuse", "storage-option"},
@@ -203,13 +197,13 @@ def _(how):
     return {"save": Refused((Exception,) if how == "alone" else (CheckpointFailed,))}
 
 
-then_loaded(kept)
+add_load(kept)
 
 
 @trip_law(
     "caching",
     source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching; SavePlan.usable",
-    holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
+    control="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
     texts=CACHING,
 )
 def caching(states: States, destinations: Destinations, order: Word, writer: Writer, reader: Reader, folder: Folder):
@@ -296,7 +290,7 @@ def of_cache(case: Case) -> dict[str, bool]:
 @trip_law(
     "async",
     source=f"{DOCS}, async_save: de-stages the state_dict first; AsyncStager.stage",
-    holds="mesh=2 x=5:S(0) a=4:R async=writer",
+    control="mesh=2 x=5:S(0) a=4:R async=writer",
     texts=ASYNC,
     features=lambda case: {"staging-cache"} if case.get("async") == "cached" else set(),
     stages=world_sizes,
@@ -325,13 +319,13 @@ def _():
     return {"metadata given": Of(True)}
 
 
-then_loaded(asynchronous)
+add_load(asynchronous)
 
 
 @trip_law(
     "at-once",
     source=f"{DOCS}, async_save: a Future that holds the Metadata of its save; process_group",
-    holds="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
+    control="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
     texts=AT_ONCE,
     features=lambda case: {"async-save", "in-flight"},
 )

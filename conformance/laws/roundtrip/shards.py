@@ -16,7 +16,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import first_line, save
 from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import refused_by_name, round_trip, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import due_refusal, round_trip, trip_law
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import dtypes, shapes
@@ -108,7 +108,7 @@ HOLES = (
 @trip_law(
     "refuses[hole]",
     source=f"{DOCS}, SavePlanner.create_global_plan; the default planner validates its global plan",
-    holds="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
+    control="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
     texts=HOLES,
     features=lambda case: {"must-refuse"},
 )
@@ -120,7 +120,7 @@ def hole(state: Saved, writer: Writer, folder: Folder):
 
 @hole.due
 def _():
-    return refused_by_name("save", "x")
+    return due_refusal("save", "x")
 
 
 LAWS = (
@@ -130,7 +130,7 @@ LAWS = (
         "as what they are.",
         source="torch.distributed.tensor, LocalShardsWrapper: __create_write_items__, __create_chunk_list__, "
         "__get_tensor_shard__",
-        holds="mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
+        control="mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
         texts=WRAPPERS,
         draw=lambda limits: _draws("wrapper", limits),
         draws=10,
@@ -141,7 +141,7 @@ LAWS = (
         clause="A ShardedTensor, by chunks or by any shards, is saved and loaded as the boxes that it is, from and "
         "into any other tensor.",
         source=f"{DOCS}, save: ShardedTensor and DTensor, each rank saves its local shards",
-        holds="mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
+        control="mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
         texts=SHARDED,
         draw=lambda limits: _draws("sharded", limits),
         draws=10,

@@ -24,7 +24,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import after_save, refused_by_name, round_trip, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import after_save, due_refusal, due_source, round_trip, trip_law, trips
 from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
     Path,
@@ -162,7 +162,7 @@ def _without_empty_dicts(state: State) -> bool:
 @after_save(
     "stateful",
     source=f"{LOAD}: for each Stateful object state_dict is called before, load_state_dict after the deserialization",
-    holds="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
+    control="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
     texts=STATEFUL,
     draw=lambda limits: states(limits, stateful=True),
     draws=2,
@@ -185,7 +185,7 @@ def _(state: Contents):
 @after_save(
     "subset",
     source=f"{DOCS}, DefaultLoadPlanner: allow_partial_load",
-    holds="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
+    control="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
     texts=SUBSET,
 )
 def subset(
@@ -248,18 +248,18 @@ def refused(variant: str, clause: str) -> Law:
         f"refuses[{variant}]",
         clause=clause,
         source=f"{DOCS}, DefaultLoadPlanner and LoadPlanner.create_local_plan",
-        holds=REFUSED_LOADS[variant][0],
+        control=REFUSED_LOADS[variant][0],
         texts=REFUSED_LOADS[variant],
         features=must_refuse,
     )(refused_load)
-    made.due(lambda state, culprit: {**refused_by_name("load", culprit), "kept": state.before_load()})
+    made.due(lambda state, culprit: {**due_refusal("load", culprit), "kept": state.before_load()})
     return made
 
 
 @trip_law(
     "refuses[save]",
     source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
-    holds=REFUSED_SAVES[1],
+    control=REFUSED_SAVES[1],
     texts=REFUSED_SAVES,
     stages=world_sizes,
     features=must_refuse,
@@ -280,7 +280,7 @@ def refused_save(
 
 @refused_save.due
 def _(culprit):
-    return refused_by_name("save", culprit)
+    return due_refusal("save", culprit)
 
 
 @refused_save.then
@@ -310,7 +310,7 @@ BY_RANK = (
 @trip_law(
     "by-rank",
     source=f"{DOCS}, save: each rank saves what it has; DefaultSavePlanner: dedup_save_to_lowest_rank",
-    holds=BY_RANK[0],
+    control=BY_RANK[0],
     texts=BY_RANK,
     stages=world_sizes,
 )
@@ -321,7 +321,7 @@ def by_rank(state: Saved, rank: Rank, writer: Writer, planner: SavePlanner, fold
     return {"source": state}
 
 
-by_rank.due(lambda state: {"source": state})
+by_rank.due(due_source)
 
 
 @by_rank.then
@@ -348,7 +348,7 @@ LAWS = (
         clause="Every value of a nested state comes back in its place, equal and of its type, whatever stands "
         "beside it.",
         source=f"{LOAD}: non-tensor data is loaded and replaced in the state_dict; flatten_state_dict",
-        holds="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
+        control="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
         texts=(*KINDS, *KEYS),
         draw=states,
         draws=10,

@@ -24,7 +24,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     SavePlanner,
     Writer,
 )
-from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law, trips
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.load_plan import read_items
@@ -70,7 +70,7 @@ DEDUP = (
 @trip_law(
     "files",
     source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
-    holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
+    control="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
     texts=FILES,
     stages=t.world_sizes,
 )
@@ -97,7 +97,7 @@ def _(state):
     return {"source": state, "as many files as asked for": Of(True, "wrong-layout")}
 
 
-then_loaded(files)
+add_load(files)
 
 
 def spans_of(metadata: Any, folder: str) -> list[tuple[str, int, int, int]]:
@@ -121,7 +121,7 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
 @trip_law(
     "metadata",
     source=f"{DOCS}, Metadata; StorageWriter.finish",
-    holds="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
+    control="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
     texts=METADATA,
     draw=trips,
     draws=4,
@@ -202,7 +202,7 @@ class HoldersField(Field):
 @trip_law(
     "dedup",
     source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
-    holds="mesh=2 x=6:R a=4:R dedup=lowest",
+    control="mesh=2 x=6:R a=4:R dedup=lowest",
     texts=DEDUP,
 )
 def deduplicated(
@@ -274,7 +274,7 @@ class Reading(DefaultLoadPlanner):
 @after_save(
     "reads",
     source=f"{DOCS}, load: each rank reads the least that is necessary; ReadItem",
-    holds="mesh=2x2 x=4x2:S(0),S(1)",
+    control="mesh=2x2 x=4x2:S(0),S(1)",
     texts=READS,
     draw=trips,
     draws=4,

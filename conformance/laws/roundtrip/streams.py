@@ -12,7 +12,7 @@ from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 
 # what each makes of a byte: no two of them commute
 TABLES = {
@@ -103,10 +103,10 @@ def knowing(through: str) -> Any:
 @trip_law(
     "streams",
     source="torch.distributed.checkpoint._extension, docstrings of StreamTransformExtension and ExtensionRegistry",
-    holds="mesh=2 x=5:S(0) a=4:R through=flip",
+    control="mesh=2 x=5:S(0) a=4:R through=flip",
     texts=STREAMS,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
 )
 def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word):
     """What was saved through transforms of its bytes comes back through them the other way round; a reader that does

@@ -40,7 +40,7 @@ REPLICAS = (
 @trip_law(
     "sent",
     source="torch.distributed.checkpoint._pg_transport, docstring of PGTransport",
-    holds="mesh=2 x=5x2:R a=4:- state={x:x,d:{a:a},n:1}",
+    control="mesh=2 x=5x2:R a=4:- state={x:x,d:{a:a},n:1}",
     texts=SENT,
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
@@ -77,7 +77,7 @@ def _(state: Contents, rank: Rank, source=0, in_place=False):
 @trip_law(
     "replica",
     source="torch.distributed.checkpoint.staging, docstrings of _ReplicationStager and its stage",
-    holds="mesh=2 x=5x2:R a=4:-",
+    control="mesh=2 x=5x2:R a=4:-",
     texts=REPLICAS,
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,

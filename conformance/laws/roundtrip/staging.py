@@ -18,7 +18,7 @@ from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, then_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import add_both_loads, add_load, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import stager_of
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -116,7 +116,7 @@ STAGED_AGAIN = (
 @trip_law(
     "staged",
     source=f"{DOCS}, async_save: first de-stages the state_dict; AsyncStager.stage: inoculated from later updates",
-    holds="mesh=2 x=5:S(0) value=tuple async=writer",
+    control="mesh=2 x=5:S(0) value=tuple async=writer",
     texts=STAGED,
     stages=world_sizes,
     features=lambda case: {f"staged:{case.get('value')}", f"stager:{case.get('async')}"},
@@ -174,7 +174,7 @@ def renew(value: Any, newer: Any) -> None:
 @trip_law(
     "staged-again",
     source=f"{DOCS}, async_save: async_stager, closed after the last checkpoint; AsyncStager.stage",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=STAGED_AGAIN,
     features=lambda case: {"async-save"},
     stages=world_sizes,
@@ -193,13 +193,13 @@ def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
 staged_again.due(lambda: {})
 
 
-then_both_loaded(staged_again)
+add_both_loads(staged_again)
 
 
 @trip_law(
     "stager",
     source=f"{DOCS}, AsyncStager: stage, should_synchronize_after_execute, synchronize_staging; async_save",
-    holds="mesh=2 x=5:S(0) a=4:R waits=yes",
+    control="mesh=2 x=5:S(0) a=4:R waits=yes",
     texts=(
         "mesh=2 x=5:S(0) a=4:R waits=no",
         "mesh=2x2 x=5x4:S(0),S(1) a=3:-:int64 state={x:x,d:{a:a,n:1}} waits=yes",
@@ -234,4 +234,4 @@ def _(waits):
     return {"calls": ["stage", "synchronize"] if waits == "yes" else ["stage"]}
 
 
-then_loaded(stager)
+add_load(stager)

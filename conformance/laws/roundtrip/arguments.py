@@ -25,7 +25,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, trip_law
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -65,7 +65,7 @@ OLDER = (
 @trip_law(
     "places",
     source=f"{DOCS}, save and load: checkpoint_id; StorageWriter.reset, StorageReader.reset: a new checkpoint starts",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=PLACES,
 )
 def places(
@@ -113,7 +113,7 @@ class Older(DefaultSavePlanner):
     "older",
     source="torch.distributed.checkpoint.metadata.Metadata: backward compatibility of the metadata; "
     "DefaultLoadPlanner.create_local_plan: checkpoints that are saved before v2.4",
-    holds="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
+    control="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
     texts=OLDER,
     stages=world_sizes,
 )
@@ -128,13 +128,13 @@ def older(state: Saved, writer: Writer, folder: Folder, one: Word):
 older.due(lambda: {})
 
 
-then_loaded(older)
+add_load(older)
 
 
 @trip_law(
     "group",
     source=f"{DOCS}, save and load: process_group, only its ranks call",
-    holds="mesh=2@1,2 x=5x2:S(0) a=4:R",
+    control="mesh=2@1,2 x=5x2:S(0) a=4:R",
     texts=GROUPS,
     stages=world_sizes,
 )
@@ -163,7 +163,7 @@ def _(state, mesh, rank: Rank):
 @trip_law(
     "alone",
     source=f"{DOCS}, save: use_collectives=False saves without coordination of ranks",
-    holds="mesh=2 x=5x2:S(0) a=4:R",
+    control="mesh=2 x=5x2:S(0) a=4:R",
     texts=ALONE,
     stages=world_sizes,
 )
@@ -176,16 +176,16 @@ def alone(state: Saved, writer: Writer, folder: Folder):
 alone.due(lambda: {})
 
 
-then_loaded(alone)
+add_load(alone)
 
 
 @trip_law(
     "file",
     source=f"{DOCS}, format_utils: dcp_to_torch_save, torch_save_to_dcp",
-    holds="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,l:[a,1]},n:2}",
+    control="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,l:[a,1]},n:2}",
     texts=WHOLE,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
 )
 def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
     """A checkpoint turned into one file holds every leaf in its place, whole; turned back, it is the same

@@ -1,7 +1,7 @@
 """The law on the experimental checkpointer, with which each rank keeps a file of its own.
 
 ``value`` is what stands in the state beside the tensors of the case, by its name in
-:data:`shardlaw.conformance.laws.roundtrip.staged.VALUES`; ``asked`` is what is loaded into.
+:data:`shardlaw.conformance.laws.roundtrip.staging.VALUES`; ``asked`` is what is loaded into.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
-from shardlaw.conformance.laws.roundtrip.staged import VALUES
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.staging import VALUES
 
 TENSORS = ("transposed", "offset", "expanded", "conjugated", "negated")
 OWN_FILES = (
@@ -34,9 +34,9 @@ OWN_FILES = (
     "own-file",
     source="torch.distributed.checkpoint._experimental, docstrings of Checkpointer.save and load, "
     "CheckpointReader.read and its partial reads",
-    holds="mesh=2 x=5x2:- a=4:-:int64 value=0-d asked=state",
+    control="mesh=2 x=5x2:- a=4:-:int64 value=0-d asked=state",
     texts=OWN_FILES,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {f"staged:{case.get('value')}"},
 )
 def own_file(

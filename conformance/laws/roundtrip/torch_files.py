@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, PlannerField, Reader, StateField
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, after_save, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, after_save, due_loaded, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, State, flatten, unflatten
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -65,11 +65,11 @@ KEYS = (
 @trip_law(
     "torch-file",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner, torch_save_to_dcp",
-    holds="mesh=2 x=5x2:- a=4:- through=reader",
+    control="mesh=2 x=5x2:- a=4:- through=reader",
     texts=FILES,
     features=lambda case: {f"through:{case.get('through')}"},
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
 )
 def torch_file(state: Whole, rank: Rank, folder: Folder, through: Word):
     """One file of whole tensors, read by one rank, fills those of all ranks; turned into a checkpoint, tensors of any
@@ -100,18 +100,16 @@ def _(
     return {"loaded": load(state, of_file, planner, checkpoint_id=f"{folder}/whole.pt")}
 
 
-@torch_file.due
-def _(state):
-    return {"loaded": state}
+torch_file.due(due_loaded)
 
 
 @trip_law(
     "refuses[value]",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner: only supports loading Tensors",
-    holds="mesh=2 x=5x2:- a=4:- state={x:x,a:a,n:1}",
+    control="mesh=2 x=5x2:- a=4:- state={x:x,a:a,n:1}",
     texts=VALUES,
     stages=world_sizes,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
 )
 def value_in_file(state: Whole, rank: Rank, folder: Folder):
     """Of a file of tensors, a value that is no tensor is refused by every rank, and the tensors can be loaded still."""
@@ -156,9 +154,9 @@ def chosen(state: State, keys: str) -> State:
     "keys",
     source="torch.distributed.checkpoint.state_dict_loader._load_state_dict_from_keys: loads any key specified "
     "in this set",
-    holds="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},a:a} keys=m",
+    control="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},a:a} keys=m",
     texts=KEYS,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
 )
 def by_keys(reader: Reader, keys: Word, folder: Folder):
     """A load by keys gives what stands under them in the saved state, whole and in its place, and nothing else."""
