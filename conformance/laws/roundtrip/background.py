@@ -1,5 +1,4 @@
-"""Laws on what runs beside the caller: the options of an asynchronous save, staging that ends or fails later, and files
-that threads read."""
+"""Laws on work outside the calling thread: asynchronous saves, staging, and threads that read files."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
-from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, need
+from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, require_package
 
 DOCS = "torch.distributed.checkpoint docs"
 SLOW_SECONDS = 0.2
@@ -63,26 +62,26 @@ def async_options(
     folder: Folder,
     way: Literal["planner", "apart", "alone"],
 ):
-    """An asynchronous save is planned by the planner that it is given, without the other ranks where it may not talk
-    with them, and on one rank alone where it is told so."""
+    """An asynchronous save calls the given planner; without collectives it writes metadata for each rank, and with
+    no_dist it saves on one rank."""
     planned = []
 
-    class Planning(DefaultSavePlanner):
+    class Planner(DefaultSavePlanner):
         def create_local_plan(self):
             planned.append(way)
             return super().create_local_plan()
 
     options: dict[str, dict[str, Any]] = {
-        "planner": {"planner": Planning()},
+        "planner": {"planner": Planner()},
         "apart": {"use_collectives": False},
         "alone": {"no_dist": True},
     }
-    place = f"{folder}/{rank}" if way == "alone" else folder
-    wait_for_save(dcp.async_save(state, storage_writer=writer(place), **options[way]))
+    path = f"{folder}/{rank}" if way == "alone" else folder
+    wait_for_save(dcp.async_save(state, storage_writer=writer(path), **options[way]))
     return {
         "planned": len(planned),
-        "metadata of this rank": os.path.exists(f"{place}/__{rank}.metadata"),
-        "loaded": load(destination, reader(place), no_dist=way == "alone"),
+        "metadata of this rank": os.path.exists(f"{path}/__{rank}.metadata"),
+        "loaded": load(destination, reader(path), no_dist=way == "alone"),
     }
 
 
@@ -92,7 +91,7 @@ def _(destination, way):
 
 
 class Slow:
-    """A value that takes its time to be copied."""
+    """A value whose copy takes a while."""
 
     def __deepcopy__(self, memo: Any) -> Slow:
         time.sleep(SLOW_SECONDS)
@@ -107,14 +106,14 @@ class Slow:
     features=lambda case: {"async-save"},
 )
 def staging_ends(state: Saved):
-    """A stager that stages in the background is done once it was waited for, and has staged what it was given."""
+    """Once synchronize_staging of a background stager returns, the state is staged, and equal."""
     stager = DefaultStager(StagingOptions(False, False, True, False))
     pending: Any = stager.stage({"slow": Slow(), **state})
     stager.synchronize_staging()
-    ended = pending.done()
+    is_done = pending.done()
     staged = pending.result()
     stager.close()
-    return {"ended": ended, "staged": {key: value for key, value in staged.items() if key != "slow"}}
+    return {"ended": is_done, "staged": {key: value for key, value in staged.items() if key != "slow"}}
 
 
 @staging_ends.due
@@ -130,12 +129,12 @@ def _(state):
     features=lambda case: {"async-save", "must-refuse"},
 )
 def staging_fails(state: Saved, writer: Writer, folder: Folder):
-    """A staging that fails is complete by its error, and nothing is saved of it."""
-    later: Future[Any] = Future()
+    """An error in staging completes the futures of the staging and of the upload with that error."""
+    staged: Future[Any] = Future()
 
-    class Failing(AsyncStager):
-        def stage(self, given):
-            return later
+    class FailingStager(AsyncStager):
+        def stage(self, state_dict):
+            return staged
 
         def synchronize_staging(self):
             pass
@@ -143,8 +142,8 @@ def staging_fails(state: Saved, writer: Writer, folder: Folder):
         def close(self):
             pass
 
-    pending: Any = dcp.async_save(state, storage_writer=writer(folder), async_stager=Failing())
-    later.set_exception(RuntimeError("planted in stage"))
+    pending: Any = dcp.async_save(state, storage_writer=writer(folder), async_stager=FailingStager())
+    staged.set_exception(RuntimeError("planted in stage"))
     return {
         "staging": caught(lambda: pending.staging_completion.result()),
         "upload": caught(lambda: pending.upload_completion.result()),
@@ -173,9 +172,9 @@ def threads_fail(
     at: Literal["resolve_tensor", "commit_tensor"],
     ranks: int = 0,
 ):
-    """Where one of several threads that read files fails, on one rank, the load is refused on all."""
+    """If one of several threads that read files fails on one rank, the load is refused on all ranks."""
 
-    def fail(*given: Any) -> Any:
+    def fail(*args: Any) -> Any:
         raise RuntimeError(f"planted in {at}")
 
     save(state, compat.HuggingFaceStorageWriter(folder, **hf_options("shards", file_numbers(state))))
@@ -188,5 +187,5 @@ def threads_fail(
 
 @threads_fail.due
 def _():
-    need("safetensors")
+    require_package("safetensors")
     return {"load": Refused((CheckpointFailed,))}

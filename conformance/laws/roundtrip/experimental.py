@@ -1,7 +1,7 @@
-"""The law on the experimental checkpointer, with which each rank keeps a file of its own.
+"""The law on the experimental checkpointer, which writes a file for each rank.
 
-``value`` is what stands in the state beside the tensors of the case, by its name in
-:data:`shardlaw.conformance.laws.roundtrip.staging.VALUES`; ``asked`` is what is loaded into.
+``value`` names a further value of the state in :data:`shardlaw.conformance.laws.roundtrip.staging.VALUES`; ``asked`` is
+the argument of the load.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ OWN_FILES = (
 def own_file(
     state: Saved, destination: Destination, folder: Folder, value: Word, asked: Literal["nothing", "names", "state"]
 ):
-    """What a rank saves in a file of its own comes back as it was: as a new state, by the names of its values, or in
-    a state of its form."""
-    made: Any = VALUES[value]()
-    state["value"] = made
-    destination["value"] = torch.zeros(made.shape, dtype=made.dtype) if isinstance(made, torch.Tensor) else None
+    """A load of a rank's own file gives what the rank saved: as a new state, for given names, or into a given state."""
+    entry: Any = VALUES[value]()
+    state["value"] = entry
+    destination["value"] = torch.zeros(entry.shape, dtype=entry.dtype) if isinstance(entry, torch.Tensor) else None
     checkpointer = compat.make_sync_checkpointer()
     checkpointer.save(folder, state)
     into = {"nothing": None, "names": dict.fromkeys(state), "state": destination}[asked]
@@ -59,5 +58,5 @@ def own_file(
 @own_file.due
 def _(state: Contents, value):
     want = VALUES[value]()
-    kept = want.detach().clone() if isinstance(want, torch.Tensor) else [want]
-    return {"loaded": state, "value": kept, "type": Of(type(want).__name__)}
+    due = want.detach().clone() if isinstance(want, torch.Tensor) else [want]
+    return {"loaded": state, "value": due, "type": Of(type(want).__name__)}

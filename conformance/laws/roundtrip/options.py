@@ -1,5 +1,4 @@
-"""Laws on the options of a save, and on the storages of torch that are no plain folders: fsspec, and Hugging Face's
-safetensors."""
+"""Laws on the options of writers and planners, and on torch's storages for fsspec and Hugging Face's safetensors."""
 
 from __future__ import annotations
 
@@ -30,13 +29,13 @@ DOCS = "torch.distributed.checkpoint docs"
 HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 
 
-def need(module: str) -> None:
-    """Give a case up where a package is not installed."""
+def require_package(module: str) -> None:
+    """Raise :class:`Meaningless` where a package is not installed."""
     if importlib.util.find_spec(module) is None:
         raise Meaningless(f"{module} is not installed")
 
 
-def of_options(case: Case) -> set[str]:
+def format_features(case: Case) -> set[str]:
     return {"storage:safetensors-in-files"} if case.get("format", "") == "safetensors" else set()
 
 
@@ -92,7 +91,7 @@ SAFETENSORS = (
     "mesh=2 x=4x3:S(0) a=4x2:S(0) held=sharded cut=1@0,3@1 to.x=S(1) hf=consolidated",
     "mesh=2 x=6x3:S(0) held=sharded cut=1@0,2@1,3@0 hf=consolidated",
 )
-ANEW = (
+OVERWRITTEN = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4x3:S(0):bfloat16 b=7:S(0) to.x=S(1) to.a=R to.b=S(0) hf=consolidated",
     "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole",
@@ -101,20 +100,20 @@ ANEW = (
 
 options = trip_law(
     "options",
-    clause="Whatever the options of writer and planner: what is loaded is what was saved.",
+    clause="With any options of writer and planner, a load gives the saved state.",
     source=f"{DOCS}, FileSystemWriter: sync_files, thread_count, per_thread_copy_ahead; DefaultSavePlanner: "
     "flatten_state_dict",
     control="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
     texts=OPTIONS,
     stages=world_sizes,
-    features=of_options,
+    features=format_features,
 )(save_act)
 
 
 @options.due
 def _(state, format_: Word = ""):
     if format_ == "safetensors":
-        need("safetensors")
+        require_package("safetensors")
     return {"source": state}
 
 
@@ -122,16 +121,16 @@ add_load(options)
 
 
 def fsspec_worlds(case: Case) -> tuple[int, ...]:
-    """Files in memory last as long as the process that holds them."""
+    """The sizes of the worlds; one world where files are in the memory of its process."""
     return (1,) if case.get("through") == "memory" else world_sizes(case)
 
 
 class InMemoryField(StateField):
-    """What is loaded into where the first world loads too; nothing where another one does."""
+    """The destination of a load in the first world; an empty state where only the second world loads."""
 
     def read(self, case: Case, name: str) -> Contents:
-        into = super().read(case, name)
-        return into if case.get("through") == "memory" else into.with_tree({})
+        destination = super().read(case, name)
+        return destination if case.get("through") == "memory" else destination.with_tree({})
 
 
 @trip_law(
@@ -151,35 +150,33 @@ def fsspec(
     through: Word,
     id: Word = "",
 ):
-    """A checkpoint through fsspec, in files or in memory, by hand or found by the name of its place, loads as it was
+    """A checkpoint through fsspec, in files or in memory, by a writer and reader or by its checkpoint_id, loads as
     saved."""
-    folders = {
+    urls = {
         "memory": f"memory://{uuid.uuid4().hex}",
         "folder": f"{folder}/through",
         "files": f"file://{folder}/through",
     }
-    place = folders[through]
+    url = urls[through]
     if id:
-        save(state, None, checkpoint_id=place)
+        save(state, None, checkpoint_id=url)
     else:
-        save(state, compat.fsspec_writer(place, **{"sync_files": False, **options}))
+        save(state, compat.fsspec_writer(url, **{"sync_files": False, **options}))
     if through == "memory":
-        load(loaded, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
+        load(loaded, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {}))
     return {"loaded": loaded}
 
 
 @fsspec.due
 def _(loaded):
-    need("fsspec")
+    require_package("fsspec")
     return {"loaded": loaded}
 
 
 @fsspec.then
 def _(state: Destination, folder: Folder, through: Word, id: Word = ""):
-    place = f"{'file://' if through == 'files' else ''}{folder}/through"
-    return {
-        "loaded": load(state, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
-    }
+    url = f"{'file://' if through == 'files' else ''}{folder}/through"
+    return {"loaded": load(state, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {}))}
 
 
 fsspec.due(due_loaded)
@@ -187,16 +184,16 @@ fsspec.due(due_loaded)
 
 def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
     def extra(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
-        how = draw(st.sampled_from(("shards", "consolidated")))
-        return {"hf": how, "threads": draw(st.sampled_from((None, 2))), "index": draw(st.sampled_from((None, "two")))}
+        mode = draw(st.sampled_from(("shards", "consolidated")))
+        return {"hf": mode, "threads": draw(st.sampled_from((None, 2))), "index": draw(st.sampled_from((None, "two")))}
 
-    fit = replace(limits, dtypes=tuple(name for name in limits.dtypes if name in HF_DTYPES))
-    return trips(fit, extra=extra)
+    supported = replace(limits, dtypes=tuple(name for name in limits.dtypes if name in HF_DTYPES))
+    return trips(supported, extra=extra)
 
 
-def of_hugging_face(case: Case) -> set[str]:
-    kept = "consolidated" if case.get("hf") == "together" else case.get("hf")
-    return {f"storage:safetensors-{kept}"} | ({"checkpoint-id"} if "id" in case else set())
+def hf_features(case: Case) -> set[str]:
+    mode = "consolidated" if case.get("hf") == "together" else case.get("hf")
+    return {f"storage:safetensors-{mode}"} | ({"checkpoint-id"} if "id" in case else set())
 
 
 def file_numbers(names: Iterable[str]) -> dict[str, int]:
@@ -220,7 +217,7 @@ def hf_options(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
     draws=4,
     stages=world_sizes,
     needs=NEEDS_FILES,
-    features=of_hugging_face,
+    features=hf_features,
 )
 def hugging_face(
     state: Saved,
@@ -233,38 +230,37 @@ def hugging_face(
     id: Word = "",
     group: bool = False,
 ):
-    """Tensors saved as safetensors, as shards or consolidated by one rank, by all or by those of a group, load under
-    any layout as they were saved."""
+    """Tensors saved as safetensors, as shards or consolidated by one rank, all or a group, load into any layout as
+    saved."""
     numbers = file_numbers(state) if index else dict.fromkeys(state, 1)
-    # an index of whole models names what this state may not have, such as the second name of a tied tensor
+    # an index of a model names tensors that a state may lack, such as the second name of a tied parameter
     options = hf_options(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}
-    made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
-    save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
-    of_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
-    if hf == "together" and (of_group is not None or not group):
-        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1, of_group)
-    path = f"{folder}/model.safetensors.index.json"
+    path = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
+    save(state, compat.HuggingFaceStorageWriter(path, **options), **({"checkpoint_id": folder} if id else {}))
+    process_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
+    if hf == "together" and (process_group is not None or not group):
+        compat.consolidate_on_every_rank(path, folder, numbers, threads or 1, process_group)
+    index_path = f"{folder}/model.safetensors.index.json"
     if hf == "shards" or rank != (int(mesh.mesh.min()) if group else 0):
         return {"in the index": [], "files": [], "bytes in the index": 0, "files that are not there": []}
-    if not os.path.exists(path):
+    if not os.path.exists(index_path):
         return {"in the index": "no model.safetensors.index.json"}
-    with open(path) as file:
-        listed = json.load(file)
-    places = listed["weight_map"]
-    lost = [name for name in places.values() if not os.path.exists(f"{folder}/{name}")]
+    with open(index_path) as file:
+        content = json.load(file)
+    files = content["weight_map"]
     return {
-        "in the index": sorted(places),
-        "files": sorted({*places.values()}),
-        "bytes in the index": listed["metadata"]["total_size"],
-        "files that are not there": lost,
+        "in the index": sorted(files),
+        "files": sorted({*files.values()}),
+        "bytes in the index": content["metadata"]["total_size"],
+        "files that are not there": [name for name in files.values() if not os.path.exists(f"{folder}/{name}")],
     }
 
 
 @hugging_face.due
 def _(state: Contents, rank: Rank, hf, index, group):
-    need("safetensors")
+    require_package("safetensors")
     first = min(state.end.mesh.ranks) if group else 0
     names = sorted(state.trip.values) if hf != "shards" and rank == first else []
     count = min(len(names), 2 if index else 1)
@@ -290,38 +286,39 @@ def _(state, hf, id):
     return {"shards": state, hf: state} if both else {hf: state}
 
 
-def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
-    """Save these as safetensors, in two files or in one."""
-    save(state, compat.HuggingFaceStorageWriter(folder, **hf_options(hf, file_numbers(state) if parted else {})))
+def save_safetensors(state: dict[str, Any], folder: str, hf: str, in_two: bool) -> None:
+    """Save a state as safetensors, in two files or in one."""
+    save(state, compat.HuggingFaceStorageWriter(folder, **hf_options(hf, file_numbers(state) if in_two else {})))
 
 
 @trip_law(
     "hugging-face-anew",
     source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
     control="mesh=2 x=5x2:S(0) hf=consolidated",
-    texts=ANEW,
+    texts=OVERWRITTEN,
     stages=world_sizes,
     needs=NEEDS_FILES,
-    features=of_hugging_face,
+    features=hf_features,
 )
-def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word):
-    """Tensors that are saved as safetensors over older ones, in more files than these or in fewer, are what is loaded
-    then."""
-    in_files(older, f"{folder}/fewer", hf, True)
-    in_files(state, f"{folder}/fewer", hf, False)
-    in_files(older, f"{folder}/more", hf, True)
-    in_files(older, f"{folder}/more", hf, False)
-    in_files(state, f"{folder}/more", hf, True)
+def hf_overwrite(
+    state: Saved, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word
+):
+    """Tensors saved as safetensors over older ones, into more or fewer files, load as the new ones."""
+    save_safetensors(older, f"{folder}/fewer", hf, in_two=True)
+    save_safetensors(state, f"{folder}/fewer", hf, in_two=False)
+    save_safetensors(older, f"{folder}/more", hf, in_two=True)
+    save_safetensors(older, f"{folder}/more", hf, in_two=False)
+    save_safetensors(state, f"{folder}/more", hf, in_two=True)
     return {"source": state}
 
 
-@anew.due
+@hf_overwrite.due
 def _(state):
-    need("safetensors")
+    require_package("safetensors")
     return {"source": state}
 
 
-@anew.then
+@hf_overwrite.then
 def _(state: Destination, second: Destination, folder: Folder):
     return {
         "in fewer files": load(state, compat.HuggingFaceStorageReader(f"{folder}/fewer")),
@@ -329,7 +326,7 @@ def _(state: Destination, second: Destination, folder: Folder):
     }
 
 
-@anew.due
+@hf_overwrite.due
 def _(state):
     return {"in fewer files": state, "in more files": state}
 

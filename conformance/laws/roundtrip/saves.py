@@ -1,4 +1,4 @@
-"""Laws on saves that follow one another or run in the background: overwriting, plans that are kept, staging."""
+"""Laws on several saves and on asynchronous saves: overwriting, cached plans, staging."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from shardlaw.conformance.laws.roundtrip.cases import add_load, due_loaded, due_
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
-# how long a save waits at most for its turn, and how far the one that goes first is ahead
+# the longest wait of a save for its turn, and the head start of the first
 WAITING_SECONDS, AHEAD_SECONDS = 10, 0.2
 
 
@@ -53,7 +53,7 @@ OVERWRITE = (
     "mesh=2 x=5:S(0) a=4:R state={x:x,a:a,n:1} into={x:x}",
     "mesh=1 mesh.load=2 x=5:S(0) a=4:- to.x=R to.a=R",
 )
-KEPT = (
+REFUSED = (
     "mesh=2 x=5:S(0) a=4:R state={x:x,a:a,n:1}",
     "mesh=3 mesh.load=2 x=7:S(0):int64 a=4:- to.x=S(0)",
     "mesh=1 x=5x2:S(0)",
@@ -95,8 +95,8 @@ ASYNC = (
 )
 
 
-# two states of the same tensors, in the one order and in the other
-AT_ONCE = (
+# two states of the same tensors in two orders
+CONCURRENT = (
     "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
     "mesh=3 x=7:S(0) a=4x3:S(1) state={x:x,a:a,n:1} into={a:a,n:2,x:x} order=ab groups=two",
     "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=one",
@@ -117,7 +117,7 @@ def overwrite_worlds(case: Case) -> tuple[int, ...]:
 
 overwrite = trip_law(
     "overwrite",
-    clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
+    clause="A checkpoint saved over one of another world with another layout loads as the new one.",
     source=f"{DOCS}, FileSystemWriter: overwrite",
     control="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
     texts=OVERWRITE,
@@ -156,7 +156,7 @@ overwrite.due(due_loaded)
     texts=AGAIN,
 )
 def again(states: States, destinations: Destinations, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
-    """In one world, each save over the last one is what the next load gets, whatever its layout."""
+    """After each save over the last one in the same world, a load gives the new state, whatever its layout."""
     loaded = []
     for state, destination, way in zip(states, destinations, ways or "c" * len(states), strict=True):
         save(state, writer(folder), use_collectives=way != "a")
@@ -173,11 +173,11 @@ def _(destinations):
     "refuses[overwrite]",
     source=f"{DOCS}, FileSystemWriter: overwrite",
     control="mesh=2 x=5:S(0) a=4:R",
-    texts=KEPT,
+    texts=REFUSED,
     stages=world_sizes,
     features=lambda case: {"must-refuse", "storage-option"},
 )
-def kept(
+def overwrite_refused(
     state: Saved,
     newer: Newer,
     writer: Writer,
@@ -185,19 +185,18 @@ def kept(
     folder: Folder,
     how: Word = "",
 ):
-    """A save over a checkpoint is refused on all ranks where the writer may not overwrite, and the checkpoint stays as
-    it is."""
+    """A save over a checkpoint with overwrite=False is refused on all ranks, and the checkpoint does not change."""
     save(state, writer(folder), use_collectives=how != "alone")
     return {"save": caught(lambda: save(newer, careful(folder), use_collectives=how != "alone"))}
 
 
-@kept.due
+@overwrite_refused.due
 def _(how):
-    # without collectives each rank gets the error of its own storage
+    # without collectives each rank raises the error of its own storage
     return {"save": Refused((Exception,) if how == "alone" else (CheckpointFailed,))}
 
 
-add_load(kept)
+add_load(overwrite_refused)
 
 
 @trip_law(
@@ -207,28 +206,33 @@ add_load(kept)
     texts=CACHING,
 )
 def caching(states: States, destinations: Destinations, order: Word, writer: Writer, reader: Reader, folder: Folder):
-    """With enable_plan_caching every save holds what it was given, and what was just planned is not planned again."""
-    fresh = []
+    """With enable_plan_caching every save stores its own state, and a state like the last one is not planned again."""
+    is_planned = []
 
-    class Keeping(DefaultSavePlanner):
+    class Caching(DefaultSavePlanner):
         def create_local_plan(self) -> SavePlan:
             plan = super().create_local_plan()
-            fresh.append(plan.usable)
+            is_planned.append(plan.usable)
             return plan
 
-    # plans are kept by the name of the planner's class: one of this case alone
-    Keeping.__name__ = f"Keeping{uuid.uuid4().hex}"
+    # the cache of plans is keyed by the name of the planner's class
+    Caching.__name__ = f"Caching{uuid.uuid4().hex}"
     for at, state in enumerate(states):
-        save(state, writer(f"{folder}/{at}"), Keeping(enable_plan_caching=True))
-    again = [at for at, (before, which) in enumerate(pairwise(order), 1) if which == before and fresh[at]]
-    metadata = [reader(f"{folder}/{at}").read_metadata() for at in range(len(states))]
-    leaves = [one.state_dict_metadata for one in metadata]
-    tensors = [{name: leaf for name, leaf in one.items() if isinstance(leaf, TensorStorageMetadata)} for one in leaves]
+        save(state, writer(f"{folder}/{at}"), Caching(enable_plan_caching=True))
+    replanned = [at for at, (before, which) in enumerate(pairwise(order), 1) if which == before and is_planned[at]]
+    saved = [reader(f"{folder}/{at}").read_metadata() for at in range(len(states))]
     return {
-        "planned again": again,
-        "names": [sorted(one) for one in leaves],
-        "paths": [dict(one.planner_data) for one in metadata],
-        "dtypes": [{name: leaf.properties.dtype for name, leaf in one.items()} for one in tensors],
+        "planned again": replanned,
+        "names": [sorted(metadata.state_dict_metadata) for metadata in saved],
+        "paths": [dict(metadata.planner_data) for metadata in saved],
+        "dtypes": [
+            {
+                name: leaf.properties.dtype
+                for name, leaf in metadata.state_dict_metadata.items()
+                if isinstance(leaf, TensorStorageMetadata)
+            }
+            for metadata in saved
+        ],
         "loaded": [load(destination, reader(f"{folder}/{at}")) for at, destination in enumerate(destinations)],
     }
 
@@ -236,29 +240,27 @@ def caching(states: States, destinations: Destinations, order: Word, writer: Wri
 @caching.due
 def _(states):
     leaves = [flatten(state.tree) for state in states]
-    ends = [state.end.specs for state in states]
+    dtypes = [
+        {name: state.end.specs[leaf.name].torch_dtype for name, (_, leaf) in flat.items() if isinstance(leaf, Slot)}
+        for state, flat in zip(states, leaves, strict=True)
+    ]
     return {
         "planned again": Of([]),
-        "names": Of([sorted(one) for one in leaves]),
-        "paths": Of([{name: path for name, (path, _) in one.items()} for one in leaves]),
-        "dtypes": Of(
-            [
-                {name: specs[leaf.name].torch_dtype for name, (_, leaf) in one.items() if isinstance(leaf, Slot)}
-                for one, specs in zip(leaves, ends, strict=True)
-            ]
-        ),
+        "names": Of([sorted(flat) for flat in leaves]),
+        "paths": Of([{name: path for name, (path, _) in flat.items()} for flat in leaves]),
+        "dtypes": Of(dtypes),
         "loaded": states,
     }
 
 
 def scramble(value: Any) -> None:
-    """Change every tensor of a state in place, and every dict and list."""
+    """Change every tensor, dict and list of a state in place."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
             local = value.to_local() if hasattr(value, "to_local") else value
             for shard in local.local_shards() if hasattr(local, "local_shards") else [local]:
-                own = getattr(shard, "tensor", shard)
-                own.copy_(poison(own))
+                tensor = getattr(shard, "tensor", shard)
+                tensor.copy_(poison(tensor))
     elif isinstance(value, App):
         scramble(value.state)
     elif isinstance(value, dict):
@@ -271,8 +273,8 @@ def scramble(value: Any) -> None:
         value.append("late")
 
 
-def stager_of(name: str) -> Any:
-    """A stager of its own for an asynchronous save; ``None`` where the writer stages."""
+def make_stager(name: str) -> Any:
+    """A stager of an asynchronous save; ``None`` where the writer stages."""
     options = {
         "stager": StagingOptions(False, False, False, False),
         "shared": StagingOptions(False, True, False, False),
@@ -283,7 +285,7 @@ def stager_of(name: str) -> Any:
     return DefaultStager(options[name]) if name in options else None
 
 
-def of_cache(case: Case) -> dict[str, bool]:
+def cache_options(case: Case) -> dict[str, bool]:
     return {"cache_staged_state_dict": True} if case.get("async") == "cached" else {}
 
 
@@ -296,15 +298,15 @@ def of_cache(case: Case) -> dict[str, bool]:
     stages=world_sizes,
 )
 def asynchronous(
-    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
+    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(cache_options)], folder: Folder
 ):
-    """An asynchronous save holds the values of the moment at which it was called."""
-    stages, stager = writer(folder), stager_of(async_)
-    if async_ == "cached":  # the first of two saves through one cache: the second must not give its values
-        wait_for_save(dcp.async_save(newer, storage_writer=stages))
+    """An asynchronous save stores the values that the state has when it is called."""
+    to, stager = writer(folder), make_stager(async_)
+    if async_ == "cached":  # a first save through the cache, whose values the second must not store
+        wait_for_save(dcp.async_save(newer, storage_writer=to))
     with convert_failures():
-        pending: Any = dcp.async_save(state, storage_writer=stages, async_stager=stager)
-    if async_ == "background":  # the values are those of the moment at which they are staged
+        pending: Any = dcp.async_save(state, storage_writer=to, async_stager=stager)
+    if async_ == "background":  # the save stores the values that the state has while it is staged
         pending.staging_completion.result()
         stager.synchronize_staging()
     scramble(state)
@@ -326,10 +328,10 @@ add_load(asynchronous)
     "at-once",
     source=f"{DOCS}, async_save: a Future that holds the Metadata of its save; process_group",
     control="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
-    texts=AT_ONCE,
+    texts=CONCURRENT,
     features=lambda case: {"async-save", "in-flight"},
 )
-def at_once(
+def concurrent(
     states: States,
     destinations: Destinations,
     writer: Writer,
@@ -337,8 +339,7 @@ def at_once(
     folder: Folder,
     groups: Literal["one", "two"],
 ):
-    """Asynchronous saves that are under way at the same time each hold what they were given, in whatever order the
-    ranks get on with them."""
+    """Concurrent asynchronous saves each store their own state, in whatever order the ranks run them."""
 
     class Waiting(DefaultSavePlanner):
         def __init__(self):
@@ -350,21 +351,21 @@ def at_once(
             return super().create_local_plan()
 
     planners, pending = [Waiting() for _ in states], list[Any]()
-    apart = [dist.new_group() if groups == "two" else None for _ in states]
+    process_groups = [dist.new_group() if groups == "two" else None for _ in states]
     for at, state in enumerate(states):
         to = writer(f"{folder}/{at}")
-        pending.append(dcp.async_save(state, storage_writer=to, planner=planners[at], process_group=apart[at]))
-    # in one group the second begins when the first has ended: they race for it otherwise, and may hang
+        pending.append(dcp.async_save(state, storage_writer=to, planner=planners[at], process_group=process_groups[at]))
+    # in one group the second save begins when the first has ended: concurrent collectives of a group may hang
     ahead = AHEAD_SECONDS if groups == "two" else WAITING_SECONDS / 2
     turns = [*zip(planners, pending, strict=True)]
-    for planner, one in turns if dist.get_rank() % 2 else turns[::-1]:
+    for planner, future in turns if dist.get_rank() % 2 else turns[::-1]:
         planner.begin.set()
-        wait([one], ahead)
-    for one in pending:
-        wait_for_save(one)
+        wait([future], ahead)
+    for future in pending:
+        wait_for_save(future)
     return {"loaded": [load(destination, reader(f"{folder}/{at}")) for at, destination in enumerate(destinations)]}
 
 
-@at_once.due
+@concurrent.due
 def _(destinations):
     return {"loaded": destinations}

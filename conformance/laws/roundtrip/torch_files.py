@@ -1,11 +1,8 @@
-"""Laws on checkpoints that are one file of ``torch.save``, and on loads that build their own state.
+"""Laws on checkpoints that are one file of ``torch.save``, and on loads by keys.
 
-``torch-file``: the tensors of a case are saved whole in one file, which the ranks of the load get: read by the
-coordinator and handed out
-(``through=reader``, into plain tensors: torch 2.13 has no way from there into DTensors), or turned into a checkpoint
-first
-(``through=checkpoint``). ``keys`` of ``keys`` are names of leaves, or of dicts that hold some, joined by ``+``;
-``all`` is everything.
+``through=reader``: the coordinator reads the file and broadcasts it, into plain tensors (torch 2.13 cannot load it into
+DTensors). ``through=checkpoint``: the file is converted to a checkpoint first. ``keys``: names of leaves, or of dicts
+that have some, joined by ``+``; or ``all``.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, after_save, d
 from shardlaw.reference.checkpoint.state_dict import Slot, State, flatten, unflatten
 
 DOCS = "torch.distributed.checkpoint docs"
-Whole = Annotated[dict[str, Any], StateField("save", plain=True)]
+FullState = Annotated[dict[str, Any], StateField("save", plain=True)]
 
 FILES = (
     "mesh=2 x=5x2:- a=4:-:int64 through=reader",
@@ -71,8 +68,8 @@ KEYS = (
     stages=world_sizes,
     needs=NEEDS_FILES,
 )
-def torch_file(state: Whole, rank: Rank, folder: Folder, through: Word):
-    """One file of whole tensors, read by one rank, fills those of all ranks; turned into a checkpoint, tensors of any
+def torch_file(state: FullState, rank: Rank, folder: Folder, through: Word):
+    """A file of full tensors, read by one rank, loads into plain tensors on all; converted to a checkpoint, into any
     layout."""
     if rank == 0:
         torch.save(state, f"{folder}/whole.pt")
@@ -96,8 +93,10 @@ def _(
 ):
     if through == "checkpoint":
         return {"loaded": load(state, reader(f"{folder}/turned"))}
-    of_file = BroadcastingTorchSaveReader() if id and not nested else BroadcastingTorchSaveReader(f"{folder}/whole.pt")
-    return {"loaded": load(state, of_file, planner, checkpoint_id=f"{folder}/whole.pt")}
+    file_reader = (
+        BroadcastingTorchSaveReader() if id and not nested else BroadcastingTorchSaveReader(f"{folder}/whole.pt")
+    )
+    return {"loaded": load(state, file_reader, planner, checkpoint_id=f"{folder}/whole.pt")}
 
 
 torch_file.due(due_loaded)
@@ -111,8 +110,8 @@ torch_file.due(due_loaded)
     stages=world_sizes,
     needs=NEEDS_FILES,
 )
-def value_in_file(state: Whole, rank: Rank, folder: Folder):
-    """Of a file of tensors, a value that is no tensor is refused by every rank, and the tensors can be loaded still."""
+def value_in_file(state: FullState, rank: Rank, folder: Folder):
+    """A load of a value that is no tensor from a file is refused on every rank; the tensors in it can be loaded."""
     if rank == 0:
         torch.save(state, f"{folder}/whole.pt")
     return {}
@@ -137,17 +136,15 @@ def _(state: Contents):
     return {"value": Refused(), "tensors": state.with_tree(tensors)}
 
 
-def chosen(state: State, keys: str) -> State:
-    """The part of a state that the keys name."""
+def select(state: State, keys: str) -> State:
+    """The part of a state under these keys."""
     if keys == "all":
         return unflatten(flatten(state))
-    named = keys.split("+")
-    kept = {}
+    names, selected = {*keys.split("+")}, {}
     for name, (path, leaf) in flatten(state).items():
-        inside = {".".join(map(str, path[:end])) for end in range(1, len(path) + 1)}
-        if inside & {*named}:
-            kept[name] = (path, leaf)
-    return unflatten(kept)
+        if names & {".".join(map(str, path[:end])) for end in range(1, len(path) + 1)}:
+            selected[name] = (path, leaf)
+    return unflatten(selected)
 
 
 @after_save(
@@ -159,13 +156,13 @@ def chosen(state: State, keys: str) -> State:
     needs=NEEDS_FILES,
 )
 def by_keys(reader: Reader, keys: Word, folder: Folder):
-    """A load by keys gives what stands under them in the saved state, whole and in its place, and nothing else."""
-    named = {*keys.split("+")}
-    wanted = None if keys == "all" else keys if len(named) == 1 else named
+    """A load by keys gives the part of the saved state under these keys, with full tensors."""
+    names = {*keys.split("+")}
+    selected = None if keys == "all" else keys if len(names) == 1 else names
     with convert_failures():
-        return {"keys": compat.load_state_dict_from_keys(wanted, storage_reader=reader(folder))}
+        return {"keys": compat.load_state_dict_from_keys(selected, storage_reader=reader(folder))}
 
 
 @by_keys.due
-def _(keys, whole: Whole):
-    return {"keys": whole.with_tree(chosen(whole.tree, keys))}  # type: ignore[attr-defined]
+def _(keys, full: FullState):
+    return {"keys": full.with_tree(select(full.tree, keys))}  # type: ignore[attr-defined]
