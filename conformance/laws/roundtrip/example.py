@@ -7,6 +7,7 @@ sharded along the other), ``submesh`` (on every other rank only) or ``dense`` (p
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,16 +19,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Device, Field, Folder, MeshField, ScriptArgument
+from shardlaw.conformance.law.fields import Device, Folder, MeshField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import tensor_literal
 from shardlaw.conformance.laws.checkpoint.calls import load, poison, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import parse_placements
-from shardlaw.reference.tensors import TensorSpec
 
 SHAPES: dict[str, Shape] = {"net1.weight": (128, 5), "net1.bias": (128,), "net2.weight": (12, 128), "net2.bias": (12,)}
 # the mesh of each model, and the placements of its parameters; the others are plain
@@ -55,21 +54,15 @@ class WayField(MeshField):
         return Mesh.parse(WAYS[case.get(self.way)][0])
 
 
-class ParametersField(Field):
-    """A value for each parameter, with distinct elements."""
-
-    always = True
-
-    def read(self, case: Case, name: str) -> dict[str, torch.Tensor]:
-        return {name: TensorSpec(shape).build(at) for at, (name, shape) in enumerate(SHAPES.items())}
-
-    def to_script(self, value: dict[str, torch.Tensor], name: str, world: int) -> ScriptArgument:
-        entries = ", ".join(f"{key!r}: {tensor_literal(full)}" for key, full in value.items())
-        return ScriptArgument(name, (), (f"{name} = {{{entries}}}",))
-
-
 Way = Literal["tensor", "partly", "submesh", "dense"]
-Parameters = Annotated[dict[str, torch.Tensor], ParametersField()]
+
+
+def make_parameters() -> dict[str, torch.Tensor]:
+    """A value for each parameter, with distinct elements."""
+    return {
+        name: torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) + at
+        for at, (name, shape) in enumerate(SHAPES.items())
+    }
 
 
 class SimpleMLP(nn.Module):
@@ -140,7 +133,6 @@ def features(case: Case) -> set[str]:
     features=features,
 )
 def example(
-    values: Parameters,
     way: Way,
     mesh: Annotated[DeviceMesh, WayField("way")],
     writer: Writer,
@@ -149,33 +141,32 @@ def example(
 ):
     """The models of torch's checkpoint example, saved and loaded with any of its kinds of parallelism, have the saved
     parameters."""
-    model = build_model(way, mesh, values, device)
+    model = build_model(way, mesh, make_parameters(), device)
     save({"model": model.state_dict()}, writer(folder))
     return {"made": parameters_of(model)}
 
 
 @example.due
-def _(values, way):
-    return {"made": due_parameters(values, way)}
+def _(way):
+    return {"made": due_parameters(way)}
 
 
-def due_parameters(values: dict[str, torch.Tensor], way: str) -> dict[str, Any]:
+def due_parameters(way: str) -> dict[str, Any]:
     """The parameters of a model, with their layouts."""
     mesh, placements = Mesh.parse(WAYS[way][0]), WAYS[way][1]
     layouts = {name: Layout(SHAPES[name], mesh, parse_placements(text)) for name, text in placements.items()}
-    return {name: Global(full, layouts[name]) if name in layouts else full for name, full in values.items()}
+    return {name: Global(full, layouts[name]) if name in layouts else full for name, full in make_parameters().items()}
 
 
 @example.then
 def _(
-    values: Parameters,
     way__load: Way,
     mesh: Annotated[DeviceMesh, WayField("way.load")],
     reader: Reader,
     device: Device,
     folder: Folder,
 ):
-    poisoned = {name: poison(full) for name, full in values.items()}
+    poisoned = {name: poison(full) for name, full in make_parameters().items()}
     model = build_model(way__load, mesh, poisoned, device)
     state = load({"model": model.state_dict()}, reader(folder))
     model.load_state_dict(state["model"])
@@ -183,5 +174,5 @@ def _(
 
 
 @example.due
-def _(values, way__load):
-    return {"loaded": due_parameters(values, way__load)}
+def _(way__load):
+    return {"loaded": due_parameters(way__load)}

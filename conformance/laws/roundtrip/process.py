@@ -18,7 +18,7 @@ from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_fo
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_both_loads, trip_law
-from shardlaw.conformance.laws.roundtrip.saves import scramble
+from shardlaw.conformance.laws.roundtrip.saves import mutate
 
 START_SECONDS = 30  # a few on an idle machine
 PROCESS = (
@@ -64,7 +64,7 @@ def process(
     in_process: dict[str, Any] = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
     try:
         pending = dcp.async_save(state, storage_writer=writer(f"{folder}/first"), **in_process)
-        scramble(state)
+        mutate(state)
         metadata = wait_for_save(pending)
         over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **in_process)
         refused = caught(lambda: wait_for_save(over))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import deque
 from concurrent.futures import wait
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -16,11 +17,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import (
-    App,
     CheckpointFailed,
     convert_failures,
     load,
@@ -253,24 +254,29 @@ def _(states):
     }
 
 
-def scramble(value: Any) -> None:
-    """Change every tensor, dict and list of a state in place."""
+def mutate(value: Any) -> None:
+    """Change a value in place: every tensor, and every mutable container and object."""
     if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            local = value.to_local() if hasattr(value, "to_local") else value
-            for shard in local.local_shards() if hasattr(local, "local_shards") else [local]:
-                tensor = getattr(shard, "tensor", shard)
-                tensor.copy_(poison(tensor))
-    elif isinstance(value, App):
-        scramble(value.state)
+        local = value.to_local() if hasattr(value, "to_local") else value
+        for shard in local.local_shards() if hasattr(local, "local_shards") else [local]:
+            base = compat.base_tensor(getattr(shard, "tensor", shard))
+            with torch.no_grad():
+                base.copy_(poison(base))
     elif isinstance(value, dict):
-        for entry in value.values():
-            scramble(entry)
+        mutate(tuple(value.values()))
         value["late"] = 1
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple | deque):
         for entry in value:
-            scramble(entry)
-        value.append("late")
+            mutate(entry)
+        if not isinstance(value, tuple):
+            value.append("late")
+    elif isinstance(value, set):
+        value.add("late")
+    elif isinstance(value, bytearray):
+        value.extend(b"late")
+    elif hasattr(value, "__dict__"):
+        for name in (*getattr(type(value), "__slots__", ()), *vars(value)):
+            mutate(getattr(value, name))
 
 
 def make_stager(name: str) -> Any:
@@ -309,7 +315,7 @@ def asynchronous(
     if async_ == "background":  # the save stores the values that the state has while it is staged
         pending.staging_completion.result()
         stager.synchronize_staging()
-    scramble(state)
+    mutate(state)
     metadata = wait_for_save(pending)
     if stager is not None:
         stager.close()

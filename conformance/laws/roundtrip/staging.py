@@ -12,14 +12,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import add_both_loads, add_load, trip_law
-from shardlaw.conformance.laws.roundtrip.saves import make_stager
+from shardlaw.conformance.laws.roundtrip.saves import make_stager, mutate
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -71,31 +70,6 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "slots": SlotAndDict,
     "entries": lambda: SimpleNamespace(kept=OrderedDict(a=[1]), later=(1, [2]), counted=defaultdict(list, b=[3])),
 }
-
-
-def mutate(value: Any) -> None:
-    """Change a value in place, where it is mutable."""
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            compat.base_tensor(value).zero_()
-    elif isinstance(value, tuple):
-        for entry in value:
-            mutate(entry)
-    elif isinstance(value, list | deque):
-        for entry in value:
-            mutate(entry)
-        value.append("late")
-    elif isinstance(value, set):
-        value.add("late")
-    elif isinstance(value, bytearray):
-        value.extend(b"late")
-    elif isinstance(value, dict):
-        for entry in value.values():
-            mutate(entry)
-        value["late"] = [0]
-    elif isinstance(value, SlotAndDict | SimpleNamespace):
-        for name in ("first", *vars(value)):
-            mutate(getattr(value, name, None))
 
 
 STAGED = tuple(
