@@ -71,21 +71,21 @@ class CrashField(Field):
 
     def selection(self, case: Case) -> dict[str, Any]:
         """The attributes that select the state, without its index. Raises :class:`NotationError`."""
-        found: dict[str, Any] = {"returned": self.returned}
+        selection: dict[str, Any] = {"returned": self.returned}
         if "disk" in self.case_fields:
-            found |= {"disk": case.get("disk", "posix"), "threads": case.integer("threads", 1)}
-            if found["disk"] not in DISKS:
-                raise NotationError(f"case {case.text!r}: disk={found['disk']}: want {' or '.join(DISKS)}")
+            selection |= {"disk": case.get("disk", "posix"), "threads": case.integer("threads", 1)}
+            if selection["disk"] not in DISKS:
+                raise NotationError(f"case {case.text!r}: disk={selection['disk']}: want {' or '.join(DISKS)}")
         if "done" in case:
             lost = [parse_step_id(text) for text in case.get("lost", "").split(",") if text]
             half = parse_step_id(case.get("half")) if "half" in case else None
-            found |= {"done": [int(count) for count in case.get("done").split(",")], "lost": lost, "half": half}
+            selection |= {"done": [int(count) for count in case.get("done").split(",")], "lost": lost, "half": half}
             steps = [*lost, *filter(None, [half])]
-            if len(found["done"]) != case.world or any(rank >= case.world for rank, _ in steps):
+            if len(selection["done"]) != case.world or any(rank >= case.world for rank, _ in steps):
                 raise NotationError(f"case {case.text!r}: want counts of steps, and steps, of {case.world} ranks")
-            if any(number > found["done"][rank] for rank, number in steps):
+            if any(number > selection["done"][rank] for rank, number in steps):
                 raise NotationError(f"case {case.text!r}: want lost and half to name steps that were done")
-        return found
+        return selection
 
     def build(self, value: StateSelection, here: RankContext) -> Any:
         recording = here.cached(("crash", value.scenario), dict)
@@ -206,8 +206,8 @@ class OneOfStates(Due):
         return {"either": [str, ({"either": allowed}, ...)]}  # a text: what must be lost lasts
 
     def compares(self) -> Iterable[str]:
-        found = {part for state in self.states.values() for part in state.compares()}
-        return sorted(found - {"dtensor"} | {"either", "list", "error"})
+        parts = {part for state in self.states.values() for part in state.compares()}
+        return sorted(parts - {"dtensor"} | {"either", "list", "error"})
 
 
 def mixture_or_garbage(states: Sequence[Mapping[str, torch.Tensor]], loaded: Mapping[str, Any]) -> str:

@@ -139,7 +139,7 @@ newest.due(due_old_or_new)
 
 
 @crash_law("kept", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=2)
-def kept(
+def remove_older(
     state: Saved,
     newer: Newer,
     newest: Newest,
@@ -165,7 +165,7 @@ def kept(
     return {"resumed": try_load(after, lambda: load_newest(crash.remains, destination, reader))}
 
 
-@kept.due
+@remove_older.due
 def _(old: NewerFullState, new: NewestFullState, rank: Rank):
     return {"resumed": OneOfStates({"old": old, "new": new}, rank, may_refuse=False)}
 

@@ -157,14 +157,14 @@ def record_steps(root: Any, save: Callable[[], object]) -> list[Any]:
 
 def read_tree(root: Any) -> dict[str, bytes | None]:
     """The contents below a folder, by relative path: the bytes of a file, ``None`` for a folder."""
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     for folder, folders, files in os.walk(root):
         for name in folders:
-            found[os.path.relpath(os.path.join(folder, name), root)] = None
+            contents[os.path.relpath(os.path.join(folder, name), root)] = None
         for name in files:
             with open(os.path.join(folder, name), "rb") as stream:
-                found[os.path.relpath(stream.name, root)] = stream.read()
-    return found
+                contents[os.path.relpath(stream.name, root)] = stream.read()
+    return contents
 
 
 def write_tree(root: Any, content: Any) -> None:

@@ -192,9 +192,9 @@ def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder:
     save(state, writer(folder), planner)
     if rank > 0:
         return {}
-    dcp_to_torch_save(folder, f"{folder}/whole.pt")
-    torch_save_to_dcp(f"{folder}/whole.pt", f"{folder}/other")
-    return {"file": torch.load(f"{folder}/whole.pt", weights_only=False)}
+    dcp_to_torch_save(folder, f"{folder}/full.pt")
+    torch_save_to_dcp(f"{folder}/full.pt", f"{folder}/other")
+    return {"file": torch.load(f"{folder}/full.pt", weights_only=False)}
 
 
 # empty dicts are not stored, and keys become texts

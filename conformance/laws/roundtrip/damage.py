@@ -75,7 +75,7 @@ def damaged(
     save(state, writer(folder))
     if rank == 0:
         damage_file(folder, reader(folder).read_metadata(), file, damage)
-    save(state, writer(f"{folder}/whole"))
+    save(state, writer(f"{folder}/undamaged"))
     return {}
 
 
@@ -92,7 +92,7 @@ def _(state: Destination, second: Destination, reader: Reader, folder: Folder, d
     if damage == "stray":
         return {"loaded": load(state, reader(folder))}
     refused = caught(lambda: load(state, reader(folder)))
-    return {"damaged": refused, "kept": state, "afterwards": load(second, reader(f"{folder}/whole"))}
+    return {"damaged": refused, "kept": state, "afterwards": load(second, reader(f"{folder}/undamaged"))}
 
 
 @damaged.due

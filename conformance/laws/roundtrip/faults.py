@@ -28,7 +28,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
-from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
+from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 if TYPE_CHECKING:
@@ -240,9 +240,9 @@ def failed_save(
         options = {"use_collectives": False} if how == "alone" else {}
         options |= {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
         failed = caught_failure(lambda: save(state, watched, watched_planner, **options))
-    left = caught_failure(lambda: load(leftover, reader(folder))) if failed else None
+    refused = caught_failure(lambda: load(leftover, reader(folder))) if failed else None
     save(state, writer(folder))
-    return {**describe_failure(failed, at), "leftover": left}
+    return {**describe_failure(failed, at), "leftover": refused}
 
 
 @failed_save.due

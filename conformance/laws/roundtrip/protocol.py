@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
 )
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
-from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
+from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.mesh import Mesh
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -74,14 +74,20 @@ def passes_plans(planner: Spy, storage: Spy, last: str) -> list[bool]:
     """Whether the storage gets the objects that the planner returned: the local plan, and the final one."""
     pairs = [("create_local_plan", "prepare_local_plan"), ("finish_plan", last)]
     return [
-        all(get.args[0] is create.result for create, get in zip(planner.of(creator), storage.of(getter), strict=False))
+        all(
+            get.args[0] is create.result
+            for create, get in zip(planner.calls_to(creator), storage.calls_to(getter), strict=False)
+        )
         for creator, getter in pairs
     ]
 
 
 def count_plans(planner: Spy, storage: Spy) -> list[int]:
     """The numbers of plans that the global steps get."""
-    return [len(call.args[0]) for call in [*planner.of("create_global_plan"), *storage.of("prepare_global_plan")]]
+    return [
+        len(call.args[0])
+        for call in [*planner.calls_to("create_global_plan"), *storage.calls_to("prepare_global_plan")]
+    ]
 
 
 def due_calls(methods: Sequence[str], is_coordinator: bool, has_id: str) -> Of:
@@ -122,26 +128,28 @@ def saves(
         return {}
     options = {"process_group": mesh.get_group()} if among != "all" else {}
     options |= {"checkpoint_id": checkpoint_id(folder)} if id else {}
-    of_planner, of_writer = Spy(), Spy()
-    watched = of_writer.watch(writer(f"{folder}/elsewhere" if id else folder), WRITER)
-    save(state, watched, of_planner.watch(planner, SAVE_PLANNER), **options)
-    items = [item.index for call in of_writer.of("write_data") for item in call.args[0].items]
-    resolved = [call.args[0].index for call in of_planner.of("resolve_data")]
+    planner_spy, writer_spy = Spy(), Spy()
+    watched = writer_spy.watch(writer(f"{folder}/elsewhere" if id else folder), WRITER)
+    save(state, watched, planner_spy.watch(planner, SAVE_PLANNER), **options)
+    items = [item.index for call in writer_spy.calls_to("write_data") for item in call.args[0].items]
+    resolved = [call.args[0].index for call in planner_spy.calls_to("resolve_data")]
     ends = [
         {**dict(zip(("metadata", "results"), call.args, strict=False)), **call.options}
-        for call in of_writer.of("finish")
+        for call in writer_spy.calls_to("finish")
     ]
-    planned = [call.result[1] for call in of_planner.of("create_global_plan")]
+    planned = [call.result[1] for call in planner_spy.calls_to("create_global_plan")]
     return {
-        "planner calls": ordered_calls(of_planner, id),
-        "writer calls": ordered_calls(of_writer, id),
+        "planner calls": ordered_calls(planner_spy, id),
+        "writer calls": ordered_calls(writer_spy, id),
         "place": [
-            [*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_writer.of("reset") if id
+            [*call.args, *call.options.values()] == [checkpoint_id(folder)]
+            for call in writer_spy.calls_to("reset")
+            if id
         ],
-        "plans handed on": passes_plans(of_planner, of_writer, "write_data"),
+        "plans handed on": passes_plans(planner_spy, writer_spy, "write_data"),
         "items never asked for": [index for index in items if index not in resolved],
         "other items asked for": [index for index in resolved if index not in items],
-        "plans": count_plans(of_planner, of_writer),
+        "plans": count_plans(planner_spy, writer_spy),
         "results": [len(end["results"]) for end in ends],
         "metadata as planned": [end["metadata"] is planned[0] for end in ends],
         "written as told": [
@@ -194,24 +202,29 @@ def loads(
         return {}
     options = {"process_group": mesh.get_group()} if among != "all" else {}
     options |= {"checkpoint_id": checkpoint_id(folder)} if id else {}
-    of_planner, of_reader = Spy(), Spy()
-    watched = of_reader.watch(reader(f"{folder}/elsewhere" if id else folder), READER)
-    load(state, watched, of_planner.watch(DefaultLoadPlanner(), LOAD_PLANNER), **options)
-    items = [item for call in of_reader.of("read_data") for item in call.args[0].items]
+    planner_spy, reader_spy = Spy(), Spy()
+    watched = reader_spy.watch(reader(f"{folder}/elsewhere" if id else folder), READER)
+    load(state, watched, planner_spy.watch(DefaultLoadPlanner(), LOAD_PLANNER), **options)
+    items = [item for call in reader_spy.calls_to("read_data") for item in call.args[0].items]
     tensors = sorted(str(item) for item in items if item.type == LoadItemType.TENSOR)
     values = sorted(item.storage_index.fqn for item in items if item.type == LoadItemType.BYTE_IO)
     return {
         "loaded": state,
-        "planner calls": ordered_calls(of_planner, id),
-        "reader calls": ordered_calls(of_reader, id),
+        "planner calls": ordered_calls(planner_spy, id),
+        "reader calls": ordered_calls(reader_spy, id),
         "place": [
-            [*call.args, *call.options.values()] == [checkpoint_id(folder)] for call in of_reader.of("reset") if id
+            [*call.args, *call.options.values()] == [checkpoint_id(folder)]
+            for call in reader_spy.calls_to("reset")
+            if id
         ],
-        "plans handed on": passes_plans(of_planner, of_reader, "read_data"),
-        "each value once": sorted(call.args[0].storage_index.fqn for call in of_planner.of("load_bytes")) == values,
-        "each part resolved once": sorted(str(call.args[0]) for call in of_planner.of("resolve_tensor")) == tensors,
-        "each part committed once": sorted(str(call.args[0]) for call in of_planner.of("commit_tensor")) == tensors,
-        "plans": count_plans(of_planner, of_reader),
+        "plans handed on": passes_plans(planner_spy, reader_spy, "read_data"),
+        "each value once": sorted(call.args[0].storage_index.fqn for call in planner_spy.calls_to("load_bytes"))
+        == values,
+        "each part resolved once": sorted(str(call.args[0]) for call in planner_spy.calls_to("resolve_tensor"))
+        == tensors,
+        "each part committed once": sorted(str(call.args[0]) for call in planner_spy.calls_to("commit_tensor"))
+        == tensors,
+        "plans": count_plans(planner_spy, reader_spy),
     }
 
 

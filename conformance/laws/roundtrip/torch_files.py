@@ -72,9 +72,9 @@ def torch_file(state: FullState, rank: Rank, folder: Folder, through: Word):
     """A file of full tensors, read by one rank, loads into plain tensors on all; converted to a checkpoint, into any
     layout."""
     if rank == 0:
-        torch.save(state, f"{folder}/whole.pt")
+        torch.save(state, f"{folder}/full.pt")
         if through == "checkpoint":
-            torch_save_to_dcp(f"{folder}/whole.pt", f"{folder}/turned")
+            torch_save_to_dcp(f"{folder}/full.pt", f"{folder}/converted")
     return {}
 
 
@@ -92,11 +92,11 @@ def _(
     nested: Word = "",
 ):
     if through == "checkpoint":
-        return {"loaded": load(state, reader(f"{folder}/turned"))}
+        return {"loaded": load(state, reader(f"{folder}/converted"))}
     file_reader = (
-        BroadcastingTorchSaveReader() if id and not nested else BroadcastingTorchSaveReader(f"{folder}/whole.pt")
+        BroadcastingTorchSaveReader() if id and not nested else BroadcastingTorchSaveReader(f"{folder}/full.pt")
     )
-    return {"loaded": load(state, file_reader, planner, checkpoint_id=f"{folder}/whole.pt")}
+    return {"loaded": load(state, file_reader, planner, checkpoint_id=f"{folder}/full.pt")}
 
 
 torch_file.due(due_loaded)
@@ -113,7 +113,7 @@ torch_file.due(due_loaded)
 def value_in_file(state: FullState, rank: Rank, folder: Folder):
     """A load of a value that is no tensor from a file is refused on every rank; the tensors in it can be loaded."""
     if rank == 0:
-        torch.save(state, f"{folder}/whole.pt")
+        torch.save(state, f"{folder}/full.pt")
     return {}
 
 
@@ -122,7 +122,7 @@ value_in_file.due(lambda: {})
 
 @value_in_file.then
 def _(state: Destination, second: Destination, folder: Folder):
-    file = f"{folder}/whole.pt"
+    file = f"{folder}/full.pt"
     reader, planner = BroadcastingTorchSaveReader(file), DynamicMetaLoadPlanner()
     refused = caught(lambda: load(state, reader, planner, checkpoint_id=file))
     tensors = {key: value for key, value in second.items() if isinstance(value, torch.Tensor)}

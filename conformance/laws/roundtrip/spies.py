@@ -87,5 +87,5 @@ class Spy:
             raise WideError(1, f"planted in {name}")
         raise PlantedError(f"planted in {name}")
 
-    def of(self, name: str) -> list[Call]:
+    def calls_to(self, name: str) -> list[Call]:
         return [call for call in self.calls if call.name == name]
