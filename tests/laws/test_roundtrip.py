@@ -11,7 +11,7 @@ from shardlaw.conformance.laws.checkpoint.trip import read_trip, tensor_names
 from shardlaw.conformance.run.search import draw
 from tests.laws.planting import in_folders
 
-LAWS = in_folders("roundtrip")
+LAWS = [law for law in in_folders("roundtrip") if law.id != "roundtrip.example"]  # its cases name models
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
