@@ -221,7 +221,7 @@ def full(
     ranks: Word,
     at: Annotated[int, Between(1, 99)],
 ):
-    """After a save over a checkpoint with a disk that gets full the old one loads, or the new one, or nothing."""
+    """After a save over a checkpoint during which the disk fills up the old one loads, or the new one, or nothing."""
     run, count = f"{folder}/run", 0
     save(state, writer(run))
 

@@ -116,7 +116,8 @@ def _(state: Contents):
     texts=WHOLES,
 )
 def model_whole(state: Saved, other: Poisoned, full: FullState, rank: Rank):
-    """A full state of a model is full on every rank; broadcast from rank 0, it sets all ranks' parts of a model."""
+    """With full_state_dict the state of a model has full tensors on every rank; broadcast from rank 0, it sets every
+    rank's part of a model."""
     model, target = Model(state, frozen(state)), Model(other, frozen(state))
     full_state = in_model(full) if rank == 0 else {}
     incomplete = {name: tensor.clone() for name, tensor in full_state.items() if name != next(iter(state))}
@@ -250,7 +251,8 @@ def _(state: Contents, flat):
     texts=WHOLE_OPTIMIZERS,
 )
 def optimizer_whole(state: Saved, gradients: Saved, other: Poisoned, rank: Rank):
-    """A full state of an optimizer is full; broadcast from rank 0, it sets all ranks' parts of an optimizer."""
+    """With full_state_dict the state of an optimizer has full tensors; broadcast from rank 0, it sets every rank's part
+    of an optimizer."""
     model, target = Model(state), Model(other)
     optimizer, fresh = step_once(model, gradients), adam([*target.parameters()], OTHER_RATES)
     full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
